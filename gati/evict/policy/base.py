@@ -17,7 +17,7 @@ from gati.evict.predict.base import Predictor, grown
 Floats = NDArray[np.float64]
 _LEAST = -1e300
 _ALL_LOCKED = "no block may leave: all are locked by requests under way"
-_ONE_BY_ONE = 8  # up to so many blocks it is faster to look for the best leaf again and again
+_ONE_BY_ONE = 8  # up to this many blocks, repeated searches for the best leaf are faster
 
 
 class EvictionPolicy(ABC):
@@ -64,7 +64,7 @@ class EvictionPolicy(ABC):
 
 
 class TablePolicy(EvictionPolicy):
-    """A policy that ranks leaves. Arrays by slot: whether it may go, and when it was last used.
+    """A policy that ranks leaves. Arrays indexed by slot say whether a run may go and when it was last used.
 
     Recency numbers grow with every access, children before parents, so no two runs share one and the smallest
     among the leaves is the one that LRU takes.
@@ -78,7 +78,7 @@ class TablePolicy(EvictionPolicy):
         self._clock = 0
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The upper part has been used when the whole was."""
+        """The upper part was last used when the whole run was."""
         self._enter(upper)
         self._recency[upper.slot] = self._recency[lower.slot]
         self.settle(upper)
@@ -97,11 +97,11 @@ class TablePolicy(EvictionPolicy):
             self.settle(run)
 
     def settle(self, run: BlockRun) -> None:
-        """Note whether a run may go."""
+        """Record whether a run may be evicted."""
         self._leaf[run.slot] = run.children == 0 and run.locks == 0
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove them as if chosen, which no predictor is to blame for."""
+        """Remove them without counting that as a mistake of the predictor."""
         self.settle(run)
         removed: list[int] = []
         self._cut(run.slot, count, removed)
@@ -242,7 +242,7 @@ class PredictingPolicy(TablePolicy):
     def _predicted(self) -> Floats:
         try:
             scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
-        except Exception:  # whoever wrote it: what it costs is a worse decision
+        except Exception:  # a predictor may be anyone's code; its errors only cost worse decisions
             self._failures += 1
             return self._by_recency()
         if np.min(scores, initial=np.inf) >= _LEAST:  # False where any is NaN, too

@@ -120,7 +120,7 @@ class TextHasher:
             self._sums = np.zeros(1 << count.bit_length(), dtype=np.uint64)
         size = len(self._sums)
         powers, inverses = _powers(_BASE, size), _powers(_INVERSE, size)
-        sums = self._sums  # kept: new pages of memory cost more than what is computed in them
+        sums = self._sums  # reused: fresh memory pages cost more than the arithmetic
         running = sums[1:count]
         running[:] = low[1:]
         running *= powers[: count - 1]

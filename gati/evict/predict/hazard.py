@@ -60,10 +60,10 @@ class HazardModel:
     def hazards(self, features: NDArray[np.float32]) -> Floats:
         """Chance to return in each bin if not before, [n, bins], for features [n, F]."""
         count, bins = len(features), self.bins
-        rows = np.empty((count * bins, features.shape[1] + 1), dtype=np.float32)
-        rows[:, :-1] = np.repeat(features, bins, axis=0)
-        rows[:, -1] = np.tile(np.arange(bins, dtype=np.float32), count)
-        found = self.booster.predict(rows, num_threads=1)
+        rows = np.empty((count, bins, features.shape[1] + 1), dtype=np.float32)
+        rows[:, :, :-1] = features[:, None]
+        rows[:, :, -1] = np.arange(bins)
+        found = self.booster.predict(rows.reshape(count * bins, -1), num_threads=1)
         return np.asarray(found, dtype=np.float64).reshape(count, bins)
 
 
