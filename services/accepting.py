@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,12 +22,14 @@ _log = logging.getLogger("gati.serve")
 _PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop
 _QUIET_S = 10.0  # between lines of the log
 _FULL_PAUSE_S = 0.01  # while there is no place
+_LAST_RECEIVED = slice(52, 56)  # of `tcp_info`: for how many milliseconds nothing more has come
 _AT_ONCE = 64  # connections, before the event loop does something else
 
 
 class PatientListener:
     """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
+    `make` is told for how many seconds what the client has sent already has waited for that.
     `places` says how many more connections there may be. With `tls`, a protocol gets its connection after the
     handshake. At most `handshakes` are under way, each for `handshake_timeout_s`; one too many ends the
     oldest, so that silent clients cannot keep others out. `close` and `wait_closed` are all that uvicorn asks
@@ -36,7 +39,7 @@ class PatientListener:
     def __init__(
         self,
         listening: socket.socket,
-        make: Callable[[], asyncio.BaseProtocol],
+        make: Callable[[float], asyncio.BaseProtocol],
         *,
         places: Callable[[], float] = lambda: math.inf,
         tls: ssl.SSLContext | None = None,
@@ -116,7 +119,20 @@ class PatientListener:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._make, connection, **self._tls)
+            make = partial(self._make, waited_s(connection))
+            await self._loop.connect_accepted_socket(make, connection, **self._tls)
         except OSError as error:  # the client has gone, or its TLS handshake failed
             _log.debug("connection failed", extra={"reason": str(error)})
             connection.close()
+
+
+def waited_s(connection: socket.socket) -> float:
+    """For how long what came over a TCP connection has not been read; 0 where nothing came or is known."""
+    if not hasattr(socket, "TCP_INFO"):  # Linux has it
+        return 0.0
+    try:
+        came = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.stop)
+    except OSError:  # nothing has come, as a rule
+        return 0.0
+    return int.from_bytes(known[_LAST_RECEIVED], sys.byteorder) / 1e3 if came else 0.0

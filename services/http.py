@@ -10,7 +10,7 @@ be accepted (`places`), and who is refused for overload is asked to come back wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
 _SILENT_S = 0.5  # a connection that waits for a request no longer than this is not let go for another
 _NEARLY_FULL = 0.9
-_CONNECTION = "gati.connection"  # in the scope of a request
+_CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # in the scope of a request
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class _OpenTransport:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self.is_closing = transport.is_closing  # asked many times in each request
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
+        if not self.is_closing():
             self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -84,10 +85,24 @@ def places(connections: Collection[Any], limits: HttpLimits, now_s: float) -> in
     return left if left > 0 else left + sum(_is_silent(each, now_s) for each in connections)
 
 
+def waited_s(scope: Scope) -> float:
+    """For how long a request waited for its connection to be accepted."""
+    return float(scope.get(_WAITED_S, 0.0))
+
+
 def should_leave(scope: Scope) -> bool:
     """Whether the connection of a request, which is here as a whole, had better make room for another."""
     connection = scope.get(_CONNECTION)
     return connection is not None and connection.should_leave
+
+
+def tell_when_gone(scope: Scope, tell: Callable[[], None]) -> Callable[[], None] | None:
+    """Have `tell` called once when the client of a request goes, until what is returned is called.
+
+    None where the server is another one and cannot tell. The body has to have been read.
+    """
+    connection = scope.get(_CONNECTION)
+    return None if connection is None else connection.tell_when_gone(tell)
 
 
 def _is_silent(connection: Any, now_s: float) -> bool:
@@ -110,6 +125,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._answered = False  # anything, ever
         self._waits_since_s = self.loop.time()
+        self.waited_s = 0.0  # the first request, before the connection was accepted
+        self._tell: Callable[[], None] | None = None  # who wants to know when the client goes
 
     # What uvicorn calls ---------------------------------------------------------------------------------
 
@@ -125,6 +142,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         """The connection has ended."""
         self._cancel_timers()
         super().connection_lost(exc)
+        if self._tell is not None:
+            self._tell()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes have come."""
@@ -135,8 +154,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         long_head = not self._in_body and self._head_bytes > self._limits.head_bytes
         if long_head or len(self.pipeline) > _MOST_PIPELINED:
             self._hang_up()
-        elif self._idle and self._timer is None:  # half a head, or what comes before one
-            self._expect_head()
+        elif self._timer is None:
+            if self._in_body:  # of which not all has come with its head
+                self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
+            elif self._idle:  # half a head, or what comes before one
+                self._expect_head()
 
     def on_message_begin(self) -> None:
         """A head has begun."""
@@ -149,7 +171,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._cancel_timer()
         self.scope[_CONNECTION] = self  # type: ignore[literal-required]
-        app, size = self.app, len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if self.waited_s:
+            self.scope[_WAITED_S] = self.waited_s  # type: ignore[literal-required]
+            self.waited_s = 0.0
+        app, size = self.app, len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
         if size > self._limits.head_bytes or len(self.headers) > _MOST_HEADERS:
             self.app = self._TOO_LARGE
         try:
@@ -157,7 +184,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         finally:
             self.app = app
         self._in_body, self._body_bytes, self._body_began_s = True, 0, self.loop.time()
-        self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
 
     def on_body(self, body: bytes) -> None:
         """A part of a body is there."""
@@ -193,6 +219,18 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     # ----------------------------------------------------------------------------------------------------
+
+    def tell_when_gone(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Of the request that is being answered: there is one at a time."""
+        if self.transport.is_closing():
+            tell()
+        else:
+            self._tell = tell
+            self.flow.resume_reading()  # or its end would not be seen
+        return self._tell_nobody
+
+    def _tell_nobody(self) -> None:
+        self._tell = None
 
     @property
     def should_leave(self) -> bool:

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 
+_encode = json.JSONEncoder(default=str).encode
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -14,11 +15,14 @@ class _JsonLines(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
+        self._second = (0, "")  # the last one, and how it is written
 
     def format(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second[0]:
+            self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{record.msecs:03.0f}Z",
+            "time": f"{self._second[1]}.{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
@@ -27,7 +31,7 @@ class _JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _encode(line)
 
 
 def configure(service: str, level: str) -> None:

@@ -9,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gati.errors import OverloadError
+from services.sharing import crowds
 
 T = TypeVar("T")
 
 _RETRY_AFTER_S = 0.5
-_OF_WHAT_IS_LEFT = 4  # so many times the free places one owner's calls may take
 
 
 class BoundedPool:
     """`threads` threads; at most `waiting` calls wait for one. Methods are for the event loop's thread.
 
     Owners take turns, so that the calls of one do not wait for all those of another. If it is `shared`, one
-    owner's calls also leave places to others: they have at most a multiple of those that are free.
+    owner's calls also leave places to others.
     """
 
     def __init__(self, name: str, *, threads: int = 2, waiting: int = 64, shared: bool = False) -> None:
@@ -38,8 +38,7 @@ class BoundedPool:
         the caller's.
         """
         left = self._most - self._count
-        crowds = self._shared and len(self._waiting.get(owner, ())) >= _OF_WHAT_IS_LEFT * left
-        if not left or crowds:
+        if not left or (self._shared and crowds(len(self._waiting.get(owner, ())) + 1, left)):
             raise OverloadError(f"{self._count} requests wait to be read", retry_after_s=_RETRY_AFTER_S)
         self._count += 1
         try:

@@ -23,18 +23,18 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from gati.errors import ConfigError, UnavailableError, one_line
+from gati.errors import ConfigError, one_line
 from services.again import Backoff
 from services.inference.settings import InferenceSettings
 from services.scratch import Scratch
 from services.supervisor import Supervised
+from services.whereabouts import Whereabouts
 
 _log = logging.getLogger("gati.ray")
 
 _LOOK_S = 0.1  # how often an actor looks at its process
 _TELL_S = 5.0  # so long at most it says nothing: who waits longer has lost it
 _LOST_S = 30.0
-_ADDRESS_TIMEOUT_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 _STOP_GRACE_S = 5.0
@@ -105,7 +105,7 @@ class RayReplica:
         self._secret = secret
         self._actor: Any = None
         self._seen = _Seen()
-        self._address: asyncio.Future[str] | None = None
+        self._where = Whereabouts(lambda: self.cause)
         self._following: asyncio.Task[None] | None = None
         self._lost = 0  # actors, with their processes
         self._processes = 0  # restarted by actors that were lost
@@ -138,18 +138,12 @@ class RayReplica:
             return
         self.served, self._placed = False, False
         self._seen = _Seen(cause=f"Ray has not placed it yet; it asks for {self._asks}")
-        self._address = asyncio.get_running_loop().create_future()
+        self._where.begin()
         self._following = asyncio.create_task(self._follow())
 
     async def address(self) -> str:
         """The address of the process, once it listens. Raises `UnavailableError`, or `ConfigError`."""
-        try:
-            async with asyncio.timeout(_ADDRESS_TIMEOUT_S):
-                while self._address is None:
-                    await asyncio.sleep(_LOOK_S)
-                return await asyncio.shield(self._address)
-        except TimeoutError:
-            raise UnavailableError(self.cause, retry_after_s=1.0) from None
+        return await self._where.address()
 
     def kill(self, why: str) -> None:
         """End a process that hangs; its actor starts another."""
@@ -231,15 +225,11 @@ class RayReplica:
 
     def _take(self, seen: _Seen) -> None:
         self._seen = seen
-        if self._address is None or (self._address.done() and seen.address is None):
-            self._address = asyncio.get_running_loop().create_future()
-        if seen.hopeless is not None and not self._address.done():
-            self._address.set_exception(ConfigError(seen.hopeless))
-            self._address.exception()  # there may be no waiter
+        self._where.renew()  # another process may have come between two looks
+        if seen.hopeless is not None:
+            self._where.give_up(seen.hopeless)
         elif seen.address is not None:
-            if self._address.done():  # another process, which came between two looks
-                self._address = asyncio.get_running_loop().create_future()
-            self._address.set_result(seen.address)
+            self._where.tell(seen.address)
 
 
 class RayCluster:

@@ -24,10 +24,11 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from gati.errors import ConfigError, UnavailableError, one_line
+from gati.errors import ConfigError, one_line
 from services.again import Backoff
 from services.process import USAGE, ProcessSettings
 from services.scratch import Scratch
+from services.whereabouts import Whereabouts
 
 _log = logging.getLogger("gati.supervisor")
 
@@ -35,7 +36,6 @@ _FIRST_PAUSE_S = 0.2
 _SPARE_AFTER_S = 5.0  # that a process listens: until then it needs the processor itself
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 3  # lines of stderr that a cause quotes
-_ADDRESS_TIMEOUT_S = 60.0
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _LONGEST_PATH = 100  # of a socket, in bytes; the system takes a few more
 _OURS = "GATI_SERVE_"  # variables that are for us, keys among them
@@ -65,7 +65,7 @@ class Supervised:
         self._package = package
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
-        self._address: asyncio.Future[str] | None = None
+        self._where = Whereabouts(lambda: self.cause)
         self._words: deque[str] = deque(maxlen=50)
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -90,10 +90,7 @@ class Supervised:
     @property
     def listening(self) -> str | None:
         """The address of the process; None while it does not listen."""
-        known = self._address
-        if known is None or not known.done() or known.cancelled() or known.exception() is not None:
-            return None
-        return known.result()
+        return self._where.known
 
     def start(self) -> None:
         """Start the process, and keep it running until `stop`. Does nothing if it is kept running already."""
@@ -102,18 +99,12 @@ class Supervised:
         self._ending.clear()
         self._retired, self.served, self.hopeless = False, False, None
         self.cause = "it is being started"
-        self._address = asyncio.get_running_loop().create_future()
+        self._where.begin()
         self._task = asyncio.create_task(self._keep_running())
 
     async def address(self) -> str:
         """The address of the process, as soon as it listens. Raises `UnavailableError`, or `ConfigError`."""
-        try:
-            async with asyncio.timeout(_ADDRESS_TIMEOUT_S):
-                while self._address is None:
-                    await asyncio.sleep(_FIRST_PAUSE_S)
-                return await asyncio.shield(self._address)
-        except TimeoutError:
-            raise UnavailableError(self.cause, retry_after_s=1.0) from None
+        return await self._where.address()
 
     def kill(self, why: str) -> None:
         """Kill a process that hangs; another is started."""
@@ -178,7 +169,7 @@ class Supervised:
 
     async def _run(self) -> int:
         """Run one process from its start to its end, and return its status."""
-        self._renew_address()
+        self._where.renew()
         self._killed_for = ""
         self._words.clear()
         scratch = Scratch("socket")
@@ -215,7 +206,7 @@ class Supervised:
                 for each in readers:
                     each.cancel()
                 scratch.close()
-                self._renew_address()
+                self._where.renew()
 
     def _take_spare(self) -> asyncio.subprocess.Process | None:
         spare, self._spare = (self._spare if self.has_spare else None), None
@@ -223,9 +214,9 @@ class Supervised:
 
     async def _prepare_spare(self) -> None:
         """Have a process wait, once the one that serves has come far enough."""
-        if not self._wants_spare or self._address is None:
+        if not self._wants_spare:
             return
-        await asyncio.wait([self._address])
+        await self._where.settled()
         await asyncio.sleep(_SPARE_AFTER_S)
         if not self.has_spare:
             self._spare = await self._spawn(f"{self._name}(spare)")
@@ -279,22 +270,14 @@ class Supervised:
         said = [word for word in self._words if word.startswith("error: ")]
         self.hopeless = said[-1].removeprefix("error: ") if said else self.cause
         self.cause = self.hopeless
-        if self._address is not None and not self._address.done():
-            self._address.set_exception(ConfigError(self.hopeless))
-            self._address.exception()  # there may be no waiter
-
-    def _renew_address(self) -> None:
-        if self._address is None or self._address.done():
-            self._address = asyncio.get_running_loop().create_future()
+        self._where.give_up(self.hopeless)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
             raise AssertionError("stdout is a pipe")
         while line := await _line(process.stdout):
             with suppress(ValueError, KeyError, TypeError, RecursionError):
-                address = json.loads(line)["listening"]
-                if self._address is not None and not self._address.done():
-                    self._address.set_result(str(address))
+                self._where.tell(str(json.loads(line)["listening"]))
 
     async def _read_words(self, process: asyncio.subprocess.Process) -> None:
         if process.stderr is None:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import ConfigError
 from services.accepting import PatientListener
@@ -41,6 +41,7 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     settings.load()
+    settings.loaded_app = _Forwarded(settings.loaded_app)
     # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
     return _Server(settings, limits)
@@ -66,6 +67,21 @@ def url_of(config: ServeConfig, listening: socket.socket) -> str:
 # --------------------------------------------------------------------------------------------------------
 
 
+class _Forwarded:
+    """Has uvicorn look for whom a proxy speaks, where a proxy says so.
+
+    Otherwise it parses the address of the client for each request, and finds nothing.
+    """
+
+    def __init__(self, looking: Any) -> None:
+        self._looking, self._app = looking, looking.app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        says_so = any(name.startswith(b"x-forwarded-") for name, _ in scope["headers"])
+        answering: ASGIApp = self._looking if says_so else self._app
+        return answering(scope, receive, send)
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to us: a request under way is answered before anything closes.
 
@@ -81,7 +97,12 @@ class _Server(uvicorn.Server):
         config = self.config
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
-        make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        def make(waited_s: float) -> asyncio.BaseProtocol:
+            made = kind(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            made.waited_s = waited_s
+            return made  # type: ignore[no-any-return]
+
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         listen_at = partial(
             PatientListener,

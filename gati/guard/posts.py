@@ -32,7 +32,10 @@ class Post(Generic[Version]):
     @property
     def level(self) -> int:
         """The loosest setting that is proven and open; 0 if there is none."""
-        return max((level for level in self.open if level <= self.watch.level), default=0)
+        proven = self.watch.level
+        if proven in self.open:  # nearly always, and every request asks several times
+            return proven
+        return max((level for level in self.open if level <= proven), default=0)
 
     @property
     def may_hit(self) -> bool:

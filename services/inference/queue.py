@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -87,6 +88,7 @@ class RequestQueue:
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
         self._count = 0  # waiting inputs that are not abandoned
+        self._counts: Counter[int] = Counter()  # of them, by priority
         self._reserved = 0  # admitted, not yet put
         self._running: set[Ask] = set()
         self._closed = False
@@ -114,7 +116,7 @@ class RequestQueue:
     def expected_wait_s(self, priority: int = 1) -> float:
         """Expected wait of an input of that priority."""
         ahead = len(self._running) + self._reserved + 1 - self._runner.parallel
-        ahead += sum(each[0] <= priority and not each[2].answer.done() for each in self._waiting)
+        ahead += sum(count for each, count in self._counts.items() if each <= priority)
         return max(0, ahead) * self.times.seconds_an_input
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
@@ -159,7 +161,7 @@ class RequestQueue:
         if deadline_s != math.inf:
             ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)
         heapq.heappush(self._waiting, (priority, next(self._order), ask))
-        self._count += 1
+        self._wait(ask, 1)
         self._empty.clear()
         self._pump()
         return ask
@@ -184,12 +186,17 @@ class RequestQueue:
         else:
             self._pump()
 
+    def _wait(self, ask: Ask, count: int) -> None:
+        """Count an input that begins to wait, 1, or ends, -1."""
+        self._count += count
+        self._counts[ask.priority] += count
+
     def _pump(self) -> None:
         while self._waiting and len(self._running) < self._runner.parallel:
             ask = heapq.heappop(self._waiting)[2]
             if ask.answer.done():
                 continue
-            self._count -= 1
+            self._wait(ask, -1)
             ask.started_s = time.monotonic()
             if ask.started_s >= ask.deadline_s:
                 self._fail(ask, DeadlineError("the deadline passed in the queue"))
@@ -242,7 +249,7 @@ class RequestQueue:
         if ask.running is not None:
             ask.running.cancel()
         else:
-            self._count -= 1
+            self._wait(ask, -1)
         self._fail(ask, error)
         self._pump()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from gati.errors import CancelledError, RequestError
 from services.inference.queue import Ask
+
+if TYPE_CHECKING:
+    from gati.engine.exits import Prediction
 
 
 class Requests:
@@ -53,9 +56,20 @@ class UnderWay:
 
     async def answered(self, asks: Sequence[Ask]) -> None:
         """Wait until all of its inputs are answered or cancelled."""
-        self._asks = asks
-        if asks:
-            await asyncio.wait([ask.answer for ask in asks])
+        self._asks, left = asks, len(asks)
+        if not asks:
+            return
+        done = asyncio.get_running_loop().create_future()
+
+        def ended(_: asyncio.Future[Prediction]) -> None:
+            nonlocal left
+            left -= 1
+            if not left and not done.done():
+                done.set_result(None)
+
+        for ask in asks:
+            ask.answer.add_done_callback(ended)
+        await done
 
     def __enter__(self) -> Self:
         return self

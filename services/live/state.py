@@ -311,7 +311,8 @@ def _summary(points: Sequence[_Point]) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """A bounded text that UTF-8 can hold."""
-    return str(value)[:_LONGEST].encode("utf-8", "replace").decode("utf-8")
+    text = str(value)[:_LONGEST]
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _finite(value: Any) -> float | None:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Send
 
 from services.http import should_leave
@@ -46,6 +47,12 @@ class Access:
             if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
         await self._send(message)
+
+    def replies(self, reply: Response) -> None:
+        """As `send`, of a reply of which all is known."""
+        self.status = reply.status_code
+        if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
+            reply.raw_headers.append((b"connection", b"close"))
 
     def ended(self) -> None:
         """Write the line. Management is always written, and to a log of its own."""

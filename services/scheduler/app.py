@@ -59,14 +59,15 @@ async def _http(request: Request, found: Exception) -> Response:
         405: f"{request.method} is not offered here; see /docs",
     }
     detail = messages.get(found.status_code, str(found.detail))
-    return replies.error(found.status_code, detail, dict(found.headers or {}))
+    headers = [(name.lower().encode(), value.encode()) for name, value in (found.headers or {}).items()]
+    return replies.error(found.status_code, detail, *headers)
 
 
 async def _invalid(request: Request, found: Exception) -> Response:
     if not isinstance(found, RequestValidationError):
         raise AssertionError("registered for RequestValidationError")
     first = found.errors()[0]
-    return replies.error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", {})
+    return replies.error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
 
 async def _mistake(request: Request, found: Exception) -> Response:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import zlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from gati.errors import CancelledError, RequestError, TooLargeError
+from services.http import tell_when_gone
 from services.pool import BoundedPool
 from services.scheduler.budget import Charge
 
@@ -30,9 +31,14 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > largest_bytes:
         raise _too_large(largest_bytes)
-    read = _Grown(largest_bytes, charge)
-    async for chunk in _stream(request):
-        read.add(chunk)
+    read, more = _Grown(largest_bytes, charge), True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise CancelledError("the client has gone")
+        if part := message.get("body"):
+            read.add(part)
+        more = message.get("more_body", False)
     body = read.whole()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
@@ -44,27 +50,34 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of `work`, which is cancelled when the client goes. Raises `CancelledError` then."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-            raise CancelledError("the client has gone")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
+    own = asyncio.current_task()
+    if own is None:
+        raise AssertionError("requests are answered in tasks")
+    before, gone = own.cancelling(), False
 
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        own.cancel()
 
-async def _stream(request: Request) -> AsyncIterator[bytes]:
+    forget = tell_when_gone(request.scope, leave) or _watch(request, leave)
     try:
-        async for chunk in request.stream():
-            if chunk:
-                yield chunk
-    except ClientDisconnect:
+        return await work
+    except asyncio.CancelledError:
+        if not gone or own.cancelling() > before + 1:  # or somebody else wants it to end, too
+            raise
         raise CancelledError("the client has gone") from None
+    finally:
+        forget()
+        if gone:
+            own.uncancel()
+
+
+def _watch(request: Request, leave: Callable[[], None]) -> Callable[[], object]:
+    """As `tell_when_gone`, behind any server: by waiting for another message."""
+    watching = asyncio.create_task(_gone(request))
+    watching.add_done_callback(lambda done: None if done.cancelled() else leave())
+    return watching.cancel
 
 
 async def _gone(request: Request) -> None:
@@ -97,18 +110,27 @@ class _Grown:
     def __init__(self, largest_bytes: int, charge: Charge) -> None:
         self._largest_bytes = largest_bytes
         self._charge = charge
-        self._buffer = io.BytesIO()
+        self._first = b""  # nearly always it is all
+        self._buffer: io.BytesIO | None = None
 
     def add(self, part: bytes) -> None:
         """Take in a part. Raises `TooLargeError`, `OverloadError`."""
-        if self._buffer.tell() + len(part) > self._largest_bytes:
+        before = len(self._first) if self._buffer is None else self._buffer.tell()
+        if before + len(part) > self._largest_bytes:
             raise _too_large(self._largest_bytes)
         self._charge.add(len(part))
+        if not before:
+            self._first = part
+            return
+        if self._buffer is None:
+            self._buffer = io.BytesIO()
+            self._buffer.write(self._first)
+            self._first = b""
         self._buffer.write(part)
 
     def whole(self) -> bytes:
         """All of it; nothing is copied."""
-        return self._buffer.getvalue()
+        return self._first if self._buffer is None else self._buffer.getvalue()
 
 
 def _too_large(largest_bytes: int) -> TooLargeError:

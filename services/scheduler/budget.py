@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from gati.errors import OverloadError, TooLargeError
+from services.sharing import crowds
 
 _RETRY_AFTER_S = 0.5
 # Of a document in memory, at most: a value (a float, its place in a list and in an array), a list, an object,
 # half of a text, which has two quotation marks, and a name in an object: that takes less, and more time.
 _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES, _QUOTE_BYTES, _NAME_BYTES = 48, 104, 360, 48, 360
-_OF_WHAT_IS_LEFT = 4  # one model's requests hold at most so many times what is left for all
 _PIECE_BYTES = 2**18
 _WIDEST = 4  # bytes a character of text that is not ASCII
 
@@ -25,9 +25,8 @@ _WIDEST = 4  # bytes a character of text that is not ASCII
 class ByteBudget:
     """Bytes that requests under way may hold together. Any thread may charge.
 
-    If it is `shared`, the requests of one owner leave a part to others, however many they are: what one may
-    hold falls with what is left (dynamic thresholds: Choudhury and Hahne 1998). A single request may have it
-    all.
+    If it is `shared`, the requests of one owner leave a part to others, however many they are. A single
+    request may have it all.
     """
 
     def __init__(self, limit_bytes: int, *, shared: bool = False) -> None:
@@ -54,8 +53,8 @@ class ByteBudget:
         with self._lock:
             held = self._owners[owner]
             left = self.limit_bytes - self._held_bytes
-            crowds = self._shared and held.requests > 1 and held.count + count > _OF_WHAT_IS_LEFT * left
-            if count > left or crowds:
+            several = self._shared and held.requests > 1
+            if count > left or (several and crowds(held.count + count, left)):
                 raise OverloadError(
                     f"requests under way hold {self._held_bytes} of {self.limit_bytes} bytes",
                     retry_after_s=_RETRY_AFTER_S,

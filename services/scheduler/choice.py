@@ -7,25 +7,15 @@ other, from all asking the same replica.
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Protocol, TypeVar
 
 _MEMORY = 0.95  # of the average; a changed speed is believed within about twenty answers
 _HALVED_S = 5.0  # an estimate without answers halves in this time: a replica that was slow is tried again
-
-
-@dataclass
-class _Outstanding:
-    began_s: float
-    inputs: int
-    ahead: int  # outstanding inputs when it was sent, its own included
-    fresh: float  # what the estimate of then is worth, from 0 to 1
 
 
 class ReplicaLoad:
@@ -33,8 +23,7 @@ class ReplicaLoad:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._numbers = itertools.count()
-        self._asked: dict[int, _Outstanding] = {}  # the oldest first
+        self._asked: dict[_Outstanding, None] = {}  # the oldest first
         self._answers = 0
         self._learned_s = 0.0
         self._learned_at_s = 0.0
@@ -50,7 +39,7 @@ class ReplicaLoad:
     @property
     def overdue_s(self) -> float:
         """For how long the oldest outstanding request has waited: no other is expected earlier."""
-        oldest = next(iter(self._asked.values()), None)
+        oldest = next(iter(self._asked), None)
         return 0.0 if oldest is None else self._clock() - oldest.began_s
 
     def expected_s(self, inputs: int, typical_s: float) -> float:
@@ -58,19 +47,9 @@ class ReplicaLoad:
         each_s = self.seconds_an_input
         return max((self.outstanding + inputs) * (typical_s if each_s is None else each_s), self.overdue_s)
 
-    @contextmanager
-    def asked(self, inputs: int) -> Iterator[None]:
+    def asked(self, inputs: int) -> _Outstanding:
         """Count a request while it is outstanding, and learn from it when it is answered."""
-        number = next(self._numbers)
-        self.outstanding += inputs
-        request = _Outstanding(self._clock(), inputs, self.outstanding, self._freshness())
-        self._asked[number] = request
-        try:
-            yield
-            self._learn(request)
-        finally:
-            del self._asked[number]
-            self.outstanding -= inputs
+        return _Outstanding(self, inputs)
 
     def forget(self) -> None:
         """Unlearn the service time: another process answers from now on."""
@@ -87,6 +66,30 @@ class ReplicaLoad:
         memory = min(_MEMORY, 1.0 - 1.0 / self._answers) * request.fresh
         self._learned_s = memory * self._learned_s + (1.0 - memory) * each_s
         self._learned_at_s = now_s
+
+
+class _Outstanding:
+    """A request of so many inputs, a context manager."""
+
+    def __init__(self, load: ReplicaLoad, inputs: int) -> None:
+        self._load, self._inputs = load, inputs
+
+    def __enter__(self) -> None:
+        load = self._load
+        load.outstanding += self._inputs
+        self.began_s = load._clock()
+        self.ahead = load.outstanding  # when it was sent, its own included
+        self.fresh = load._freshness()  # what the estimate of then is worth, from 0 to 1
+        load._asked[self] = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        load = self._load
+        if error is None:
+            load._learn(self)
+        del load._asked[self]
+        load.outstanding -= self._inputs
 
 
 class Loaded(Protocol):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
@@ -15,6 +15,7 @@ from services.again import keep_on
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
 
+_FLOAT = struct.Struct("<f")
 _INTERVAL_S = 1.0
 
 
@@ -38,12 +39,10 @@ class Dashboard:
                 {
                     "time_s": time.time(),
                     "source": "REST",
-                    "region": None,
                     "class_name": str(index) if names is None else names[index],
-                    "probability": float(np.frombuffer(each.probabilities, "<f4")[index]),
+                    "probability": _FLOAT.unpack_from(each.probabilities, _FLOAT.size * index)[0],
                     "exit": each.exit,
                     "latency_ms": latency_ms,
-                    "base_latency_ms": None,
                     "version": found.version,
                 }
             )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
 
 from gati.errors import OverloadError
 from services.quantile import RunningQuantile
@@ -25,8 +25,7 @@ class CrowdedError(OverloadError):
     """A request is refused at the door. There may be thousands a second: it gets no line in the log."""
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """What a request asks for: its SLO (infinite without one), its inputs, and its priority (1 is first)."""
 
     slo_ms: float
@@ -39,12 +38,15 @@ class Demand:
         return cls(math.inf if slo_ms is None else slo_ms, inputs, priority)
 
 
-@dataclass(frozen=True)
-class _Range:
+class _Range(NamedTuple):
     """What several requests asked for. `easiest` has the best of each, whichever request that is of."""
 
     easiest: Demand
     least_slo_ms: float
+
+    def has(self, demand: Demand) -> bool:
+        """Whether one that asks for this changes nothing."""
+        return demand == self.easiest and demand.slo_ms >= self.least_slo_ms
 
     def with_(self, other: _Range) -> _Range:
         one, two = self.easiest, other.easiest
@@ -102,20 +104,12 @@ class Entrance:
                 retry_after_s=self._retry_after_s,
             )
 
-    @contextmanager
-    def asking(self, demand: Demand) -> Iterator[None]:
+    def asking(self, demand: Demand) -> _Asking:
         """Count a request while services are asked, and learn from it when they refuse it."""
         self._turn()
-        self._now = self._now.with_(_Range(demand, demand.slo_ms))
-        self._asked += 1
-        try:
-            yield
-            self._most += 1.0 / self._most
-        except OverloadError as error:
-            self._learn(demand, error)
-            raise
-        finally:
-            self._asked -= 1
+        if not self._now.has(demand):
+            self._now = self._now.with_(_Range(demand, demand.slo_ms))
+        return _Asking(self, demand)
 
     def answered(self, outside_ms: float) -> None:
         """Take in for how long an answered request was not in a service."""
@@ -124,6 +118,13 @@ class Entrance:
     def refused(self) -> None:
         """Take in that a request was refused for overload: what is expected may keep out what corrects it."""
         self.outside.shrink(_RECOVERY)
+
+    def _ended(self, demand: Demand, error: BaseException | None) -> None:
+        if error is None:
+            self._most += 1.0 / self._most
+        elif isinstance(error, OverloadError):
+            self._learn(demand, error)
+        self._asked -= 1
 
     def _learn(self, demand: Demand, error: OverloadError) -> None:
         if self._now.with_(self._before).easiest != demand:
@@ -143,3 +144,18 @@ class Entrance:
         if now_s - self._began_s > _WINDOW_S:
             self._before = self._now if now_s - self._began_s <= 2 * _WINDOW_S else _NOTHING
             self._now, self._began_s = _NOTHING, now_s
+
+
+class _Asking:
+    """Services are asked for a request."""
+
+    def __init__(self, entrance: Entrance, demand: Demand) -> None:
+        self._entrance, self._demand = entrance, demand
+
+    def __enter__(self) -> None:
+        self._entrance._asked += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entrance._ended(self._demand, error)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import lru_cache
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError
 from services.scheduler import pipeline_routes, replies, v2
@@ -47,15 +50,15 @@ class Front:
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
-        request = Request(scope, receive)
+        request = _Asked(scope, receive)
         access = Access(request, send, self._scheduler.config.log_sampling, self._scheduler.telemetry)
         try:
-            await self._serve(request, access)
+            await self._serve(request, access, send)
         finally:
             access.ended()
 
-    async def _serve(self, request: Request, access: Access) -> None:
-        respond: ASGIApp = self._app
+    async def _serve(self, request: Request, access: Access, send: Send) -> None:
+        reply: Response | None = None
         with ExitStack() as until_answered:
             try:
                 key = self._admit(request)
@@ -63,20 +66,24 @@ class Front:
                     access.key = key.name
                     until_answered.enter_context(key.quota.request())
                     if key.quota.counts_bytes:
-                        request = Request(request.scope, _counted(request.receive, key))
+                        request = _Asked(request.scope, _counted(request.receive, key))
                 work = self._busy(request.scope)
                 if work is not None:
                     self._scheduler.check_lag(request.scope["path"])
-                    respond = await work(request)
+                    reply = await work(request)
             except CrowdedError as error:
                 access.quiet = True
                 self._scheduler.crowded(error, request.scope["path"])
-                respond = replies.refused(request, error)
+                reply = replies.refused(request, error)
             except GatiError as error:
-                respond = replies.refused(request, error)
+                reply = replies.refused(request, error)
             except Exception as error:
-                respond = replies.mistake(request, error)
-            await respond(request.scope, request.receive, access.send)
+                reply = replies.mistake(request, error)
+            if reply is None:
+                await self._app(request.scope, request.receive, access.send)
+            else:
+                access.replies(reply)
+                await reply(request.scope, request.receive, send)
 
     def _admit(self, request: Request) -> Key | None:
         scheduler = self._scheduler
@@ -85,6 +92,41 @@ class Front:
         except (NotAllowedError, ForbiddenError, MediaTypeError) as error:
             scheduler.turned_away(error, request.scope.get("client"))
             raise
+
+
+class _Headers(Headers):
+    """Headers that are found at once: each request is asked for a dozen, most of which it does not have."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        self._first = dict(reversed(raw))  # of those with one name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The first of that name."""
+        found = self._first.get(_raw(key))
+        return default if found is None else found.decode("latin-1")
+
+    def __getitem__(self, key: str) -> str:
+        return self._first[_raw(key)].decode("latin-1")
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and _raw(key) in self._first
+
+
+@lru_cache(64)
+def _raw(key: str) -> bytes:
+    return key.lower().encode("latin-1")
+
+
+class _Asked(Request):
+    """A request with such headers."""
+
+    @property
+    def headers(self) -> Headers:
+        """The headers."""
+        if not hasattr(self, "_headers"):
+            self._headers: Headers = _Headers(self.scope["headers"])
+        return self._headers
 
 
 def _counted(receive: Receive, key: Key) -> Receive:

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 from gati.errors import (
@@ -288,7 +287,7 @@ class Model:
         waited_ms = 1e3 * (time.monotonic() - began_s)
         remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
         # It was admitted already: it may be late, but it is not refused for that.
-        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
+        again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
         response = await self._infer(tensor, again, version)
         response.queue_ms += waited_ms
         response.latency_ms += waited_ms
@@ -306,7 +305,7 @@ class Model:
             if not others or remaining_ms <= 0.0:
                 raise await first.explained(error) from error
         # It was admitted already: it may be late, but it is not refused for that.
-        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
+        again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
         second = choose(others, inputs, self._chance)
         self.asked_again += 1
         _log.info("asked again", extra={"model": self.name, "replica": second.number})

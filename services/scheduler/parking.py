@@ -2,7 +2,8 @@
 
 Until then the others have more to do than they can manage, and would refuse what still has time. So requests
 without an SLO wait here, in the order in which they came, for a place at another replica or for the one that
-comes back, as long as their timeouts allow. Overload without a loss is refused as ever.
+comes back, as long as their timeouts allow. So they do for a while after its return, until what has gathered
+is done. Overload without a loss is refused as ever.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from gati.errors import DeadlineError, OverloadError
@@ -20,6 +20,7 @@ from services.scheduler.choice import ReplicaLoad
 from services.scheduler.replicas import Asked
 
 _BACK_WITHIN_S = 30.0  # a replica that is away for longer is not waited for
+_DONE_WITHIN_S = 30.0  # after its return, what has gathered; at 0.8 of the load that takes 1.5 times as long
 _SAFETY = 0.7  # of the time that is left: estimates are no better
 
 
@@ -48,6 +49,7 @@ class Parking:
         self._lost_s: dict[int, float] = {}  # since when each is away
         self._parked: deque[asyncio.Future[None]] = deque()
         self._woken = 0  # of the parked: they have not asked yet
+        self._behind_until_s = -math.inf  # one has come back, and what has gathered may not be done
         self._most = math.inf  # that a replica takes, as far as is known
 
     @property
@@ -68,29 +70,32 @@ class Parking:
                     f"{self.parked} requests wait for a replica to come back", retry_after_s=1.0
                 )
             await self._place(end_s, first=False)
+            asked = self._left(asked, end_s)
         try:
             while True:
                 try:
-                    remaining_ms = max(1.0, 1e3 * (end_s - self._clock()))
-                    return await once(replace(asked, time_remaining_ms=remaining_ms))
+                    return await once(asked)
                 except OverloadError:
                     if not self._may_wait(inputs, asked, end_s):
                         raise
                     self._most = max([1, *(each.load.outstanding for each in self._ready())])
                 await self._place(end_s, first=True)
+                asked = self._left(asked, end_s)
         finally:
             if self._parked:
                 self.look()
 
     def look(self) -> None:
         """Let in whom there is a place for, after an answer or when a replica comes or goes."""
-        now_s = self._clock()
+        now_s, replicas, ready = self._clock(), self._replicas(), self._ready()
+        if any(each.number in self._lost_s for each in ready):
+            self._behind_until_s = now_s + _DONE_WITHIN_S
         self._lost_s = {
             each.number: self._lost_s.get(each.number, now_s)
-            for each in self._replicas()
+            for each in replicas
             if each.wanted and each.info is not None and not each.ready
         }
-        room = sum(self._most - each.load.outstanding for each in self._ready()) - self._woken
+        room = sum(self._most - each.load.outstanding for each in ready) - self._woken
         while self._parked and room > 0:
             turn = self._parked.popleft()
             if not turn.done():
@@ -98,20 +103,26 @@ class Parking:
                 self._woken += 1
                 room -= 1
 
+    def _left(self, asked: Asked, end_s: float) -> Asked:
+        """A request after it has waited."""
+        return asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
+
     def _ready(self) -> list[_Watched]:
         return [each for each in self._replicas() if each.ready]
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
-        """Whether a replica is to come back, and there is time for what waits already."""
+        """Whether a replica is away or has just come back, and there is time for what waits already."""
         self.look()
         now_s, ready = self._clock(), self._ready()
         if asked.latency_slo_ms is not None or not ready:
             return False
-        if not any(now_s - since_s <= _BACK_WITHIN_S for since_s in self._lost_s.values()):
+        away = any(now_s - since_s <= _BACK_WITHIN_S for since_s in self._lost_s.values())
+        if not away and now_s > self._behind_until_s:
             return False
-        each_s = max((each.load.seconds_an_input or 0.0) for each in ready)
         ahead = len(self._parked) + sum(each.load.outstanding for each in ready)
-        return (ahead + inputs) * each_s / len(ready) <= _SAFETY * (end_s - now_s)
+        # One that has just started may be slow: it does not make the others slower.
+        inputs_a_s = sum(1.0 / each_s for each in ready if (each_s := each.load.seconds_an_input))
+        return ahead + inputs <= _SAFETY * (end_s - now_s) * (inputs_a_s or math.inf)
 
     async def _place(self, end_s: float, *, first: bool) -> None:
         """Wait for a place, before or behind those who wait. Raises `DeadlineError`."""

@@ -73,9 +73,9 @@ async def query(request: Request, pipeline: str) -> Response:
 async def answer(request: Request, pipeline: str) -> Response:
     """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
-    arrived_s = scheduler.arrival_s()
+    arrived_s = scheduler.arrival_s(request)
     kind = f"pipelines/{pipeline}"
-    scheduler.check_room(kind)
+    scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         served = scheduler.pipeline(pipeline)
         tensor, wishes = await _read(request, scheduler, charge, served.channels)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -25,6 +24,7 @@ from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
     BYTES,
     DATATYPES,
+    check_bytes,
     check_texts,
     datatype_of,
     elements,
@@ -39,6 +39,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
 _RECORDING = "recording"
 _INPUT_NAMES = ("input", "image", "text", _RECORDING)
+_DATATYPES = (*DATATYPES, BYTES)
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
@@ -46,16 +47,14 @@ _MOST_OUTPUTS = 64
 _LONGEST_PLACE = 128
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """An output that the client wants."""
 
     name: str
     binary: bool = False
 
 
-@dataclass(frozen=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """A parsed request: the tensor as it goes on the wire, and the other parameters."""
 
     id: str | None
@@ -151,48 +150,43 @@ def priority(value: Any) -> int:
     return value or _DEFAULT_PRIORITY
 
 
-def outputs_of(response: Any, class_names: Sequence[str] | None, wanted: Sequence[Output]) -> dict[str, Any]:
-    """The arrays of the wanted outputs; text comes as a list."""
-    answers = response.answers
-    indices = [each.class_index for each in answers]
-    found: dict[str, Any] = {}
-    for output in wanted:
-        if output.name == "probabilities":
-            rows = [np.frombuffer(each.probabilities, "<f4") for each in answers]
-            found[output.name] = np.stack(rows)
-        elif output.name == "class_index":
-            found[output.name] = np.array(indices, np.int64)
-        elif output.name == "class_name":
-            found[output.name] = list(map(str, indices))
-            if class_names is not None:
-                found[output.name] = [class_names[index] for index in indices]
-        else:
-            found[output.name] = [each.exit for each in answers]
-    return found
-
-
 def render_response(
-    head: dict[str, Any], arrays: Mapping[str, Any], wanted: Sequence[Output]
+    head: dict[str, Any], answers: Sequence[Any], class_names: Sequence[str] | None, wanted: Sequence[Output]
 ) -> tuple[bytes, int | None]:
     """The body of a response and, where tensors follow it in binary, the length of its JSON."""
     outputs, tail = [], []
     for output in wanted:
-        array = arrays[output.name]
-        is_text = isinstance(array, list)
-        entry: dict[str, Any] = {
-            "name": output.name,
-            "datatype": "BYTES" if is_text else to_tensor(array[:0]).datatype,
-            "shape": [len(array)] if is_text else list(array.shape),
-        }
+        datatype, shape, values = _values(output.name, answers, class_names)
+        entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
         if output.binary:
-            data = packed_texts(array) if is_text else np.ascontiguousarray(array).tobytes()
+            data = (
+                packed_texts(values) if datatype == BYTES else np.array(values, DATATYPES[datatype]).tobytes()
+            )
             entry["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)
         else:
-            entry["data"] = array if is_text else array.ravel()
+            entry["data"] = values
         outputs.append(entry)
     text = orjson.dumps({**head, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join((text, *tail)), len(text) if tail else None
+
+
+def _values(
+    name: str, answers: Sequence[Any], class_names: Sequence[str] | None
+) -> tuple[str, list[int], Any]:
+    """Datatype, shape and flat values of an output."""
+    count = len(answers)
+    if name == "probabilities":
+        rows = [np.frombuffer(each.probabilities, "<f4") for each in answers]
+        together = rows[0] if count == 1 else np.stack(rows)
+        return "FP32", [count, together.size // count], together.ravel()
+    if name == "exit":
+        return BYTES, [count], [each.exit for each in answers]
+    indices = [each.class_index for each in answers]
+    if name == "class_index":
+        return "INT64", [count], indices
+    names = map(str, indices) if class_names is None else (class_names[index] for index in indices)
+    return BYTES, [count], list(names)
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -235,6 +229,8 @@ def _check_batch(entries: list[dict[str, Any]], largest: int) -> None:
 
 def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Sequence[Any]) -> Any:
     """The one tensor of a request, or the arrays that a model takes packed to one."""
+    if len(entries) == 1 and entries[0].get("name") in _INPUT_NAMES:
+        return _tensor(entries[0], rest)
     names = [each.name for each in arrays]
     given: list[str] = []
     for name in (entry.get("name") for entry in entries):
@@ -242,7 +238,7 @@ def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Seq
             listed = "; the input is `input`" if not names else f"; there are {', '.join(names)}"
             raise RequestError(f"no input is called {_shown(name)!r}{listed}")
         given.append(name)
-    if len(entries) == 1 and (given[0] in _INPUT_NAMES or len(names) == 1):
+    if len(entries) == 1 and len(names) == 1:
         return _tensor(entries[0], rest)
     if sorted(given) != sorted(names):
         raise RequestError(f"the model takes {', '.join(names)}, each once; got {', '.join(given)}")
@@ -281,9 +277,8 @@ def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
 
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     datatype, shape = entry.get("datatype"), entry.get("shape")
-    if not isinstance(datatype, str) or datatype not in (*DATATYPES, BYTES):
-        known = ", ".join((*DATATYPES, BYTES))
-        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {known}")
+    if not isinstance(datatype, str) or datatype not in _DATATYPES:
+        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(_DATATYPES)}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers from 0 up")
     size = _mapping(entry, "parameters").get("binary_data_size")
@@ -305,7 +300,7 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     elif datatype == BYTES:
         check_texts(found)
     else:
-        from_bytes(datatype, shape, rest)
+        check_bytes(datatype, shape, len(rest))
     return found
 
 

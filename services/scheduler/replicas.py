@@ -9,7 +9,7 @@ import secrets
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gati.errors import (
     CompositionError,
@@ -48,8 +48,7 @@ _PROCESS = secrets.token_hex(8)  # several schedulers may ask one service
 _REQUEST_IDS = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one.
 
     `place` names what the inputs show, for memory; None uses none.

@@ -16,6 +16,8 @@ from services.scheduler.scheduler import scheduler_of
 
 _log = logging.getLogger("gati.rest")
 
+JSON, BINARY = b"application/json", b"application/octet-stream"
+
 _FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages: not for clients
 
 
@@ -29,32 +31,45 @@ class Json(Response):
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+class Made(Response):
+    """A reply of which all is known: what it is made of is taken as it is."""
+
+    def __init__(
+        self, content: bytes, media_type: bytes, *headers: tuple[bytes, bytes], status: int = 200
+    ) -> None:
+        self.status_code, self.body, self.background = status, content, None
+        length = b"%d" % len(content)
+        self.raw_headers = [(b"content-length", length), (b"content-type", media_type), *headers]
+
+
 def refused(request: Request, found: GatiError) -> Response:
     """The reply of a refusal: its status, one line, and when to retry."""
-    _log.debug("refused", extra={"path": request.url.path, "reason": str(found)})
-    headers = {}
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("refused", extra={"path": request.scope["path"], "reason": str(found)})
+    headers = []
     retry_after_s = getattr(found, "retry_after_s", None)
     if retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
-        headers["Retry-After-Ms"] = str(max(1, math.ceil(1e3 * retry_after_s)))
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
+        headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(1e3 * retry_after_s))))
     if scheduler_of(request).draining:
-        headers["Connection"] = "close"
+        headers.append((b"connection", b"close"))
     if isinstance(found, NotAllowedError) and request.method == "GET":
-        headers["WWW-Authenticate"] = 'Basic realm="gati", charset="UTF-8"'  # browsers ask for the key then
-    return error(found.http_status, without_folders(str(found)), headers)
+        # browsers ask for the key then
+        headers.append((b"www-authenticate", b'Basic realm="gati", charset="UTF-8"'))
+    return error(found.http_status, without_folders(str(found)), *headers)
 
 
 def without_folders(message: str) -> str:
     """A message for clients, whom it does not concern where files lie."""
-    return _FOLDERS.sub("", message)
+    return _FOLDERS.sub("", message) if "/" in message else message
 
 
 def mistake(request: Request, found: Exception) -> Response:
     """The reply to an internal error; the log has the cause, the client does not see it."""
-    _log.error("mistake in a request", exc_info=found, extra={"path": request.url.path})
-    return error(500, "internal error; the log has its cause", {})
+    _log.error("mistake in a request", exc_info=found, extra={"path": request.scope["path"]})
+    return error(500, "internal error; the log has its cause")
 
 
-def error(status: int, message: str, headers: dict[str, str]) -> Response:
+def error(status: int, message: str, *headers: tuple[bytes, bytes]) -> Response:
     """The body that every error has."""
-    return Json({"error": message}, status, headers)
+    return Made(orjson.dumps({"error": message}), JSON, *headers, status=status)

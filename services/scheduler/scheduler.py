@@ -6,13 +6,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 from starlette.requests import Request
 
 from gati.errors import DeadlineError, GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
+from services.http import waited_s
 from services.pool import BoundedPool
 from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
@@ -130,9 +131,9 @@ class Scheduler:
     def _waited_ms(self) -> float:
         return self._lag.waited_ms / 2  # a request came at some time while the event loop was late
 
-    def arrival_s(self) -> float:
+    def arrival_s(self, request: Request) -> float:
         """When a request came that is seen only now, about."""
-        return time.monotonic() - self._waited_ms / 1e3
+        return time.monotonic() - self._waited_ms / 1e3 - waited_s(request.scope)
 
     async def drain(self) -> None:
         """Refuse what is new, wait until everything is answered, and stop the models."""
@@ -191,61 +192,36 @@ class Scheduler:
         """What is known of the requests for `models/NAME` or `pipelines/NAME`."""
         return self._entrances.get(name, self._nowhere)
 
-    def check_room(self, name: str) -> None:
+    def check_room(self, name: str, arrived_s: float) -> None:
         """Refuse a request that would not be answered in time. Raises `CrowdedError`."""
         try:
-            self.entrance(name).check(self._waited_ms)
+            self.entrance(name).check(1e3 * (time.monotonic() - arrived_s))
         except CrowdedError:
             if (model := self.models.get(name.removeprefix("models/"))) is not None:
                 model.on_outcome(None)  # more replicas would have had time for it
             raise
 
-    @contextmanager
-    def under_way(self, name: str = "") -> Iterator[Charge]:
+    def under_way(self, name: str = "") -> _UnderWay:
         """Count a request for `models/NAME` or `pipelines/NAME`, what it holds, and why it is refused.
 
-        Raises `UnavailableError` when draining.
+        A context manager that gives its charge. Raises `UnavailableError` when draining.
         """
         if self.draining:
             raise UnavailableError("shutting down; ask again", retry_after_s=1.0)
-        entrance = self.entrance(name)
-        self._under_way += 1
-        entrance.at_work += 1
-        self._idle.clear()
-        try:
-            with self.budget.open(name) as charge:
-                yield charge
-        except GatiError as error:
-            if isinstance(error, OverloadError):
-                entrance.refused()
-            self.metrics.rejected.labels(error.thrift_code.lower()).inc()
-            raise
-        finally:
-            self._under_way -= 1
-            entrance.at_work -= 1
-            if not self._under_way:
-                self._idle.set()
+        return _UnderWay(self, name)
 
-    @contextmanager
-    def receiving(self, name: str = "") -> Iterator[None]:
+    def receiving(self, name: str = "") -> _Receiving:
         """The body of a request under way is read: it waits for its client, and is not at work yet.
 
         Otherwise bodies that never come would make the server look busy, and keep out others.
         """
-        entrance = self.entrance(name)
-        self._receiving += 1
-        entrance.at_work -= 1
-        try:
-            yield
-        finally:
-            self._receiving -= 1
-            entrance.at_work += 1
+        return _Receiving(self, name)
 
     @property
     def _at_work(self) -> int:
         return self._under_way - self._receiving
 
-    def asked(self, name: str, timing: Timing) -> Asked:
+    def asked(self, name: str, timing: Timing, place: str | None = None) -> Asked:
         """Parameters for the inference service of the model `models/NAME`: the remaining time.
 
         What most requests took outside the service is taken off, as far as this model is the one with the
@@ -268,11 +244,56 @@ class Scheduler:
         remaining_ms = timing.timeout_ms - elapsed_ms
         if remaining_ms <= 0.0:
             raise DeadlineError("the deadline passed before a model could be asked")
-        return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
+        return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id, place)
 
     def answered(self, name: str, latency_ms: float, service_ms: float) -> None:
         """Take in an answered request: how long it took, and for how much of that a service had it."""
         self.entrance(name).answered(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
+
+
+class _UnderWay:
+    """A request under way. No generator: there are thousands a second."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
+        self._charge = scheduler.budget.open(name)
+
+    def __enter__(self) -> Charge:
+        self._scheduler._under_way += 1
+        self._entrance.at_work += 1
+        self._scheduler._idle.clear()
+        return self._charge.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        scheduler = self._scheduler
+        self._charge.__exit__(kind, error, trace)
+        if isinstance(error, GatiError):
+            if isinstance(error, OverloadError):
+                self._entrance.refused()
+            scheduler.metrics.rejected.labels(error.thrift_code.lower()).inc()
+        scheduler._under_way -= 1
+        self._entrance.at_work -= 1
+        if not scheduler._under_way:
+            scheduler._idle.set()
+
+
+class _Receiving:
+    """The body of a request under way is read."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
+
+    def __enter__(self) -> None:
+        self._scheduler._receiving += 1
+        self._entrance.at_work -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scheduler._receiving -= 1
+        self._entrance.at_work += 1
 
 
 class _SeldomSaid:

@@ -8,8 +8,8 @@ refused with its cause, and the server is no longer ready.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 ASLEEP = "it is asleep; the next request starts it"
 
@@ -52,15 +52,9 @@ class Sleep:
         elapsed_s = 0.0 if self._began_s is None else self._clock() - self._began_s
         return max(0.0, (self.start_s or 0.0) - elapsed_s)
 
-    @contextmanager
-    def asked(self) -> Iterator[None]:
+    def asked(self) -> _Asked:
         """Count a request while it is under way."""
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-            self._asked_s = self._clock()
+        return _Asked(self)
 
     def fall_asleep(self) -> None:
         """Call when its processes are about to be stopped."""
@@ -83,6 +77,22 @@ class Sleep:
         # One that failed until somebody mended it must not be expected to take as long again.
         self.start_s = took_s if self.start_s is None else min(took_s, _longest_s(self.start_s))
         self._began_s = None
+
+
+class _Asked:
+    """A request is under way."""
+
+    def __init__(self, sleep: Sleep) -> None:
+        self._sleep = sleep
+
+    def __enter__(self) -> None:
+        self._sleep._under_way += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sleep._under_way -= 1
+        self._sleep._asked_s = self._sleep._clock()
 
 
 def _longest_s(start_s: float) -> float:

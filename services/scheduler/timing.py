@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -20,8 +19,7 @@ class TraceParent(NamedTuple):
     flags: str
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Time limits of a request. `arrived_s` is of `time.monotonic`; `latency_slo_ms` None is no limit.
 
     After `timeout_ms` the client has given up.

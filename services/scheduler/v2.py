@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,9 +14,9 @@ from services.scheduler import documents
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
-from services.scheduler.protocol import HEADER_LENGTH, outputs_of, render_response
+from services.scheduler.protocol import HEADER_LENGTH, render_response
 from services.scheduler.reading import read_inference
-from services.scheduler.replies import Json, without_folders
+from services.scheduler.replies import BINARY, JSON, Json, Made, without_folders
 from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
 from services.wire.tensors import BYTES
@@ -26,6 +25,7 @@ router = APIRouter(tags=["models"])
 
 _log = logging.getLogger("gati.rest")
 
+_LENGTH = HEADER_LENGTH.lower().encode()
 _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 
 
@@ -118,10 +118,10 @@ async def version_infer(request: Request, model: str, version: str) -> Response:
 async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
-    arrived_s = scheduler.arrival_s()
+    arrived_s = scheduler.arrival_s(request)
     kind = f"models/{name}"
     if version is None:  # each version has a queue of its own
-        scheduler.check_room(kind)
+        scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
         asked = await read_inference(request, scheduler, charge, model.info)
@@ -132,41 +132,39 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             asked.priority,
             request.headers.get("traceparent"),
         )
-        parameters = replace(scheduler.asked(kind, timing), place=asked.place)
+        parameters = scheduler.asked(kind, timing, asked.place)
         called_ms = timing.elapsed_ms()
         demand = Demand.of(timing.latency_slo_ms, sum(asked.tensor.shape[:1]), timing.priority)
         with scheduler.entrance(kind).asking(demand) if version is None else nullcontext():
             found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
-    exits = [each.exit for each in found.answers]
     if (trace := trace_of(request.scope)) is not None:
+        exits = [each.exit for each in found.answers]
         call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
         trace.answered(timing.trace_id, {}, [call])
     scheduler.answered(kind, latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
-    _log.debug(
-        "request",
-        extra={
-            "model": name,
-            "version": found.version,
-            "exits": exits,
-            "latency_ms": round(latency_ms, 3),
-            "service_ms": round(found.latency_ms, 3),
-            "trace_id": timing.trace_id,
-        },
-    )
-    head = {
-        "model_name": name,
-        "model_version": found.version,
-        **({} if asked.id is None else {"id": asked.id}),
-        "parameters": _parameters(model, found, latency_ms, timing.latency_slo_ms),
-    }
-    arrays = outputs_of(found, model.info.class_names, asked.outputs)
-    content, length = render_response(head, arrays, asked.outputs)
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug(
+            "request",
+            extra={
+                "model": name,
+                "version": found.version,
+                "exits": [each.exit for each in found.answers],
+                "latency_ms": round(latency_ms, 3),
+                "service_ms": round(found.latency_ms, 3),
+                "trace_id": timing.trace_id,
+            },
+        )
+    head: dict[str, Any] = {"model_name": name, "model_version": found.version}
+    if asked.id is not None:
+        head["id"] = asked.id
+    head["parameters"] = _parameters(model, found, latency_ms, timing.latency_slo_ms)
+    content, length = render_response(head, found.answers, model.info.class_names, asked.outputs)
     if length is None:
-        return Response(content, media_type="application/json")
-    return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+        return Made(content, JSON)
+    return Made(content, BINARY, (_LENGTH, b"%d" % length))
 
 
 def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from thrift.Thrift import TMessageType
 
 from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
-from services.wire.codec import Limits, Message, Service, encode_parts, frame_length
+from services.wire.codec import READ_BYTES, Frames, Limits, Message, Service, encode_parts
 from services.wire.errors import from_wire
 from services.wire.handshake import prove
 
@@ -98,15 +98,15 @@ class WireClient:
         and what the service refuses with.
         """
         sequence = next(self._sequence)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
         self._waiting[sequence] = answer
+        late = loop.call_later(timeout_s, _expire, answer, timeout_s)
         try:
             self._send(name, TMessageType.CALL, sequence, arguments)
-            async with asyncio.timeout(timeout_s):
-                result = await answer
-        except TimeoutError as error:
-            raise DeadlineError(f"no answer within {1e3 * timeout_s:.0f} ms") from error
+            result = await answer
         finally:
+            late.cancel()
             self._waiting.pop(sequence, None)
         if getattr(result, "error", None) is not None:
             raise from_wire(result.error)
@@ -147,10 +147,12 @@ class WireClient:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
-            while True:
-                length = frame_length(await reader.readexactly(4), self._limits)
-                self._answer(self._service.decode(await reader.readexactly(length), self._limits))
-        except (OSError, asyncio.IncompleteReadError, RequestError) as error:
+            frames = Frames(self._limits)
+            while data := await reader.read(READ_BYTES):
+                for frame in frames.take(data):
+                    self._answer(self._service.decode(frame, self._limits))
+            _log.debug("connection ended", extra={"address": self.address})
+        except (OSError, RequestError) as error:
             _log.debug("connection lost", extra={"address": self.address, "reason": str(error)})
         finally:  # also when it is closed: waiting callers must be released
             lost = UnavailableError(f"the connection to {self.address} was lost", retry_after_s=1.0)
@@ -169,6 +171,11 @@ class WireClient:
             answer.set_result(message.body)
         else:
             answer.set_exception(UnavailableError(f"{self.address} failed: {message.body.message}"))
+
+
+def _expire(answer: asyncio.Future[Any], timeout_s: float) -> None:
+    if not answer.done():
+        answer.set_exception(DeadlineError(f"no answer within {1e3 * timeout_s:.0f} ms"))
 
 
 def notice_loss(file: int) -> None:

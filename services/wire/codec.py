@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
-from thrift.protocol.TBinaryProtocol import TBinaryProtocol, TBinaryProtocolAccelerated
-from thrift.Thrift import TApplicationException, TException, TMessageType
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TApplicationException, TException, TMessageType, TType
 from thrift.transport.TTransport import TMemoryBuffer, TTransportBase
 
 from gati.errors import GatiError, RequestError
 
 LARGE_BYTES = 256 * 1024  # from here on the accelerated codec, which copies, is the slower one
-_LENGTH = struct.Struct("!i")
+READ_BYTES = 256 * 1024  # at a time, at most
+_LENGTH = _SEQUENCE = struct.Struct("!i")
+_TITLE = struct.Struct("!ii")  # version and kind of a message, and the length of its name
 _CALLS = (TMessageType.CALL, TMessageType.ONEWAY)
+
+_encode: Callable[[Any, list[Any]], bytes] | None = None
+_decode: Callable[[Any, Any, list[Any]], None] | None = None
+with suppress(ImportError):  # it is written in C, and not built everywhere
+    from thrift.protocol import fastbinary
+
+    _encode, _decode = fastbinary.encode_binary, fastbinary.decode_binary
 
 
 @dataclass(frozen=True)
@@ -49,12 +61,10 @@ class Service:
 
     def decode(self, frame: bytes, limits: Limits) -> Message:
         """Read a frame. Raises `RequestError` for anything that is not a whole message of this service."""
-        protocol = _protocol(frame, limits)
         try:
-            name, kind, sequence = protocol.readMessageBegin()
+            name, kind, sequence, start = _title_of(frame)
             body = self._body(name, kind)
-            body.read(protocol)
-            protocol.readMessageEnd()
+            body.read(_Reader(frame, start, limits))
             _check(body)
             if name in self.arguments and None in vars(body).values() and kind in _CALLS:
                 raise RequestError(f"the call '{name}' lacks an argument")
@@ -77,8 +87,6 @@ class _Unknown:
     """The arguments of a call that this service does not have: read over."""
 
     def read(self, protocol: Any) -> None:
-        from thrift.Thrift import TType
-
         protocol.skip(TType.STRUCT)
 
 
@@ -92,11 +100,14 @@ def encode_parts(
 ) -> list[bytes | bytearray | memoryview]:
     """As `encode`, in parts to be sent in this order: large fields, which may be views, are not copied."""
     frame = _Frame()
-    protocol = TBinaryProtocol(frame) if _is_large(body) else TBinaryProtocolAccelerated(frame)
     try:
-        protocol.writeMessageBegin(name, kind, sequence)
-        body.write(protocol)
-        protocol.writeMessageEnd()
+        frame.write(_title(name, kind))
+        frame.write(_SEQUENCE.pack(sequence))
+        spec = getattr(body, "thrift_spec", None)
+        if _encode is None or spec is None or _is_large(body):
+            body.write(TBinaryProtocol(frame))
+        else:
+            frame.write(_encode(body, [type(body), spec]))
     except (TException, TypeError, struct.error, OverflowError) as error:
         raise RequestError(f"cannot be said in Thrift: {error}") from error
     length = sum(map(len, frame.parts)) - _LENGTH.size
@@ -104,6 +115,24 @@ def encode_parts(
         raise RequestError(f"a message of {length} bytes, the limit is {limits.frame_bytes}; send less")
     _LENGTH.pack_into(frame.head, 0, length)
     return frame.parts
+
+
+@lru_cache(64)
+def _title(name: str, kind: int) -> bytes:
+    """What a message begins with, up to its number."""
+    said = name.encode()
+    return _TITLE.pack(TBinaryProtocol.VERSION_1 | kind, len(said)) + said
+
+
+def _title_of(frame: bytes) -> tuple[str, int, int, int]:
+    """Name, kind and number of a message, and where its body begins."""
+    said, length = _TITLE.unpack_from(frame)
+    if said & TBinaryProtocol.VERSION_MASK != TBinaryProtocol.VERSION_1 or length < 0:
+        raise RequestError("not a Thrift message of this version")
+    end = _TITLE.size + length
+    (sequence,) = _SEQUENCE.unpack_from(frame, end)
+    name = frame[_TITLE.size : end].decode("utf-8")
+    return name, said & TBinaryProtocol.TYPE_MASK, sequence, end + _SEQUENCE.size
 
 
 class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
@@ -126,7 +155,35 @@ class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
             self._open += data
 
 
-def frame_length(header: bytes, limits: Limits) -> int:
+class Frames:
+    """Cuts what comes over a connection into frames."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._rest = bytearray()
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and is not whole."""
+        return bool(self._rest)
+
+    def take(self, data: bytes) -> list[bytes]:
+        """The frames that are whole now. Raises `RequestError` for a length that cannot be one."""
+        self._rest += data
+        found, start, size = [], 0, len(self._rest)
+        with memoryview(self._rest) as rest:
+            while size - start >= _LENGTH.size:
+                begin = start + _LENGTH.size
+                end = begin + frame_length(rest[start:begin], self._limits)
+                if end > size:
+                    break
+                found.append(bytes(rest[begin:end]))
+                start = end
+        del self._rest[:start]
+        return found
+
+
+def frame_length(header: bytes | memoryview, limits: Limits) -> int:
     """The length of the frame that follows. Raises `RequestError` when it cannot be one."""
     length = int(_LENGTH.unpack(header)[0])
     if not 0 < length <= limits.frame_bytes:
@@ -134,35 +191,65 @@ def frame_length(header: bytes, limits: Limits) -> int:
     return length
 
 
-def _protocol(frame: bytes, limits: Limits) -> Any:
-    kind = TBinaryProtocol if len(frame) > LARGE_BYTES else TBinaryProtocolAccelerated
-    return kind(
-        TMemoryBuffer(frame),
-        strictRead=True,
-        string_length_limit=limits.frame_bytes,
-        container_length_limit=limits.container_entries,
-    )
+class _Reader(TBinaryProtocol):  # type: ignore[misc]  # thrift has no types
+    """Reads a frame from `start` on."""
+
+    def __init__(self, frame: bytes, start: int, limits: Limits) -> None:
+        super().__init__(
+            TMemoryBuffer(frame, start),
+            string_length_limit=limits.frame_bytes,
+            container_length_limit=limits.container_entries,
+        )
+        self._fast_decode = _decode if len(frame) <= LARGE_BYTES else None
 
 
-def _is_large(body: Any) -> bool:
+@dataclass(frozen=True)
+class _Fields:
+    """Which fields of a struct hold bytes, a struct, or a list of structs; and whether it says what lacks."""
+
+    binary: tuple[str, ...]
+    structs: tuple[str, ...]
+    lists: tuple[str, ...]
+    validates: bool
+
+
+@cache
+def _fields(kind: type) -> _Fields:
+    binary, structs, lists = [], [], []
+    for _, type_of, name, inner, _ in filter(None, getattr(kind, "thrift_spec", None) or ()):
+        if type_of == TType.STRUCT:
+            structs.append(name)
+        elif type_of == TType.LIST and inner[0] == TType.STRUCT:
+            lists.append(name)
+        elif type_of == TType.STRING and inner == "BINARY":
+            binary.append(name)
+    return _Fields(tuple(binary), tuple(structs), tuple(lists), hasattr(kind, "validate"))
+
+
+def _is_large(body: Any, depth: int = 3) -> bool:
     """Whether a binary field near the top makes the message a large one."""
-    structs = [body]
-    for _ in range(3):  # a call's arguments, its request, the tensor in it
-        fields = [value for inner in structs for value in vars(inner).values()]
-        if any(isinstance(value, bytes | memoryview) and len(value) > LARGE_BYTES for value in fields):
+    fields = _fields(body.__class__)
+    for name in fields.binary:
+        value = getattr(body, name)
+        if value is not None and len(value) > LARGE_BYTES:
             return True
-        structs = [value for value in fields if hasattr(value, "thrift_spec")]
+    if depth > 1:  # a call's arguments, its request, the tensor in it
+        for name in fields.structs:
+            value = getattr(body, name)
+            if value is not None and _is_large(value, depth - 1):
+                return True
     return False
 
 
 def _check(body: Any) -> None:
     """Required fields are there, all the way down; reading does not check that by itself."""
-    if hasattr(body, "validate"):
+    fields = _fields(body.__class__)
+    if fields.validates:
         body.validate()
-    if isinstance(body, list):
-        for entry in body:
-            _check(entry)
-    elif hasattr(body, "thrift_spec"):
-        for entry in vars(body).values():
-            if isinstance(entry, list) or hasattr(entry, "thrift_spec"):
-                _check(entry)
+    for name in fields.structs:
+        value = getattr(body, name)
+        if value is not None:
+            _check(value)
+    for name in fields.lists:
+        for value in getattr(body, name) or ():
+            _check(value)

@@ -10,7 +10,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from thrift.Thrift import TApplicationException, TMessageType
 
 from gati.errors import GatiError, NotAllowedError, RequestError
 from services.accepting import PatientListener
-from services.wire.codec import Limits, Message, Service, encode_parts, frame_length
+from services.wire.codec import READ_BYTES, Frames, Limits, Message, Service, encode_parts
 from services.wire.errors import to_wire
 from services.wire.handshake import require
 
@@ -95,7 +94,7 @@ class WireServer:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _protocol(self) -> asyncio.BaseProtocol:
+    def _protocol(self, _: float) -> asyncio.BaseProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,27 +138,32 @@ class WireServer:
     async def _read(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: set[asyncio.Task[None]]
     ) -> None:
-        while True:
-            first = await self._first_byte(reader, calls)
-            async with asyncio.timeout(self._frame_timeout_s):
-                header = first + await reader.readexactly(3)
-                frame = await reader.readexactly(frame_length(header, self._limits))
-            message = self._service.decode(frame, self._limits)
-            if len(calls) >= _MOST_CALLS:
-                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            call = asyncio.create_task(self._call(message, writer))
-            for owner in (calls, self._calls):
-                owner.add(call)
-                call.add_done_callback(owner.discard)
+        frames, patience = Frames(self._limits), _Patience(reader, calls)
+        try:
+            patience.wait(self._idle_timeout_s, unless_busy=True)
+            while data := await reader.read(READ_BYTES):
+                found = frames.take(data)
+                if not frames.partial:
+                    patience.wait(self._idle_timeout_s, unless_busy=True)
+                elif found or patience.unless_busy:  # another frame has begun
+                    patience.wait(self._frame_timeout_s, unless_busy=False)
+                for frame in found:
+                    message = self._service.decode(frame, self._limits)
+                    if len(calls) >= _MOST_CALLS:
+                        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                    self._begin(message, writer, calls)
+        finally:
+            patience.end()
 
-    async def _first_byte(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> bytes:
-        """Of the next frame; a connection on which nothing is under way may be idle only for so long."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._idle_timeout_s):
-                    return await reader.readexactly(1)
-            if not calls:
-                raise TimeoutError
+    def _begin(self, message: Message, writer: asyncio.StreamWriter, calls: set[asyncio.Task[None]]) -> None:
+        def ended(call: asyncio.Task[None]) -> None:
+            calls.discard(call)
+            self._calls.discard(call)
+
+        call = asyncio.create_task(self._call(message, writer))
+        calls.add(call)
+        self._calls.add(call)
+        call.add_done_callback(ended)
 
     async def _call(self, message: Message, writer: asyncio.StreamWriter) -> None:
         handler = self._handlers.get(message.name)
@@ -191,3 +195,41 @@ class WireServer:
         elif not writer.is_closing():
             for part in encode_parts(message.name, kind, message.sequence, body, self._limits):
                 writer.write(part)
+
+
+class _Patience:
+    """Ends the reading of a connection with `TimeoutError` when what is waited for has not come in time.
+
+    There is one timer for many waits: it looks when it is due whether it was put off. `unless_busy`: who has
+    calls under way may be silent.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> None:
+        self._reader, self._calls = reader, calls
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._end_s = self._seconds = 0.0
+        self.unless_busy = True
+
+    def wait(self, seconds: float, *, unless_busy: bool) -> None:
+        """From now on, for so long."""
+        self.unless_busy, self._seconds = unless_busy, seconds
+        self._end_s = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._end_s:
+            self.end()
+            self._timer = self._loop.call_at(self._end_s, self._look)
+
+    def end(self) -> None:
+        """Wait for nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.unless_busy and self._calls:
+            self._end_s = self._loop.time() + self._seconds
+        if self._end_s > self._loop.time():
+            self._timer = self._loop.call_at(self._end_s, self._look)
+        else:
+            self._reader.set_exception(TimeoutError())

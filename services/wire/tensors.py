@@ -135,12 +135,17 @@ def from_bytes(datatype: str, shape: Sequence[int], data: bytes | memoryview) ->
 
     **Raises:** `RequestError` for an unknown datatype, or a shape that the bytes do not have.
     """
+    return np.frombuffer(data, check_bytes(datatype, shape, len(data))).reshape(shape)
+
+
+def check_bytes(datatype: str, shape: Sequence[int], count: int) -> np.dtype[Any]:
+    """The type of an array's values, which takes so many bytes. Raises as `from_bytes`."""
     dtype = DATATYPES.get(datatype)
     if dtype is None:
         raise RequestError(f"datatype {datatype[:40]!r} is not one of {', '.join(DATATYPES)}")
     expected = elements(shape) * dtype.itemsize
-    if len(data) != expected:
+    if count != expected:
         raise RequestError(
-            f"shape {list(shape)} of {datatype} takes {expected} bytes, got {len(data)}; correct the shape"
+            f"shape {list(shape)} of {datatype} takes {expected} bytes, got {count}; correct the shape"
         )
-    return np.frombuffer(data, dtype).reshape(shape)
+    return dtype

@@ -15,15 +15,18 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
-from gati.errors import OverloadError
+from gati.errors import CancelledError, OverloadError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
+from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
-from services.scheduler.front import Front
+from services.scheduler.front import Front, _Asked
 from services.scheduler.lag import Lag, Shares
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
+from services.web import web_server
 from tests.waiting import in_the_end
 
 CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
@@ -246,3 +249,129 @@ def test_requests_of_long_ago_say_nothing() -> None:
     clock[0] = 30.0
     shares.add("other")
     assert shares.of_largest("other") == 1.0 and shares.of_largest("flood") == 0.0
+
+
+HEADER = st.tuples(st.sampled_from([b"host", b"origin", b"x-api-key"]), st.binary(max_size=3))
+
+
+@given(st.lists(HEADER, max_size=5))
+def test_headers_are_found_as_the_framework_finds_them(raw: list[tuple[bytes, bytes]]) -> None:
+    scope = {"type": "http", "headers": raw}
+    own, theirs = _Asked(scope).headers, Request(scope).headers
+    for name in ("Host", "origin", "X-API-Key", "absent"):
+        assert own.get(name) == theirs.get(name)
+        assert (name in own) == (name in theirs)
+        if name in theirs:
+            assert own[name] == theirs[name]
+    assert own.getlist("host") == theirs.getlist("host") and own.raw == theirs.raw
+
+
+class Connection:
+    """A client that goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], None] | None = None
+
+    def tell_when_gone(self, tell: Callable[[], None]) -> Callable[[], None]:
+        self.tell = tell
+        return self.forget
+
+    def forget(self) -> None:
+        self.tell = None
+
+
+def gone(connection: Connection | None) -> Request:
+    """A request of a client that goes: over a connection of ours, or one of another server."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    scope: dict[str, Any] = {"type": "http", "headers": []}
+    if connection is not None:
+        scope["gati.connection"] = connection
+    return Request(scope, receive)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_work_ends_when_its_client_goes_and_its_task_goes_on(ours: bool) -> None:
+    async def test() -> None:
+        connection, cancelled = Connection(), []
+
+        async def work() -> None:
+            if connection.tell is not None:
+                asyncio.get_running_loop().call_soon(connection.tell)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+
+        with pytest.raises(CancelledError, match="the client has gone"):
+            await unless_gone(gone(connection if ours else None), work())
+        own = asyncio.current_task()
+        assert cancelled and own is not None and not own.cancelling() and connection.tell is None
+        await asyncio.sleep(0)
+
+    asyncio.run(test())
+
+
+def test_what_is_cancelled_otherwise_stays_cancelled() -> None:
+    async def test() -> None:
+        connection = Connection()
+        both = asyncio.create_task(unless_gone(gone(connection), asyncio.Event().wait()))
+        await in_the_end(lambda: connection.tell is not None)
+        assert connection.tell is not None
+        connection.tell()
+        both.cancel()
+        alone = asyncio.create_task(unless_gone(gone(Connection()), asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        alone.cancel()
+        await asyncio.wait([both, alone])
+        assert both.cancelled() and alone.cancelled()
+
+    asyncio.run(test())
+
+
+def test_an_answer_is_given_and_nobody_listens_any_more() -> None:
+    async def test() -> None:
+        connection = Connection()
+        assert await unless_gone(gone(connection), asyncio.sleep(0, "answer")) == "answer"
+        assert connection.tell is None
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("header", "client"), [(None, "127.0.0.1"), ("203.0.113.9", "203.0.113.9")])
+def test_whom_a_proxy_of_this_machine_speaks_for_is_the_client(header: str | None, client: str) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["client"][0])
+
+    server = web_server(ServeConfig(), app)
+    headers = [] if header is None else [(b"x-forwarded-for", header.encode())]
+    scope = {"type": "http", "headers": headers, "client": ("127.0.0.1", 1)}
+    asyncio.run(server.config.loaded_app(scope, None, None))  # type: ignore[arg-type]
+    assert seen == [client]
+
+
+@pytest.mark.parametrize(("waited_s", "status"), [(0.0, 503), (60.0, 504)])
+def test_who_waited_too_long_to_be_accepted_is_told_that_it_is_late(waited_s: float, status: int) -> None:
+    async def main() -> None:
+        dead: Any = Dead()
+        model = Model("m", host=lambda number: dead)
+        await model.start()
+        front = Front(create_app(Scheduler(ServeConfig(), {"m": model}, {})))
+
+        async def waited(scope: Any, receive: Any, send: Any) -> None:
+            await front({**scope, "gati.waited_s": waited_s}, receive, send)
+
+        tensor = {"name": "input", "shape": [1], "datatype": "FP32", "data": [0.0]}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(waited), base_url="http://localhost"
+        ) as client:
+            reply = await client.post("/v2/models/m/infer", json={"inputs": [tensor]})
+        assert reply.status_code == status, reply.text
+        await model.stop(0.0)
+
+    asyncio.run(main())

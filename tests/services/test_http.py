@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from services.config import ServeConfig
-from services.http import should_leave
+from services.http import should_leave, waited_s
 from services.web import listen, web_server
 from services.wire.handshake import client_tls
 from tests.services import faults
@@ -39,10 +39,12 @@ class App:
         self.begun: list[str] = []
         self.full: list[bool] = []
         self.left: list[str] = []
+        self.waited_s: list[float] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         self.begun.append(path)
+        self.waited_s.append(waited_s(scope))
         if path == "/body":
             while (message := await receive()).get("more_body"):
                 continue
@@ -295,6 +297,28 @@ def test_a_flood_of_connections_resets_none() -> None:
         assert len(app.begun) == len(crowd) and app.full[:3] == [True] * 3
 
     run(PATIENT.model_copy(update={"most_connections": 3}), test)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell")
+def test_the_wait_for_a_place_counts_for_the_request_that_waited() -> None:
+    """Requests were answered after their deadlines, which began when their connections were accepted."""
+
+    async def test(app: App, connect: Connect) -> None:
+        first, second = await connect(), await connect()
+        first[1].write(ASK.replace(b"now", b"later"))
+        await in_the_end(lambda: app.begun == ["/later"])
+        second[1].write(ASK)
+        await asyncio.sleep(0.2)
+        app.go.set()
+        assert await status(first, b"") == 200
+        first[1].close()
+        assert await status(second, b"") == 200
+        await second[0].readuntil(b"0\r\n\r\n")
+        assert await status(second) == 200
+        assert app.waited_s[1] >= 0.15
+        assert app.waited_s[0] < app.waited_s[1] and app.waited_s[2] == 0.0
+
+    run(PATIENT.model_copy(update={"most_connections": 1}), test)
 
 
 def test_connections_wait_while_no_file_can_be_opened() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -262,3 +263,27 @@ def test_what_expires_behind_a_stuck_engine_is_not_kept() -> None:
         assert queue.working_s() > 0.0 and queue.running == 1
 
     run(test)
+
+
+def test_what_waits_is_counted_by_priority_however_it_ends() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        def ahead(*priorities: int) -> list[int]:
+            return [round(queue.expected_wait_s(each) / queue.times.seconds_an_input) for each in priorities]
+
+        def wait(priority: int, deadline_s: float = math.inf) -> Ask:
+            return queue.put(torch.tensor([float(priority)]), priority=priority, deadline_s=deadline_s)
+
+        asks = [wait(1), wait(2), wait(3)]
+        assert ahead(1, 2, 3) == [1, 2, 3]
+        queue.drop(asks[1])
+        assert ahead(1, 2, 3) == [1, 1, 2]
+        late = wait(1, time.monotonic())
+        await in_the_end(late.answer.done)
+        runner.answer()
+        await in_the_end(lambda: runner.order == [1, 3])
+        assert ahead(10) == [1]
+        runner.answer()
+        await in_the_end(lambda: not queue.running)
+        assert ahead(10) == [0] and queue.waiting == 0
+
+    run(test, seconds_an_input=1.0, inputs=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -23,6 +22,7 @@ from gati.errors import (
 )
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
+from services.scheduler.parking import Parking
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.sleeping import Sleep
 from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
@@ -156,13 +156,13 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         there.engine.answers.clear()
         await dead.die()
         await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
-        hurried = dataclasses.replace(ASKED, latency_slo_ms=1e3 * LONG_S)
+        hurried = ASKED._replace(latency_slo_ms=1e3 * LONG_S)
         asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(20)]
         await in_the_end(lambda: there.engine.begun == 4 and model.parked == 16)
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
         with pytest.raises(DeadlineError, match="while a replica was restarted"):
-            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+            await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         asking[10].cancel()
         await in_the_end(lambda: model.parked == 15)
         there.engine.answers.set()  # an answer is a place for another one
@@ -176,12 +176,66 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         assert [type(each) for each in done].count(asyncio.CancelledError) == 1
         assert sum(each.version == "first" for each in done if not isinstance(each, BaseException)) == 19
         assert model.parked == 0
-        for place in places:  # without a loss, overload is refused as ever
-            place.engine.places = 0
-        with pytest.raises(OverloadError):
-            await model.infer(TENSOR, ASKED)
 
     run(test)
+
+
+def test_what_has_gathered_is_done_after_a_replica_is_back() -> None:
+    """Whoever came then was refused: nobody was away, and all places were taken by those who had waited."""
+
+    async def test() -> None:
+        now_s = 0.0
+        load = SimpleNamespace(outstanding=4, seconds_an_input=0.5)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: now_s)
+        full = True
+
+        async def once(asked: Asked) -> str:
+            if full:
+                raise OverloadError("the queue is full")
+            return "answered"
+
+        waits = [asyncio.create_task(parking.ask(once, 1, ASKED))]
+        await in_the_end(lambda: parking.parked == 1)
+        away.ready, now_s = True, 10.0
+        waits.append(asyncio.create_task(parking.ask(once, 1, ASKED)))
+        await in_the_end(lambda: parking.parked == 2)
+        now_s = 41.0
+        with pytest.raises(OverloadError, match="2 requests wait"):
+            await parking.ask(once, 1, ASKED)
+        full, load.outstanding = False, 0
+        parking.look()
+        assert await asyncio.gather(*waits) == ["answered"] * 2
+        full = True
+        with pytest.raises(OverloadError, match="the queue is full"):  # as ever
+            await parking.ask(once, 1, ASKED)
+
+    asyncio.run(test())
+
+
+def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
+    async def test() -> None:
+        loads = [SimpleNamespace(outstanding=4, seconds_an_input=each_s) for each_s in (0.1, 1e3)]
+        replicas = [
+            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=True)
+            for number, load in enumerate(loads)
+        ]
+        away = SimpleNamespace(number=2, info="known", load=loads[0], wanted=True, ready=False)
+        parking = Parking(lambda: (*replicas, away), lambda: 0.0)
+
+        async def full(asked: Asked) -> None:
+            raise OverloadError("the queue is full")
+
+        waits = asyncio.create_task(parking.ask(full, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 1)
+        waits.cancel()
+        await asyncio.wait([waits])
+        hurried = ASKED._replace(time_remaining_ms=100.0)
+        with pytest.raises(OverloadError, match="the queue is full"):  # too late: eight are ahead of it
+            await parking.ask(full, 1, hurried)
+
+    asyncio.run(test())
 
 
 def test_nobody_is_asked_a_third_time_and_the_cause_is_told() -> None:
@@ -204,7 +258,7 @@ def test_no_other_replica_is_asked_when_no_time_is_left() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         for place in places:
             place.engine.answers.clear()
-        asking = asyncio.create_task(model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=60.0)))
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED._replace(time_remaining_ms=60.0)))
         await in_the_end(lambda: any(place.engine.begun for place in places))
         victim = next(place for place in places if place.engine.begun)
         await asyncio.sleep(0.08)
@@ -423,14 +477,14 @@ def test_who_has_no_time_for_a_start_is_told_how_long_it_takes() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         model.sleep.start_s = 1e4
         await model.fall_asleep(0.0, LONG_S)
-        short = dataclasses.replace(ASKED, time_remaining_ms=2e3)
+        short = ASKED._replace(time_remaining_ms=2e3)
         with pytest.raises(UnavailableError, match=r"takes about 10000.0 s; the request has 2.0 s") as told:
             await model.infer(TENSOR, short)
         assert told.value.retry_after_s == 1e4
         await all_ready(model)  # it was started all the same
         await model.fall_asleep(0.0, LONG_S)
         model.sleep.start_s = 1e4
-        strict = dataclasses.replace(ASKED, latency_slo_ms=20.0)
+        strict = ASKED._replace(latency_slo_ms=20.0)
         with pytest.raises(UnavailableError, match="the request has 0.0 s"):
             await model.infer(TENSOR, strict)
         await all_ready(model)
@@ -447,7 +501,7 @@ def test_a_start_that_fails_is_told() -> None:
         await model.fall_asleep(0.0, LONG_S)
         model.sleep.start_s = 0.0
         with pytest.raises(DeadlineError, match="while the model was being started"):
-            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+            await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         assert places[0].served  # so that it is started again, whatever it ends with
         places[0].hopeless = places[0].cause = "the library has gone"
         places[0].running = False

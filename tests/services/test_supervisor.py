@@ -16,6 +16,7 @@ import pytest
 
 from gati.errors import ConfigError, UnavailableError
 from services import supervisor as module
+from services import whereabouts
 from services.process import ProcessSettings
 from services.supervisor import Supervised
 from tests.waiting import LONG_S, in_the_end
@@ -300,10 +301,10 @@ def test_starting_and_stopping_at_once_leaves_one_process_or_none(tmp_path: Path
         await asyncio.wait(stopping)
         assert not kept.alive and len(kept.pids) <= 2
         with pytest.raises(UnavailableError):
-            module._ADDRESS_TIMEOUT_S, before = 0.0, module._ADDRESS_TIMEOUT_S
+            whereabouts._TIMEOUT_S, before = 0.0, whereabouts._TIMEOUT_S
             try:
                 await kept.child.address()
             finally:
-                module._ADDRESS_TIMEOUT_S = before
+                whereabouts._TIMEOUT_S = before
 
     run(test)

@@ -32,7 +32,7 @@ from gati.errors import (
     UnavailableError,
 )
 from services.wire.client import WireClient, connect_to, notice_loss
-from services.wire.codec import Limits, Service, encode, encode_parts
+from services.wire.codec import Frames, Limits, Service, encode, encode_parts
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -313,6 +313,44 @@ def test_malformed_frames_harm_nobody_else() -> None:
         await client.close()
 
     run(test, limits=Limits(frame_bytes=10_000))
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    st.lists(st.integers(0, 250), max_size=8),
+)
+def test_frames_are_found_wherever_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    sent = b"".join(struct.pack("!i", len(body)) + body for body in bodies)
+    frames, found, begin = Frames(Limits()), [], 0
+    for end in [*sorted(cuts), len(sent)]:
+        found += frames.take(sent[begin:end])
+        begin = max(begin, end)
+    assert found == bodies
+    assert not frames.partial
+
+
+def test_a_frame_of_an_impossible_length_is_no_frame() -> None:
+    frames = Frames(Limits(frame_bytes=100))
+    assert frames.take(struct.pack("!i", 100)) == []
+    assert frames.partial
+    for length in (0, -1, 101):
+        with pytest.raises(RequestError, match="allowed are 1 to 100"):
+            Frames(Limits(frame_bytes=100)).take(struct.pack("!i", length))
+
+
+def test_who_says_nothing_is_let_go_unless_an_answer_is_under_way() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        busy, idle = await connect(port), await connect(port)
+        held = handlers.hold("held")
+        asking = asyncio.create_task(busy.call("infer", held, timeout_s=LONG_S))
+        await in_the_end(lambda: "held" in handlers.begun)
+        assert await idle.lost(LONG_S)
+        handlers.held["held"].set()
+        assert (await asking).version == "held"
+        await busy.close()
+        await idle.close()
+
+    run(test, idle_timeout_s=0.05)
 
 
 def test_required_fields_are_required() -> None:
