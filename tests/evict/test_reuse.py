@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gati.errors import EvictError
 from gati.evict.predict.base import grown
-from gati.evict.predict.hazard import ages, seconds_a_hit
+from gati.evict.predict.hazard import HazardModel, ages, seconds_a_hit
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse, ReuseSettings
@@ -292,3 +292,29 @@ def test_arrays_grow_and_keep_what_they_hold() -> None:
     array = grown(np.arange(4), 5)
     assert len(array) == 8 and array[:4].tolist() == [0, 1, 2, 3]
     assert grown(array, 8) is array
+
+
+class RowSums:
+    """Stands for a booster: says the sum of each row."""
+
+    def predict(self, rows: np.ndarray, num_threads: int) -> np.ndarray:
+        return rows.sum(axis=1)
+
+
+def test_hazards_ask_for_every_bin_of_every_row() -> None:
+    features = np.arange(6, dtype=np.float32).reshape(2, 3)
+    found = HazardModel(np.array([0.0, 1.0, 2.0, 4.0]), RowSums()).hazards(features)
+    assert found.tolist() == [[3.0, 4.0, 5.0], [12.0, 13.0, 14.0]]
+
+
+def test_scores_are_the_table_at_the_present_age_and_older_runs_win_ties() -> None:
+    model = HazardModel(np.array([0.0, 1.0, 2.0, 4.0]), RowSums())
+    reuse = Reuse(8, model=model, flat=True, fits=False)
+    for block in range(4):
+        reuse.observe([block], block, 0.5 * block)
+        reuse.assign(block, 0)
+    reuse.observe([9], 4, 2.0)
+    ages_s = np.array([2.0, 1.5, 1.0, 0.5])
+    tables = reuse._tables[np.arange(4), [2, 1, 1, 0]]
+    assert reuse.scores(4).tolist() == (tables + 1e-6 * ages_s).tolist()
+    assert reuse.scores(4).tolist() == reuse.scores(4).tolist()  # asking changes nothing

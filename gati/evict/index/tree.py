@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from gati.errors import TraceError
 
+NO_BLOCKS: list[int] = []  # of every run that has gone; no one writes to it
+
 
 class BlockRun:
     """Blocks one below the other, all accessed by the same requests since they were loaded.
@@ -67,17 +69,18 @@ class Match(NamedTuple):
 
 
 class RunTree:
-    """The cached tree. `used` counts blocks; `slots` is one more than the largest slot ever given.
+    """The cached tree. `used` counts blocks; `slots` is one more than the largest slot ever given, and `free`
+    lists those to use again.
 
     In a `flat` tree no block has a parent, and a match is whatever blocks of a request are cached.
     """
 
-    __slots__ = ("_free", "flat", "heads", "slots", "used")
+    __slots__ = ("flat", "free", "heads", "slots", "used")
 
     def __init__(self, *, flat: bool = False) -> None:
         self.flat = flat
         self.heads: dict[int, BlockRun] = {}
-        self._free: list[int] = []
+        self.free: list[int] = []
         self.slots = 0
         self.used = 0
 
@@ -194,8 +197,8 @@ class RunTree:
         held = run.ids
         self.used -= len(held)
         del self.heads[held[0]]
-        self._free.append(run.slot)
-        run.ids = []
+        self.free.append(run.slot)
+        run.ids = NO_BLOCKS
         parent = run.parent
         if parent is None:
             return None
@@ -207,8 +210,8 @@ class RunTree:
         return iter(self.heads.values())
 
     def _slot(self) -> int:
-        if self._free:
-            return self._free.pop()
+        if self.free:
+            return self.free.pop()
         self.slots += 1
         return self.slots - 1
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.index.tree import NO_BLOCKS, BlockRun, RunTree
 from gati.evict.predict.base import Predictor, grown
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
 _ALL_LOCKED = "no block may leave: all are locked by requests under way"
-_ONE_BY_ONE = 8  # up to so many blocks it is faster to look for the best leaf again and again
+_ONE_BY_ONE = 8  # up to this many blocks, repeated searches for the best leaf are faster
 
 
 class EvictionPolicy(ABC):
@@ -64,7 +64,7 @@ class EvictionPolicy(ABC):
 
 
 class TablePolicy(EvictionPolicy):
-    """A policy that ranks leaves. Arrays by slot: whether it may go, and when it was last used.
+    """A policy that ranks leaves. Arrays indexed by slot say whether a run may go and when it was last used.
 
     Recency numbers grow with every access, children before parents, so no two runs share one and the smallest
     among the leaves is the one that LRU takes.
@@ -78,7 +78,7 @@ class TablePolicy(EvictionPolicy):
         self._clock = 0
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The upper part has been used when the whole was."""
+        """The upper part was last used when the whole run was."""
         self._enter(upper)
         self._recency[upper.slot] = self._recency[lower.slot]
         self.settle(upper)
@@ -97,11 +97,11 @@ class TablePolicy(EvictionPolicy):
             self.settle(run)
 
     def settle(self, run: BlockRun) -> None:
-        """Note whether a run may go."""
+        """Record whether a run may be evicted."""
         self._leaf[run.slot] = run.children == 0 and run.locks == 0
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove them as if chosen, which no predictor is to blame for."""
+        """Remove them without counting that as a mistake of the predictor."""
         self.settle(run)
         removed: list[int] = []
         self._cut(run.slot, count, removed)
@@ -139,11 +139,11 @@ class TablePolicy(EvictionPolicy):
             slots, values = slots[best], values[best]
         order = np.argsort(-values, kind="stable")
         values = -values[order]
-        ranked = list(zip(values.tolist(), slots[order].tolist(), strict=True))
         if (values[1:] == values[:-1]).any():
+            ranked = list(zip(values.tolist(), slots[order].tolist(), strict=True))
             self._take_heap(count, scores, ranked, removed)
         else:
-            self._take_ranked(count, scores, ranked, removed)
+            self._take_ranked(count, scores, values.tolist(), slots[order].tolist(), removed)
 
     def _take_heap(
         self, count: int, scores: Floats, heap: list[tuple[float, int]], removed: list[int]
@@ -158,37 +158,50 @@ class TablePolicy(EvictionPolicy):
                 heapq.heappush(heap, (-float(scores[parent.slot]), parent.slot))
 
     def _take_ranked(
-        self, count: int, scores: Floats, ranked: list[tuple[float, int]], removed: list[int]
+        self, count: int, scores: Floats, values: list[float], slots: list[int], removed: list[int]
     ) -> None:
-        """As a heap has it, where no two candidates are equal, at half the time.
+        """What `_take_heap` would remove, in half the time, where no two values are equal.
 
-        What is sorted is walked through, and a heap is kept only for parents that become leaves.
+        `slots` are walked in order of their `values`; only parents that become leaves go through a heap.
         """
-        runs, leaf, drop_leaf = self._runs, self._leaf, self.tree.drop_leaf
+        runs, leaf, tree = self._runs, self._leaf, self.tree
+        heads, free = tree.heads, tree.free
         parents: list[tuple[float, int]] = []
         gone: list[int] = []
-        last = len(ranked)
+        before = len(removed)
+        last = len(slots)
         at = slot = 0
         while count > 0:
-            if parents and (at == last or parents[0] < ranked[at]):
+            if parents and (at == last or parents[0] < (values[at], slots[at])):
                 slot = heapq.heappop(parents)[1]
             elif at < last:
-                slot = ranked[at][1]
+                slot = slots[at]
                 at += 1
             else:
                 break
             run = runs[slot]
-            if run is None or len(run.ids) > count:
+            if run is None:
                 break
-            removed += run.ids
-            count -= len(run.ids)
+            ids = run.ids
+            if len(ids) > count:
+                break
+            # As `RunTree.drop_leaf` does it: thousands of calls would take longer than the work itself.
+            removed += ids
+            count -= len(ids)
+            del heads[ids[0]]
+            run.ids = NO_BLOCKS
             runs[slot] = None
             gone.append(slot)
-            parent = drop_leaf(run)
-            if parent is not None:
+            parent = run.parent
+            if parent is None:
+                continue
+            parent.children -= 1
+            if parent.children == 0:
                 self.settle(parent)
                 if leaf[parent.slot]:
                     heapq.heappush(parents, (-float(scores[parent.slot]), parent.slot))
+        tree.used -= len(removed) - before
+        free += gone
         leaf[gone] = False
         if count > 0:
             self._cut(slot, count, removed)  # a part of the last one; an EvictError where all have gone
@@ -228,12 +241,13 @@ class PredictingPolicy(TablePolicy):
 
     def _predicted(self) -> Floats:
         try:
-            scores = self._predictor.scores(len(self._runs))
-        except Exception:  # whoever wrote it: what it costs is a worse decision
+            scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
+        except Exception:  # a predictor may be anyone's code; its errors only cost worse decisions
             self._failures += 1
             return self._by_recency()
-        none = np.isnan(scores)
-        if none.any() and none[self._leaf[: len(scores)]].any():
+        if np.min(scores, initial=np.inf) >= _LEAST:  # False where any is NaN, too
+            return scores
+        if np.isnan(scores[self._leaf[: len(scores)]]).any():
             self._failures += 1
             return self._by_recency()
         return np.maximum(scores, _LEAST)  # minus infinity stands for what may not go

@@ -173,11 +173,17 @@ def _probabilities(odds: Floats) -> Floats:
 
 
 def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
-    """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
-    sums = np.empty(len(values) + 1, dtype=np.int64)
-    sums[0] = 0
-    np.cumsum(values, out=sums[1:])
-    return np.asarray(sums.take(ends) - sums.take(begins), dtype=np.int64)
+    """Sum the values from each begin up to its end, which is not included.
+
+    Whole numbers, so the order in which they are added does not matter.
+    """
+    places = np.empty(2 * len(begins), dtype=np.intp)
+    places[::2], places[1::2] = begins, ends
+    longer = np.zeros(len(values) + 1, dtype=values.dtype)  # an end may lie behind the last value
+    longer[:-1] = values
+    found = np.add.reduceat(longer, places, dtype=np.int64)[::2]
+    found[begins == ends] = 0  # where `reduceat` gives the value at the begin
+    return found
 
 
 def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int64]]:
@@ -192,7 +198,7 @@ def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int6
         said = [texts[-_READ:] for texts in said]
         counts = np.minimum(counts, _READ)
     found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    if max(map(len, found)) > _LEAST:
+    if len(max(found, key=len)) > _LEAST:
         said = [tuple(_cut(text, len(texts)) for text in texts) for texts in said]
         found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
     return found, counts - 1

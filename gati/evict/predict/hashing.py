@@ -21,6 +21,7 @@ _Hashes = NDArray[np.uint64]
 _SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark and edge is a word of its own
 _APART = "\xff"  # an edge, before and after each text, where all texts are ASCII
 _LETTERS = 4  # of a group
+_SUMMED = 4  # values that are added to each other before the running sum; a power of two
 _LONGEST = 40  # words that the length tells apart, by threes
 
 _BASE = 0x9E3779B97F4A7C15
@@ -65,7 +66,7 @@ class TextHasher:
         if features != 1 << max(bits, 0) or not 1 <= bits <= 31:
             raise ValueError(f"{features} features; give a power of two, from 2 to 2**31")
         self._shift, self._group_shift = np.uint64(64 - bits), np.uint32(32 - bits)
-        self._sums = np.zeros(1, dtype=np.uint64)
+        self._sums = np.zeros(_SUMMED, dtype=np.uint64)
 
     def turns(self, turns: Sequence[int]) -> Places:
         """Features of counts of prompts, [counts]."""
@@ -114,17 +115,17 @@ class TextHasher:
 
         The first comes right after `begins`. Spaces are zeros, so that a word goes on to the next begin.
         """
-        count = len(low) - 1
-        if count >= len(self._sums):
-            self._sums = np.zeros(1 + (1 << count.bit_length()), dtype=np.uint64)
-        powers, inverses = _powers(_BASE, len(self._sums) - 1), _powers(_INVERSE, len(self._sums) - 1)
-        sums = self._sums  # kept: new pages of memory cost more than what is computed in them
-        running = sums[1 : count + 1]
+        count = len(low)
+        if count > len(self._sums):
+            self._sums = np.zeros(1 << count.bit_length(), dtype=np.uint64)
+        size = len(self._sums)
+        powers, inverses = _powers(_BASE, size), _powers(_INVERSE, size)
+        sums = self._sums  # reused: fresh memory pages cost more than the arithmetic
+        running = sums[1:count]
         running[:] = low[1:]
-        running *= powers[:count]
-        np.cumsum(running, out=running)
+        running *= powers[: count - 1]
+        to = _sums_up_to(begins, sums[: -(-count // _SUMMED) * _SUMMED])
         words = np.zeros(len(begins), dtype=np.uint64)  # what goes on to the end is an edge
-        to = sums.take(begins)
         np.subtract(to[1:], to[:-1], out=words[:-1])
         words *= inverses.take(begins)
         return words
@@ -136,6 +137,21 @@ class TextHasher:
         mixed ^= mixed >> np.uint32(15)
         mixed *= _GROUP
         return np.asarray(mixed >> self._group_shift, dtype=np.intp)
+
+
+def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
+    """Sum the values up to each place, which is included; overwrites `values`, a multiple of `_SUMMED` long.
+
+    In a running sum each addition waits for the one before. Here only one in `_SUMMED` does.
+    """
+    grouped = values.reshape(-1, _SUMMED)
+    for column in range(1, _SUMMED):
+        grouped[:, column] += grouped[:, column - 1]
+    before = np.zeros(len(grouped), dtype=np.uint64)
+    np.cumsum(grouped[:-1, -1], out=before[1:])
+    sums: _Hashes = values.take(places)
+    sums += before.take(places // _SUMMED)
+    return sums
 
 
 def _joined(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:

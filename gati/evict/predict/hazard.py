@@ -49,6 +49,7 @@ class HazardModel:
 
     def __init__(self, edges: Floats, booster: Any) -> None:
         self.edges = edges
+        self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last one is open
         self.booster = booster
 
     @property
@@ -59,10 +60,10 @@ class HazardModel:
     def hazards(self, features: NDArray[np.float32]) -> Floats:
         """Chance to return in each bin if not before, [n, bins], for features [n, F]."""
         count, bins = len(features), self.bins
-        rows = np.empty((count * bins, features.shape[1] + 1), dtype=np.float32)
-        rows[:, :-1] = np.repeat(features, bins, axis=0)
-        rows[:, -1] = np.tile(np.arange(bins, dtype=np.float32), count)
-        found = self.booster.predict(rows, num_threads=1)
+        rows = np.empty((count, bins, features.shape[1] + 1), dtype=np.float32)
+        rows[:, :, :-1] = features[:, None]
+        rows[:, :, -1] = np.arange(bins)
+        found = self.booster.predict(rows.reshape(count * bins, -1), num_threads=1)
         return np.asarray(found, dtype=np.float64).reshape(count, bins)
 
 

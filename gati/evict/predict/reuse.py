@@ -138,28 +138,28 @@ class Reuse:
             self._tables[slot] = self._request_tables[stretch]
 
     def copy(self, source: int, target: int) -> None:
-        """Both parts of a run are alike."""
+        """Both parts of a split run start with the same predictions."""
         self._grow(target + 1)
         for array in (self._features, self._tables, self._values, self._until_s, self._seen_s):
             array[target] = array[source]
-        self._seen_in[target] = (
-            self._request
-        )  # its predictions are of now, for who has copied what was before
+        # `offer` may have copied the features before this split, so the slot counts as written now.
+        self._seen_in[target] = self._request
 
     def scores(self, count: int) -> Floats:
         """Seconds a hit, given the ages; ages themselves while there is no model."""
         self._grow(count)
-        age = self._now_s - self._seen_s[:count]
+        scores: Floats = self._now_s - self._seen_s[:count]  # ages, for now
         if self._model is None:
-            return age
+            return scores
         over = np.flatnonzero(self._until_s[:count] <= self._now_s)
         if len(over):
-            edges = self._model.edges
-            ends = np.append(edges[1:-1], np.inf)  # beyond the last bin it stays as it is
-            at = np.minimum(np.searchsorted(edges, age[over], side="right"), len(ends)) - 1
+            edges, ends = self._model.edges, self._model.ends
+            at = np.minimum(np.searchsorted(edges, scores[over], side="right"), len(ends)) - 1
             self._values[over] = self._tables[over, at]
             self._until_s[over] = self._seen_s[over] + ends[at]
-        return self._values[:count] + _TIE * age
+        scores *= _TIE  # in place: with tens of thousands of slots, memory is what costs time
+        scores += self._values[:count]
+        return scores
 
     def refit(self) -> None:
         """Fit from all that is known now, and predict again for everything cached."""
@@ -177,10 +177,10 @@ class Reuse:
     def offer(self, model: HazardModel) -> None:
         """Use this model from the next request on. For another thread, which makes most of the predictions.
 
-        What the requests of the meantime change, at most a few runs each, is left to the thread that serves.
+        Runs that requests change in the meantime, a few each, are predicted by the serving thread.
         """
         since = self._request
-        features = self._features.copy()  # a row that is being written is one of those left
+        features = self._features.copy()  # a row written meanwhile is predicted again when the offer is taken
         self._offers.append(_Offer(model, self._table(model, features), since))
 
     def _take(self, offer: _Offer) -> None:
