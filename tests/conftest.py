@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
@@ -111,6 +112,17 @@ def shared_data() -> Path:
     if not (SHARED_DATA / "cifar10" / "cifar10_val.npz").is_file():
         pytest.skip("needs CIFAR-10 and checkpoints in ../shared/data, which is not part of the repository")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True)
+def _no_log_of_a_test_goes_on() -> Iterator[None]:
+    """A server that a test starts in this process logs to the stderr of that test, which ends with it."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if type(each) is logging.StreamHandler]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -170,7 +170,7 @@ def test_an_offered_model_predicts_as_if_it_had_been_there_from_the_start(
         serve()
 
     class Slow:
-        edges, bins, booster = model.edges, model.bins, model.booster
+        edges, ends, bins, booster = model.edges, model.ends, model.bins, model.booster
         asked = 0
 
         def hazards(self, features: Any) -> Any:
