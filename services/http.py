@@ -227,9 +227,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         else:
             self._tell = tell
             self.flow.resume_reading()  # or its end would not be seen
-        return self._tell_nobody
+        return self._forget_who_asked
 
-    def _tell_nobody(self) -> None:
+    def _forget_who_asked(self) -> None:
         self._tell = None
 
     @property

@@ -26,7 +26,7 @@ from gati.exploration.library import Library
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.packed import fit_text
-from tests.services.running import Serving
+from tests.services.running import Serving, assert_same_outputs
 from tests.text_networks import LONGEST, VOCABULARY, WORDS, texts, write_table, write_tokenizer
 
 MODEL = "tests.text_networks:reader"
@@ -361,10 +361,7 @@ def asked(serving: Serving, data: Any, shape: list[int], name: str = "text") -> 
 def test_texts_in_json_flat_or_nested(serving: Serving) -> None:
     rows = texts(2, seed=5)
     flat, nested = asked(serving, rows, [2]).json(), asked(serving, [[row] for row in rows], [2, 1]).json()
-    for one, other in zip(flat["outputs"], nested["outputs"], strict=True):
-        # two rows may be computed in one batch or in two, which rounds differently
-        same = pytest.approx(other["data"]) if one["datatype"] == "FP32" else other["data"]
-        assert one["data"] == same and one["shape"] == other["shape"]
+    assert_same_outputs(flat["outputs"], nested["outputs"])
 
 
 @pytest.mark.parametrize(

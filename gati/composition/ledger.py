@@ -48,7 +48,7 @@ from gati.exploration.library import Library
 _LEDGER = DocumentKind(
     1,
     LibraryError,
-    "restore a backup; without one, nobody knows how often inputs were used to certify, "
+    "restore a backup; without one, no one knows how often inputs were used to certify, "
     "so explore on other data instead of deleting it",
 )
 FIRST_ATTEMPT = 0.75

@@ -27,7 +27,7 @@ from gati.errors import CompositionError, LibraryError
 from gati.exploration.library import CERTIFY, SELECT, Library
 
 _KIND = DocumentKind(1, LibraryError, "run gati compose --pareto again")
-LARGEST_SHARE = 0.15  # of inputs answered differently; nobody would deploy more
+LARGEST_SHARE = 0.15  # of inputs answered differently; no one would deploy more
 
 
 @dataclass(frozen=True, kw_only=True)

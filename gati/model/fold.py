@@ -101,8 +101,8 @@ def _folded(module: nn.Module, pairs: Sequence[tuple[str, str]], fold: Callable[
     folded = copy.deepcopy(module)
     for convolution, normalisation in pairs:
         before, after = folded.get_submodule(convolution), folded.get_submodule(normalisation)
-        _put(folded, convolution, fold(before, after))
-        _put(folded, normalisation, nn.Sequential(*after.children()))  # timm's also has an activation
+        folded.set_submodule(convolution, fold(before, after))
+        folded.set_submodule(normalisation, nn.Sequential(*after.children()))  # timm's also has an activation
     return folded.eval()
 
 
@@ -130,11 +130,6 @@ def _pairs(module: nn.Module, program: torch.export.ExportedProgram) -> Iterator
 
 def _operator(node: fx.Node) -> str:
     return getattr(node.target, "__name__", "").partition(".")[0] if node.op == "call_function" else ""
-
-
-def _put(module: nn.Module, name: str, child: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(module.get_submodule(parent), own, child)
 
 
 @torch.inference_mode()

@@ -94,8 +94,7 @@ def choose_blocks(blocks: Sequence[BlockShape], count: int) -> Kept:
 def leave_out(network: nn.Module, names: Sequence[str]) -> None:
     """Replace the named blocks of `network`, which must keep the shape, by the identity, in place."""
     for name in names:
-        parent, _, own = name.rpartition(".")
-        setattr(network.get_submodule(parent), own, _Identity())
+        network.set_submodule(name, _Identity())
 
 
 class _Identity(nn.Module):

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 import numpy as np
+import pytest
 
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
@@ -27,6 +28,13 @@ from tests.waiting import LONG_S, until
 
 CLASSES = ("north", "east", "south", "west")
 LITTLE = 0.02
+
+
+def assert_same_outputs(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    """Two replies are equal; floats but for rounding, as rows may be computed in one batch or two."""
+    for first, second in zip(one, other, strict=True):
+        same = pytest.approx(second["data"]) if second["datatype"] == "FP32" else second["data"]
+        assert first == {**second, "data": same}
 
 
 def make_folder(folder: Path) -> Path:
