@@ -48,7 +48,9 @@ def main() -> int:
         list(contenders.values()), lambda index: images[index : index + 1], len(images), arguments.repetitions
     )
     with torch.inference_mode():
-        reference = torch.cat([served[0].module(rows.clone()).argmax(1) for rows in images.split(64)]).numpy()
+        device = served[0].engine.traced.device
+        batches = (rows.to(device, copy=True) for rows in images.split(64))
+        reference = torch.cat([served[0].module(batch).argmax(1).cpu() for batch in batches]).numpy()
     json.dump(table(contenders, served, reference), sys.stdout, indent=1)
     print()
     return 0

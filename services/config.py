@@ -54,7 +54,7 @@ class ModelConfig(_Strict):
     address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
     secret_file: Path | None = None  # what the service at the address must have, too
     authority: Path | None = None  # calls to the address go by TLS, to who has a certificate of these
-    device: str = "cpu"
+    device: str | None = None  # the one the library was measured on unless given; cpu for a plain model
     threads: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)

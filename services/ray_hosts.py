@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -25,7 +26,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from gati.errors import ConfigError, one_line
 from services.again import Backoff
-from services.inference.settings import InferenceSettings
+from services.inference.settings import InferenceSettings, device_of
 from services.scratch import Scratch
 from services.supervisor import Supervised
 from services.whereabouts import Whereabouts
@@ -175,9 +176,9 @@ class RayReplica:
         gpu = " and a GPU" if self._gpus else ""
         return f"{self._settings.threads} CPUs{gpu}" if self._settings.threads > 1 else f"1 CPU{gpu}"
 
-    @property
+    @cached_property
     def _gpus(self) -> int:
-        return int(self._settings.device.startswith("cuda"))
+        return int(device_of(self._settings).startswith("cuda"))
 
     async def _follow(self) -> None:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)

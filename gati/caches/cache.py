@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from gati.caches.companions import Companion
 from gati.caches.predictors import build_predictor, fold_normalisation
-from gati.caches.selectors import build_selector
+from gati.caches.selectors import build_selector, unsorted
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
@@ -59,6 +60,12 @@ class LearnedCache(nn.Module):
     def memory_bytes(self) -> int:
         """Bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    def fusible(self) -> nn.Module:
+        """The same cache, weights shared, for compilers that fuse operators: with fewer kernels to launch."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "selector": unsorted(self.selector)}
+        return other
 
     def forward(self, hidden: Shaped[Tensor, "b ..."]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
         """Look up [B, *hidden_shape]: probabilities of the K classes, and scores."""

@@ -6,6 +6,7 @@ agree. The trained network must beat the plain ones on inputs it has not seen, o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,6 +99,34 @@ class SelectorNetwork(nn.Module):
         # What is not a number must stay so, and miss: the ReLU of some engines makes 0 of it, and to
         # OpenVINO it is at least 0. A sum keeps it everywhere.
         return torch.sigmoid(logits) + (total - total)
+
+
+class _UnsortedSelectorNetwork(SelectorNetwork):
+    """The same with reductions in place of sorting and of small matrix products, which compilers fuse."""
+
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        """Score in [0, 1]."""
+        classes = torch.arange(self.classes, device=probabilities.device)
+        rest, leading = probabilities, None
+        units: Tensor = self.hidden.bias
+        for place in range(self.hidden.in_features):
+            largest, at = rest.max(1)
+            leading = at if leading is None else leading
+            feature = largest.clamp_min(1e-7).log()
+            units = units + feature[:, None] * self.hidden.weight[:, place]
+            rest = rest.masked_fill(classes == at[:, None], -1.0)
+        logits = (torch.relu(units) * self.output.weight[0]).sum(1) + self.output.bias
+        total = probabilities.sum(1)
+        return torch.sigmoid(logits + self.class_bias[leading]) + (total - total)
+
+
+def unsorted(selector: nn.Module) -> nn.Module:
+    """The selector as reductions, weights shared; itself if it sorts nothing."""
+    if type(selector) is not SelectorNetwork:
+        return selector
+    other = copy.copy(selector)
+    other.__class__ = _UnsortedSelectorNetwork
+    return other
 
 
 _SELECTORS: dict[str, Callable[[int], nn.Module]] = {

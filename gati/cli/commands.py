@@ -184,7 +184,7 @@ def evaluate(
     json_file: options.JsonFile = None,
     composition: options.CompositionName = "default",
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
-    device: options.Device = "cpu",
+    device: options.LibraryDevice = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Also show agreement and hit rate of every class.")
     ] = False,
@@ -242,7 +242,7 @@ def predict(
     directory: options.LibraryDir,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|TEXT...")],
     composition: options.CompositionName = "default",
-    device: options.Device = "cpu",
+    device: options.LibraryDevice = None,
 ) -> None:
     """Classify image files, recordings or texts, and show at which block each answer was found."""
     render.predictions(images, gati.predict(directory, images, composition=composition, device=device))

@@ -72,7 +72,7 @@ def certify(
         bool, typer.Option("--write", help="Put the new certificate into the composition.")
     ] = False,
     json_file: options.JsonFile = None,
-    device: options.Device = "cpu",
+    device: options.LibraryDevice = None,
     class_names: options.ClassNamesFile = None,
     label_map: options.LabelMapFile = None,
 ) -> None:

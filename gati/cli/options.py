@@ -74,6 +74,10 @@ LabelColumn = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+LibraryDevice = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, or cuda:1 and so on; the one the library was measured on unless given."),
+]
 Slowdown = Annotated[
     float | None,
     typer.Option(

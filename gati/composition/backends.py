@@ -75,9 +75,8 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     return [
         name
         for name, kind in BACKENDS.items()
-        if kind.automatic
+        if kind_of_device in kind.automatic
         and kind.same_network_as is None
-        and kind_of_device in kind.devices
         and kind.installed()
         and (checkable or _float32(name))
     ]

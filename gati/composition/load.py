@@ -138,13 +138,14 @@ def load(
     directory: str | Path,
     *,
     composition: str = "default",
-    device: str = "cpu",
+    device: str | None = None,
     threads: int | None = None,
 ) -> Engine:
     """Load the base model and the composed caches of a cache library as an engine.
 
-    `threads` sets the number of threads that torch uses, for the whole process; None leaves it unchanged.
-    This runs the model's own code, which the manifest names, and checks the checkpoint's sha256.
+    `device` is the one the library was measured on unless given. `threads` sets the number of threads that
+    torch uses, for the whole process; None leaves it unchanged. This runs the model's own code, which the
+    manifest names, and checks the checkpoint's sha256.
 
     Raises:
         LibraryError: no library, one of a newer format, or one made from another checkpoint.
@@ -154,7 +155,7 @@ def load(
     return open_served(directory, composition=composition, device=device, threads=threads).engine
 
 
-def load_base(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Engine:
+def load_base(directory: str | Path, *, device: str | None = None, threads: int | None = None) -> Engine:
     """Load the base model of a cache library as an engine without caches, on backend `torch`.
 
     **Raises:** `LibraryError` and `BackendError` as `load` does.
@@ -166,7 +167,7 @@ def open_served(
     directory: str | Path,
     *,
     composition: str = "default",
-    device: str = "cpu",
+    device: str | None = None,
     threads: int | None = None,
 ) -> Served:
     """As `load`, but also returns the module, the library and the composition."""
@@ -176,12 +177,14 @@ def open_served(
     return Served(model.engine(chosen), model, library, chosen)
 
 
-def open_model(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> OpenedModel:
+def open_model(
+    directory: str | Path, *, device: str | None = None, threads: int | None = None
+) -> OpenedModel:
     """Load the base model of a cache library, to make engines from. Raises as `load` does."""
-    target = parse_device(device)
     _set_threads(threads)
     library = Library.open(directory)
     manifest = library.manifest
+    target = _device_of(library) if device is None else parse_device(device)
     return OpenedModel(
         library,
         *load_network(library, target),
@@ -234,6 +237,18 @@ def parse_device(name: str) -> torch.device:
     if (device.index or 0) >= available:
         raise BackendError(f"device '{name}' is not available here ({available} CUDA devices); choose cpu")
     return device
+
+
+def _device_of(library: Library) -> torch.device:
+    """The device that the library was measured on."""
+    name = library.manifest.profile.device
+    try:
+        return parse_device(name)
+    except BackendError as error:
+        raise BackendError(
+            f"the library in {library.directory} was measured on {name}, which is not available here; "
+            "its compositions for backend torch also run with --device cpu"
+        ) from error
 
 
 def _set_threads(threads: int | None) -> None:

@@ -162,6 +162,7 @@ class Engine:
     def _reference_classes(self, x: Tensor) -> Tensor:
         changes_input = self.traced.changes_input
         with torch.inference_mode(), self._one_network:
+            x = self.to_run_on(x)
             scores = settled_scores(self.traced.base, x, self._tolerance, changes_input=changes_input)
         return scores.argmax(1)
 
@@ -227,7 +228,7 @@ class Engine:
         self.close()
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` [B, ...], checked and on the network's device. Raises `DataError` as `__call__`."""
+        """`x` [B, ...], checked, where the path of requests takes it. Raises `DataError` as `__call__`."""
         traced = self.traced
         if self._lengths is not None and isinstance(x, Tensor):
             x = self._lengths.padded(x)
@@ -244,12 +245,14 @@ class Engine:
             )
         if self._tensors is not None and x.device.type == "cpu":
             self._tensors.check(x.numpy())
-        if x.device != traced.device:
-            x = x.to(traced.device)
+        if self._path.copies_requests and x.shape[0] == 1:
+            return x
         return self.to_run_on(x)
 
     def to_run_on(self, x: Tensor) -> Tensor:
-        """`x`, or a copy of it if the network modifies its input in place."""
+        """`x` on the network's device, or a copy of it if the network modifies its input in place."""
+        if x.device != self.traced.device:
+            return x.to(self.traced.device)
         return x.clone() if self.traced.changes_input else x
 
     def prediction(self, scores: Tensor, exit: str) -> Prediction:

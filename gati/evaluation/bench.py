@@ -109,7 +109,7 @@ def bench(
     with _Field.open(served, cascade) as field:
         steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
-    reference = _f32_classes(served.module, images)
+    reference = _f32_classes(served.module, images, served.engine.traced.device)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
         composition=composition,
@@ -122,7 +122,7 @@ def bench(
         fastest_static=fastest,
         rows=rows,
         left_out=tuple(field.left_out),
-        machine=_machine(),
+        machine=_machine(served.engine.traced.device),
         versions=_versions(),
         method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -185,7 +185,7 @@ class _Field:
         own = self.served.engine
         name = f"cascade {own.backend}"
         try:
-            traced = traced_network(smaller)
+            traced = traced_network(smaller, (own.traced.device.type,))
             first, then = (
                 Engine(
                     network,
@@ -320,12 +320,13 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _f32_classes(module: nn.Module, images: Tensor) -> Any:
+def _f32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
     with torch.inference_mode():
-        return torch.cat([module(rows.clone()).argmax(1) for rows in images.split(_BATCH)]).numpy()
+        batches = (rows.to(device, copy=True) for rows in images.split(_BATCH))
+        return torch.cat([module(batch).argmax(1).cpu() for batch in batches]).numpy()
 
 
-def _machine() -> BenchMachine:
+def _machine(device: torch.device) -> BenchMachine:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -338,6 +339,7 @@ def _machine() -> BenchMachine:
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
         load_average=tuple(round(value, 2) for value in os.getloadavg()),
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     )
 
 

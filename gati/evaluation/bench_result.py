@@ -76,6 +76,7 @@ class BenchMachine:
     threads: int
     system: str
     load_average: tuple[float, ...]
+    gpu: str | None = None  # where the composition's backend runs on one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ def _threshold(library: Library, smaller: Engine, kind: str, accuracy: float) ->
     inputs, split = held_out(library)
     rows = np.flatnonzero(split == SELECT)
     parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-    outputs = torch.cat([smaller.traced.base(inputs.images(part)).float() for part in parts])
+    device = smaller.traced.device
+    outputs = torch.cat([smaller.traced.base(inputs.images(part).to(device)).float().cpu() for part in parts])
     probabilities = outputs if kind == "probabilities" else outputs.softmax(1)
     score, predicted = (values.numpy() for values in probabilities.max(1))
     wrong = predicted != library.base_outcomes().base_class[rows]

@@ -92,7 +92,7 @@ def certify(
     confidence: float | None = None,
     per_class: bool | None = None,
     write: bool = False,
-    device: str = "cpu",
+    device: str | None = None,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -367,7 +367,7 @@ def _why_not(kind: type[Backend]) -> str:
     """Why an engine is not timed here, or "" if it is."""
     if "cpu" not in kind.devices:
         return "needs a CUDA device: explore with --device cuda"
-    if kind.name != "torch" and not kind.automatic:
+    if kind.name != "torch" and "cpu" not in kind.automatic:
         return "takes long to start; gati bench measures it"
     if issubclass(kind, GraphBackend) and kind.calibrated:
         return "is calibrated on held-out inputs; gati compose does that"

@@ -132,7 +132,7 @@ def evaluate(
     *,
     composition: str = "default",
     limit: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     repetitions: int = 1,
     threads: int | None = None,
     class_names: ClassNames | None = None,

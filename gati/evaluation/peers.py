@@ -91,16 +91,19 @@ def _best_trial_a_block(library: Library) -> dict[str, Trial]:
 def _record(
     library: Library, module: nn.Module, held: Data, rows: NDArray[np.int64], best: dict[str, Trial]
 ) -> tuple[NDArray[np.int64], list[_Recorded]]:
-    caches = {block: load_cache(library.cache_path(trial.trial_id)) for block, trial in best.items()}
+    device = torch.device(library.manifest.profile.device)
+    caches = {
+        block: load_cache(library.cache_path(trial.trial_id)).to(device) for block, trial in best.items()
+    }
     answers: list[torch.Tensor] = []
     found: dict[str, list[torch.Tensor]] = {block: [] for block in best}
     with torch.inference_mode():
         for start in range(0, len(rows), _BATCH):
-            batch = held.images(rows[start : start + _BATCH])
+            batch = held.images(rows[start : start + _BATCH]).to(device)
             with collect_hidden(module, list(best)) as hidden:
-                answers.append(module(batch).argmax(1))
+                answers.append(module(batch).argmax(1).cpu())
             for block, cache in caches.items():
-                found[block].append(cache(hidden[block])[0])
+                found[block].append(cache(hidden[block])[0].cpu())
     recorded = [
         _Recorded(best[block], caches[block], torch.cat(found[block]).float().numpy()) for block in best
     ]

@@ -21,7 +21,7 @@ def predict(
     images: Sequence[str | Path],
     *,
     composition: str = "default",
-    device: str = "cpu",
+    device: str | None = None,
 ) -> list[Prediction]:
     """Classify image files, preprocessed as the base model wants; one prediction an image, in order.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,10 +26,10 @@ class Augmentation(NamedTuple):
     light: float = 0.0  # largest change of brightness, contrast and colour balance, in standard deviations
 
     def __call__(self, images: Tensor, generator: np.random.Generator) -> Tensor:
-        """Transform a batch [B, C, H, W]; the same generator state gives the same batch."""
+        """Transform a batch [B, C, H, W] where it is; the same generator state gives the same batch."""
         batch = images.shape[0]
         if self.flip:
-            flipped = torch.from_numpy(generator.random(batch) < 0.5).view(-1, 1, 1, 1)
+            flipped = beside(images, generator.random(batch) < 0.5).view(-1, 1, 1, 1)
             images = torch.where(flipped, images.flip(3), images)
         if self.shift_pixels:
             images = _shift(images, generator, self.shift_pixels)
@@ -39,14 +40,19 @@ class Augmentation(NamedTuple):
         return images
 
 
+def beside(images: Tensor, values: npt.NDArray[Any]) -> Tensor:
+    """`values` as a tensor on the device of `images`."""
+    return torch.from_numpy(values).to(images.device)
+
+
 def _shift(images: Tensor, generator: np.random.Generator, pixels: int) -> Tensor:
     batch, _, height, width = images.shape
     padded = F.pad(images, (pixels,) * 4)
     tops = generator.integers(0, 2 * pixels + 1, batch)
     lefts = generator.integers(0, 2 * pixels + 1, batch)
-    rows = torch.from_numpy(tops[:, None] + np.arange(height))  # (B, H)
-    columns = torch.from_numpy(lefts[:, None] + np.arange(width))  # (B, W)
-    index = torch.arange(batch)
+    rows = beside(images, tops[:, None] + np.arange(height))  # (B, H)
+    columns = beside(images, lefts[:, None] + np.arange(width))  # (B, W)
+    index = torch.arange(batch, device=images.device)
     return padded.permute(0, 2, 3, 1)[index[:, None, None], rows[:, :, None], columns[:, None, :]].permute(
         0, 3, 1, 2
     )
@@ -59,19 +65,19 @@ def _crop(images: Tensor, generator: np.random.Generator, least_side: float) -> 
     centres = generator.uniform(-1, 1, (batch, 2)) * (1 - sides)[:, None]
     maps = np.zeros((batch, 2, 3), np.float32)
     maps[:, 0, 0], maps[:, 1, 1], maps[:, :, 2] = sides, sides, centres
-    places = F.affine_grid(torch.from_numpy(maps), list(images.shape), align_corners=False)
+    places = F.affine_grid(beside(images, maps), list(images.shape), align_corners=False)
     return F.grid_sample(images, places, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Tensor:
     """Change the contrast around each input's mean, the brightness, and the balance of the channels."""
     batch, channels = images.shape[:2]
-    contrast = torch.from_numpy(generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32))
+    contrast = beside(images, generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32))
     added = (
         generator.uniform(-light, light, (batch, 1)) + generator.uniform(-light, light, (batch, channels)) / 2
     )
     deviation = images.flatten(1).std(1).view(-1, 1, 1, 1)
-    brightness = torch.from_numpy(added.astype(np.float32)).view(batch, channels, 1, 1)
+    brightness = beside(images, added.astype(np.float32)).view(batch, channels, 1, 1)
     mean = images.mean((1, 2, 3), keepdim=True)
     return torch.addcmul(mean + brightness * deviation, images - mean, contrast)
 
@@ -88,7 +94,7 @@ def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False
     base_class = module(images).argmax(1)
 
     def harmless(augmentation: Augmentation) -> bool:
-        shown = augmentation(images.cpu(), np.random.default_rng(0)).to(images.device)
+        shown = augmentation(images, np.random.default_rng(0))
         changed = ((shown - images).abs() > 1e-3 * images.std()).flatten(1).any(1)
         same = (module(shown).argmax(1) == base_class)[changed]
         return bool(same.float().mean() >= _SAME_CLASS_SHARE)

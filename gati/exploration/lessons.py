@@ -83,9 +83,9 @@ class InputLessons:
         return BatchLesson(self.fronts.read(views), rows, weights, self._mixed[batch])
 
     def _show(self, batch: ViewedBatch) -> tuple[Tensor, dict[Front, Tensor]]:
-        shown = self.viewer.show(batch)
+        shown = self.viewer.show(batch, self.device)
         self._mixed[batch] = shown.mixed
-        images = shown.images.to(self.device)
+        images = shown.images
         views = self.fronts.look({INPUT: images})
         numbers = sum(view.numel() for view in views.values())
         if self._rounds is not None and numbers <= _WORTH_KEEPING * images.numel():

@@ -9,7 +9,9 @@ from gati.exploration.views import ViewedBatch
 
 
 class BatchMemory:
-    """One tensor [B, ...] per batch, in float16, up to `limit_bytes`; further batches are not kept.
+    """One tensor [B, ...] per batch, in float16 and where the first one was, up to `limit_bytes`.
+
+    Further batches are not kept.
 
     Callers apply `rounded` to newly computed tensors, so that these equal the kept ones.
     """
@@ -33,10 +35,10 @@ class BatchMemory:
         """Keep the tensor of a batch; all tensors have the same shape."""
         if self._rows is None:
             fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
-            self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16)
+            self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16, device=rows.device)
         slot = self._slot(batch)
         if slot < len(self._rows):
-            self._rows[slot] = rows.half().cpu()
+            self._rows[slot] = rows.half()
             self._known.add(slot)
 
     def _slot(self, batch: ViewedBatch) -> int:

@@ -182,8 +182,8 @@ class SharedTraining:
 
     def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> BatchLesson:
         """The base model's hidden outputs and answers for a view; its forward pass fills `hidden`."""
-        shown = self._viewer.show(batch)
-        images = shown.images.to(self.device)
+        shown = self._viewer.show(batch, self.device)
+        images = shown.images
         with training_precision(self.device), torch.no_grad():
             rows = self._base(images).float()
             weights = None if self.emphasis is None else self.emphasis(images)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gati.exploration.augment import Augmentation
+from gati.exploration.augment import Augmentation, beside
 
 _ORDER, _DRAWS, _TURN = 1, 2, 3  # independent random streams of one seed
 
@@ -74,12 +74,12 @@ class Viewer:
         order = np.random.default_rng((self.seed, _TURN, epoch)).permutation(self.places)
         return ViewedBatch(epoch % rounds, int(order[position]))
 
-    def show(self, batch: ViewedBatch) -> Shown:
-        """Return the inputs of a batch, changed and mixed, on the CPU."""
+    def show(self, batch: ViewedBatch, device: torch.device | None = None) -> Shown:
+        """Return the inputs of a batch, changed and mixed, on `device` (the CPU unless given)."""
         order = np.random.default_rng((self.seed, _ORDER, batch.round)).permutation(len(self.inputs))
         indices = order[batch.place * self.batch_size : (batch.place + 1) * self.batch_size]
         generator = np.random.default_rng((self.seed, _DRAWS, batch.round, batch.place))
-        images = self.views.augmentation(self.inputs.images(np.sort(indices)), generator)
+        images = self.views.augmentation(self.inputs.images(np.sort(indices)).to(device), generator)
         if not images.is_floating_point() or generator.random() >= self.views.mixed:
             return Shown(images, mixed=False)
         return Shown(_mix(images, generator), mixed=True)
@@ -88,12 +88,12 @@ class Viewer:
 def _mix(images: Tensor, generator: np.random.Generator) -> Tensor:
     """Mix each input with another one of the batch."""
     count = images.shape[0]
-    other = images[torch.from_numpy(generator.permutation(count))]
+    other = images[beside(images, generator.permutation(count))]
     share = generator.random(count).astype(np.float32)
     if images.dim() != 4 or generator.random() < 1 / 3:
-        return torch.lerp(images, other, torch.from_numpy(share).view(-1, *[1] * (images.dim() - 1)))
+        return torch.lerp(images, other, beside(images, share).view(-1, *[1] * (images.dim() - 1)))
     pasted = _rectangles(share, images.shape[2], images.shape[3], generator)
-    return torch.where(torch.from_numpy(pasted)[:, None], other, images)
+    return torch.where(beside(images, pasted)[:, None], other, images)
 
 
 def _rectangles(

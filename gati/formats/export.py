@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
-from gati.composition.load import Served, open_served
+from gati.composition.composition import Composition
+from gati.composition.load import Served, open_model
 from gati.engine.graph.stages import GraphStages, build_stages
 from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.files import atomic_write
@@ -79,7 +80,7 @@ def export(
         _need_onnx()
     elif raw_input:
         raise DataError("a pt2 file takes preprocessed inputs only; leave out --raw-input")
-    served = open_served(directory, composition=composition)
+    served = _opened(directory, composition)
     stages = _stages(served, length)
     raw = _raw_preprocessing(served) if raw_input else None
     target = Path(out)
@@ -98,6 +99,14 @@ def export(
         checked_inputs=_CHECKED_INPUTS,
         note=_note(served),
     )
+
+
+def _opened(directory: str | Path, composition: str) -> Served:
+    """The network and the caches on the CPU, whatever backend serves them."""
+    library = Library.open(directory)
+    chosen = Composition.load(library.composition_path(composition))
+    model = open_model(directory, device="cpu")
+    return Served(model.engine_of(model.exits(chosen), chosen.name, "torch"), model, library, chosen)
 
 
 def _note(served: Served) -> str:

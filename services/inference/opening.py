@@ -116,7 +116,7 @@ class Opener:
         if settings.model is None:
             raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
         return open_plain_model(
-            settings.model, settings.checkpoint, size=settings.size, device=settings.device
+            settings.model, settings.checkpoint, size=settings.size, device=settings.device or "cpu"
         )
 
 

@@ -20,7 +20,7 @@ class InferenceSettings(ProcessSettings):
     checkpoint: Path | None = None
     size: tuple[int, int] | None = None  # height and width of a plain model's inputs
     composition: str | None = "default"
-    device: str = "cpu"
+    device: str | None = None  # the one the library was measured on unless given; cpu for a plain model
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
@@ -55,3 +55,12 @@ class InferenceSettings(ProcessSettings):
         if self.state is None and self.library is not None:
             return self.library / "standing"
         return self.state
+
+
+def device_of(settings: InferenceSettings) -> str:
+    """The device on which the model of these settings runs. Raises LibraryError without its library."""
+    if settings.device is not None or settings.library is None:
+        return settings.device or "cpu"
+    from gati.exploration.library import Library
+
+    return Library.open(settings.library).manifest.profile.device

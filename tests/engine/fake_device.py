@@ -111,12 +111,6 @@ class FakeDevice:
         self._run_ahead()
         self._reach(event.lane, event.at)
 
-    def taken(self, tensor: Tensor) -> Tensor:
-        self.log.append("taken")
-        self._run_ahead()
-        self._reach("main", self._position["main"] + len(self._queues["main"]))
-        return tensor.clone()
-
     def device_ms(self, queue: Callable[[], None]) -> float:
         queue()
         return 0.0 if self.pays else 2.0

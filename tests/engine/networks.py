@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -114,6 +115,12 @@ def selective_exits(traced: TracedModel, placement: Placement = "inline") -> lis
             chosen.append(replace(leaving, threshold=threshold))
             remaining = remaining[scores < threshold]
     return chosen
+
+
+def moved(device: str, leaving: Sequence[EngineExit]) -> tuple[TracedModel, list[EngineExit]]:
+    """The network of `traced_network` and copies of its exits, on another device."""
+    traced = trace(network().to(device), inputs(2).to(device), BLOCKS)
+    return traced, [replace(each, cache=deepcopy(each.cache).to(device)) for each in leaving]
 
 
 def inputs(count: int, seed: int = 2) -> Tensor:

@@ -12,7 +12,7 @@ from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import DataError
-from tests.engine.networks import BLOCKS, CLASSES, traced_network
+from tests.engine.networks import BLOCKS, CLASSES, moved, traced_network
 from tests.engine.test_graph_backends import exits, requests
 
 SLOW = ("torch-compile",)  # compiles C++
@@ -43,6 +43,8 @@ every_backend = pytest.mark.parametrize(
 def engine_on(backend: str, leaving: list[EngineExit], folder: Path) -> Engine:
     """An engine; a backend that must be calibrated gets graphs made before, as `gati compose` keeps them."""
     kind, graphs = BACKENDS[backend], None
+    if "cpu" not in kind.devices:
+        return Engine(*moved("cuda", leaving), backend=backend, version="v7")
     if issubclass(kind, GraphBackend) and kind.calibrated:
         executes = get_backend(backend, calibration=requests(30))
         assert isinstance(executes, GraphBackend)

@@ -32,6 +32,7 @@ from tests.engine.networks import (
     ConstantScore,
     exits,
     inputs,
+    moved,
     network,
     ready,
     selective_exits,
@@ -235,6 +236,7 @@ def test_a_short_segment_is_launched_before_the_score_is_known_and_none_after_it
             "host waits",
             "main: graph 3",
             "host waits",
+            "host waits",
         ],
     )
 
@@ -259,8 +261,8 @@ def test_a_request_on_the_path_is_copied_once_and_no_segment_copies(fake: Fake) 
     engine = Engine(traced_network(), exits(NEVER), backend="cuda-graph")
     made[-1].calls()
     engine(inputs(1))
-    scores_read = 3
-    assert sum("copy" in call for call in made[-1].calls()) == 1 + scores_read
+    scores_read, answers_read = 3, 1
+    assert sum("copy" in call for call in made[-1].calls()) == 1 + scores_read + answers_read
 
 
 def test_an_overlapped_lookup_is_forked_by_an_event_and_joined_before_the_answer(fake: Fake) -> None:
@@ -275,8 +277,8 @@ def test_an_overlapped_lookup_is_forked_by_an_event_and_joined_before_the_answer
     fork = calls.index("lookups: graph 1")
     assert calls[fork - 3 : fork] == ["main: graph 0", "main: record", "lookups: wait"]
     assert calls[fork + 1 : fork + 3] == ["lookups: copy", "lookups: record"]
-    after = [call for call in calls[fork + 1 :] if "graph" in call or call in ("host waits", "taken")]
-    assert after == ["main: graph 2", "main: graph 3", "main: graph 4", "host waits", "taken"]
+    after = [call for call in calls[fork + 1 :] if "graph" in call or call == "host waits"]
+    assert after == ["main: graph 2", "main: graph 3", "main: graph 4", "host waits", "host waits"]
 
 
 def test_an_overlapped_hit_that_is_known_early_stops_the_network_there(fake: Fake) -> None:
@@ -440,10 +442,7 @@ def test_auto_considers_it_only_where_the_library_was_measured_on_cuda(
 
 
 def on_cuda(placement: Placement) -> tuple[TracedModel, list[EngineExit]]:
-    module = network().cuda()
-    leaving = selective_exits(traced_network(), placement)
-    traced = trace(module, inputs(2).cuda(), BLOCKS)
-    return traced, [replace(each, cache=each.cache.cuda()) for each in leaving]
+    return moved("cuda", selective_exits(traced_network(), placement))
 
 
 @needs_cuda

@@ -53,6 +53,14 @@ class WideNet(nn.Module):
         return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
 
 
+class DeepNet(Net):
+    """Forty blocks: on a GPU, time goes with the number of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(8) for _ in range(40)))
+
+
 class Vectors(nn.Module):
     """Takes vectors."""
 

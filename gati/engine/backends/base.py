@@ -36,7 +36,7 @@ class Backend(ABC):
     lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = None  # None: as `precision`
     same_network_as: ClassVar[str | None] = None  # the backend that differs only in lookups
     devices: ClassVar[tuple[str, ...]] = ("cpu",)  # kinds of device on which its costs can be measured
-    automatic: ClassVar[bool] = False  # whether `--backend auto` tries it
+    automatic: ClassVar[tuple[str, ...]] = ()  # kinds of device on which `--backend auto` tries it
 
     @classmethod
     def installed(cls) -> bool:
@@ -124,7 +124,7 @@ class GraphBackend(Backend):
     A backend that is `calibrated` needs typical inputs [n, ...] before it can make a graph.
     """
 
-    automatic: ClassVar[bool] = True
+    automatic: ClassVar[tuple[str, ...]] = ("cpu",)
     stored_as: ClassVar[str] = "onnx"  # format of stored graphs; backends of one format share them
     calibrated: ClassVar[bool] = False
 

@@ -14,8 +14,6 @@ one segment has been launched. The exit that answers depends only on the input.
 **Overlapped lookups** are separate graphs on the lane `lookups`: an event starts each after its segment, and
 the host joins it. Meanwhile the network continues block by block up to the next lookup, with at most two
 blocks queued.
-
-Tested against a fake device; not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from torch import Tensor
 
 from gati.engine.backends.base import SingleExit, SinglePath
 from gati.engine.backends.cuda_device import Device
-from gati.engine.backends.replayed import Flag, Run, capture, packed_lookup
+from gati.engine.backends.replayed import Flag, Run, ToHost, capture, packed_lookup
 from gati.model.cuts import Segment
 
 _BLOCKS_AHEAD = 2  # most blocks queued during an overlapped lookup, so that a hit saves work
@@ -85,7 +83,8 @@ class CapturedPath(SinglePath):
         ] = []  # kept alive, so that later graphs do not reuse their memory
         for segment in segments:
             carried = self._add(segment, carried, exits.get(segment.block or ""))
-        (self._scores,) = carried
+        (scores,) = carried
+        self._scores = ToHost(device, scores, "main")
         self._speculative = [self._launches_early(position) for position in range(len(self._pieces))]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
@@ -160,7 +159,8 @@ class CapturedPath(SinglePath):
                 self._fork(piece.lookup)
                 self._pending, ahead = piece.lookup, 0
             self._keep_pace(ahead)
-        return self._device.taken(self._scores), self._exits
+        self._scores.send()
+        return self._scores.taken(), self._exits
 
     def _must_settle_before(self, position: int) -> bool:
         pending = self._pending

@@ -1,7 +1,4 @@
-"""The few GPU calls that captured requests need, so that everything else can be tested without a GPU.
-
-Tested against a fake that models the order of operations; `CudaDevice` has not yet run on hardware.
-"""
+"""The few GPU calls that captured requests need, so that everything else can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ _CAPTURING = threading.Lock()  # one capture at a time in a process
 class Device(Protocol):
     """Two ordered lanes of work with events between them; on CUDA, lanes are streams.
 
-    `main` is the caller's current stream. Only `synchronize`, the two measuring calls and, if necessary,
-    `taken` make the host wait.
+    `main` is the caller's current stream. Only `synchronize` and the two measuring calls make the host wait.
     """
 
     def static(self, like: Tensor) -> Tensor:
@@ -63,9 +59,6 @@ class Device(Protocol):
 
     def synchronize(self, event: Any) -> None:
         """Make the host wait for the event."""
-
-    def taken(self, tensor: Tensor) -> Tensor:
-        """A copy, ordered after the work queued on `main`, that later replays do not overwrite."""
 
     def device_ms(self, queue: Callable[[], None]) -> float:
         """The device time of the work that `queue` queues on `main`."""
@@ -107,7 +100,7 @@ class CudaDevice:
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_CALLS):
-                    run(*(tensor.clone() for tensor in inputs))
+                    run(*map(_copy, inputs))
             current.wait_stream(stream)
             # "thread_local": other threads keep serving, and allocating, meanwhile.
             with torch.cuda.graph(
@@ -152,10 +145,6 @@ class CudaDevice:
         """As `Device.synchronize`."""
         event.synchronize()
 
-    def taken(self, tensor: Tensor) -> Tensor:
-        """As `Device.taken`; the host does not wait here."""
-        return tensor.clone()
-
     def device_ms(self, queue: Callable[[], None]) -> float:
         """As `Device.device_ms`, the median of a few, by CUDA events."""
         times = []
@@ -180,6 +169,12 @@ class CudaDevice:
 
     def _stream(self, lane: Lane) -> torch.cuda.Stream:
         return self._streams["lookups"] if lane == "lookups" else torch.cuda.current_stream(self._device)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy that is of inference mode where `tensor` is: compiled code is compiled for one of the two."""
+    with torch.inference_mode(tensor.is_inference()):
+        return tensor.clone()
 
 
 def why_no_cuda() -> str | None:

@@ -1,7 +1,4 @@
-"""CUDA graphs: the operators of backend `torch`, launched per segment instead of one by one.
-
-Tested against a fake device; not yet run on hardware.
-"""
+"""CUDA graphs: single requests are launched per segment instead of operator by operator."""
 
 from __future__ import annotations
 
@@ -19,17 +16,69 @@ from gati.engine.backends.replayed import Captured, CapturedLookup
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError
 from gati.model.cuts import Segment
+from gati.model.entry import INPUT_KIND
 from gati.model.segments import TracedModel
 
 _NEEDS = "backend cuda-graph needs a CUDA device; load with --device cuda"
 
 
+class CapturingBackend(TorchBackend):
+    """On CUDA, replays single requests as graphs of what `operators` and `lookup` return.
+
+    Batches, and requests on the CPU, call these functions themselves.
+    """
+
+    def operators(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """The network and its segments as functions."""
+        return super().path(traced, blocks)
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """The network, as a graph for single requests, and its segments for batches."""
+        plain, device = self.operators(traced, blocks), self.device(traced.device)
+        return plain if device is None else Path(Captured(device, plain.base), plain.segments)
+
+    def single(
+        self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
+    ) -> SinglePath | None:
+        """As `SegmentBackend.single`."""
+        device = self.device(traced.device)
+        if device is None:
+            return None
+        with torch.inference_mode():
+            return CapturedPath(device, traced.example(), segments, dict(exits))
+
+    def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """As `SegmentBackend.timed_path`: each segment is a graph that reads the previous one's outputs."""
+        plain, device = self.operators(traced, blocks), self.device(traced.device)
+        if device is None:
+            return plain
+        kinds = traced.block_kinds
+        empty = [each.block is not None and kinds[each.block] == INPUT_KIND for each in plain.segments]
+        first = empty.index(False)  # nothing runs before the input
+        segments = tuple(
+            each
+            if empty[each.index]
+            else replace(each, run=Captured(device, each.run, adopts=each.index > first, keeps=True))
+            for each in plain.segments
+        )
+        return Path(Captured(device, plain.base), segments)
+
+    def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """As `SegmentBackend.timed_lookup`; a separate graph, which costs one more launch."""
+        lookup, device = self.lookup(cache, hidden), self.device(hidden.device)
+        return lookup if device is None else CapturedLookup(device, lookup, hidden)
+
+    def device(self, device: torch.device) -> Device | None:
+        """The calls on `device`; None if requests are not captured there."""
+        return CudaDevice(device) if device.type == "cuda" else None
+
+
 @register_backend("cuda-graph")
-class CudaGraphBackend(TorchBackend):
-    """Replays single requests as CUDA graphs; batches run as on backend `torch`."""
+class CudaGraphBackend(CapturingBackend):
+    """Replays the operators of backend `torch`."""
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
-    automatic: ClassVar[bool] = True
+    automatic: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def __init__(self) -> None:
         reason = self.unavailable()
@@ -51,31 +100,7 @@ class CudaGraphBackend(TorchBackend):
         """Whether there is a CUDA device."""
         return cls.available()
 
-    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """The network, as a graph for single requests, and its segments for batches, as on `torch`."""
-        return Path(Captured(self.device(traced.device), traced.base), traced.cut(blocks))
-
-    def single(
-        self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
-    ) -> SinglePath:
-        """As `SegmentBackend.single`."""
-        with torch.inference_mode():
-            return CapturedPath(self.device(traced.device), traced.example(), segments, dict(exits))
-
-    def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """As `SegmentBackend.timed_path`: each segment is a graph that reads the previous one's outputs."""
-        device, plain = self.device(traced.device), self.path(traced, blocks)
-        segments = tuple(
-            replace(each, run=Captured(device, each.run, adopts=each.index > 0, keeps=True))
-            for each in plain.segments
-        )
-        return Path(plain.base, segments)
-
-    def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `SegmentBackend.timed_lookup`; a separate graph, which costs one more launch."""
-        return CapturedLookup(self.device(hidden.device), self.lookup(cache, hidden), hidden)
-
-    def device(self, device: torch.device) -> Device:
+    def device(self, device: torch.device) -> Device | None:
         """The calls on `device`. Raises BackendError if it is not a CUDA device."""
         if device.type != "cuda":
             raise BackendError(_NEEDS)

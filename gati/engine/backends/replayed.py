@@ -1,7 +1,4 @@
-"""Functions for single requests as graphs, and the transfer of a lookup's result to the host.
-
-Tested against a fake device; not yet run on hardware.
-"""
+"""Functions for single requests as graphs, and the transfer of their results to the host."""
 
 from __future__ import annotations
 
@@ -19,21 +16,33 @@ from gati.errors import BackendError, first_line
 Run = Callable[..., tuple[Tensor, ...]]
 
 
-class Flag:
-    """Transfers score and probabilities of a lookup to the host."""
+class ToHost:
+    """Transfers a static tensor to pinned host memory, which every transfer overwrites."""
 
-    def __init__(self, device: Device, packed: Tensor, probabilities: Tensor, lane: Lane) -> None:
+    def __init__(self, device: Device, source: Tensor, lane: Lane) -> None:
         self._device = device
-        self._packed = packed
-        self._probabilities = probabilities
-        self._host = device.pinned(packed)
+        self._source = source
+        self._host = device.pinned(source)
         self._lane = lane
         self.known = device.event()
 
     def send(self) -> None:
         """Queue the copy to the host."""
-        self._device.copy(self._packed, self._host, self._lane)
+        self._device.copy(self._source, self._host, self._lane)
         self._device.record(self.known, self._lane)
+
+    def taken(self) -> Tensor:
+        """Wait for the values and return a copy of them."""
+        self._device.synchronize(self.known)
+        return self._host.clone()
+
+
+class Flag(ToHost):
+    """Transfers score and probabilities of a lookup, `packed` as one tensor."""
+
+    def __init__(self, device: Device, packed: Tensor, probabilities: Tensor, lane: Lane) -> None:
+        super().__init__(device, packed, lane)
+        self._probabilities = probabilities
 
     def score(self) -> float:
         """Wait for the score and return it."""
@@ -50,8 +59,8 @@ class Captured:
     """A function of tensors as a graph for single requests, captured on first use; batches run it directly.
 
     With `adopts`, the inputs are static outputs of another graph, which are read in place. Without `keeps`,
-    the results are copies, and calls are thread-safe; with it, they are the graph's outputs, which each call
-    overwrites.
+    the results are on the host, and calls are thread-safe; with it, they are the graph's outputs, which each
+    call overwrites.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class Captured:
         self._tail = device.event()
         self._inputs: tuple[Tensor, ...] = ()
         self._outputs: tuple[Tensor, ...] = ()
+        self._results: tuple[ToHost, ...] = ()
         self._alone = False  # whether the result is one tensor, not a tuple
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -82,8 +92,10 @@ class Captured:
             self._device.replay(self._graph, "main")
             results = self._outputs
             if not self._keeps:
-                results = tuple(self._device.taken(each) for each in results)
+                for each in self._results:
+                    each.send()
                 self._device.record(self._tail, "main")
+                results = tuple(each.taken() for each in self._results)
         return results[0] if self._alone else results
 
     def _capture(self, tensors: tuple[Tensor, ...]) -> None:
@@ -94,6 +106,8 @@ class Captured:
 
         self._inputs = tensors if self._adopts else tuple(self._device.static(each) for each in tensors)
         self._graph, self._outputs = capture(self._device, run, self._inputs, "main", None)
+        if not self._keeps:
+            self._results = tuple(ToHost(self._device, each, "main") for each in self._outputs)
 
 
 class CapturedLookup:

@@ -1,4 +1,4 @@
-"""`torch.compile`: segments and lookups as machine code, compiled on first use."""
+"""`torch.compile`: segments and lookups as machine code, compiled on first use; on CUDA, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.engine.backends.base import Lookup, Path, register_backend
-from gati.engine.backends.torch import TorchBackend
+from gati.engine.backends.cuda_graph import CapturingBackend
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
 
@@ -43,10 +43,11 @@ class _Compiled:
 
 
 @register_backend("torch-compile")
-class TorchCompileBackend(TorchBackend):
+class TorchCompileBackend(CapturingBackend):
     """Runs the network through `torch.compile`; needs a C++ compiler and seconds per segment to compile."""
 
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    automatic: ClassVar[tuple[str, ...]] = ("cuda",)  # on the CPU others are faster, and ready sooner
 
     def __init__(self) -> None:
         if not self.installed():
@@ -54,18 +55,24 @@ class TorchCompileBackend(TorchBackend):
                 f"backend '{self.name}' needs a C++ compiler ({', '.join(_COMPILERS)}), none is installed: "
                 "apt-get install g++"
             )
+        # While one thread compiles, the flag that torch sets for it is seen by all. A compiled function then
+        # refuses to run in other threads unless it is allowed to run uncompiled, which it is here.
+        torch._dynamo.config.error_on_nested_fx_trace = False
 
     @classmethod
     def installed(cls) -> bool:
         """Whether there is a C++ compiler."""
         return any(shutil.which(name) for name in _COMPILERS)
 
-    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+    def operators(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The network and its segments, compiled when first called."""
-        plain = super().path(traced, blocks)
+        plain = super().operators(traced, blocks)
         segments = tuple(replace(segment, run=_Compiled(segment.run)) for segment in plain.segments)
         return Path(base=_Compiled(plain.base), segments=segments)
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """The cache, compiled when first called."""
+        fusible = getattr(cache, "fusible", None)
+        if fusible is not None and hidden.device.type == "cuda":
+            return _Compiled(fusible())
         return _Compiled(super().lookup(cache, hidden))

@@ -15,6 +15,7 @@ class RequestPath(ABC):
 
     compiled: ClassVar[bool] = False  # one graph, one request at a time
     overlapped: ClassVar[bool] = False  # lookups have cores or a stream of their own
+    copies_requests: ClassVar[bool] = False  # a single request is copied, from wherever it is
     logits: bool  # whether `base` returns logits
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from gati.model.segments import TracedModel
 
 class ReplayedPath(SegmentsPath):
     """Single requests take the backend's own path, such as a captured graph; batches run segments."""
+
+    copies_requests: ClassVar[bool] = True
 
     def __init__(self, ready: Ready, single: SinglePath, exits: Sequence[EngineExit]) -> None:
         super().__init__(ready)
