@@ -16,6 +16,7 @@ from gati.composition.composition import Composition
 from gati.composition.load import Served, open_model
 from gati.engine.graph.stages import GraphStages, build_stages
 from gati.errors import BackendError, CompositionError, DataError, ModelError
+from gati.exploration.library import Library
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
 from gati.formats.metadata import describe, in_float32, metadata_of
