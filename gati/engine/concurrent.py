@@ -45,9 +45,10 @@ class _Request:
 class ConcurrentEngine:
     """An engine for many concurrent threads; a context manager, or use `start` and `close`.
 
-    Answers equal those of `engine`; lookups are inline. With `early` False it runs the base model in the same
-    way. `largest_batch` limits the number of inputs of a segment's batch. A `niceness` above 0 lowers the
-    priority of the workers.
+    Answers equal those of `engine`; lookups are inline. An input that waits alone is a single request where
+    the backend has a faster path for those. With `early` False it runs the base model in the same way.
+    `largest_batch` limits the number of inputs of a segment's batch. A `niceness` above 0 lowers the priority
+    of the workers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ConcurrentEngine:
         """Compile an engine for each worker and start the workers; returns itself."""
         if self._threads:
             return self
-        engine, count = self._engine, self._workers or torch.get_num_threads()
+        engine, count = self._engine, self.workers
         self._ready = threading.Barrier(count + 1)
         with one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
@@ -112,6 +113,12 @@ class ConcurrentEngine:
     def __call__(self, x: Tensor) -> Prediction:
         """Wait for the answer to one preprocessed input [1, ...]."""
         return self.submit(x).result()
+
+    @property
+    def workers(self) -> int:
+        """The number of threads; by default one a core, or a single one that feeds a GPU."""
+        on_gpu = self._engine.traced.device.type == "cuda"
+        return self._workers or (1 if on_gpu else torch.get_num_threads())
 
     @property
     def waiting(self) -> int:
@@ -153,6 +160,9 @@ class ConcurrentEngine:
     @torch.inference_mode()
     def _advance(self, engine: Engine, position: int, requests: Sequence[_Request]) -> None:
         """Run one segment for inputs that wait in front of it, answer the hits and pass on the misses."""
+        if position == 0 and len(requests) == 1 and engine.replays:
+            _settle(requests[0], partial(self._ask, engine, requests[0].x))
+            return
         segment = self._segments[position]
         outcome = segment.run(_together([request.carried for request in requests], segment.takes_rows))
         onward = []

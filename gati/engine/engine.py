@@ -208,6 +208,11 @@ class Engine:
         return self._path.compiled
 
     @property
+    def replays(self) -> bool:
+        """Whether the backend has a faster path for single requests than for batches of one."""
+        return self._path.copies_requests
+
+    @property
     def overlapped(self) -> bool:
         """Whether any lookup runs in parallel with the network, on its own cores or stream."""
         return self._path.overlapped

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import BackendError, one_line
+from gati.exploration.graphs import ReplayedFunction
 from gati.exploration.precision import bfloat16_pays, training_precision
 from gati.model.hooks import first_tensor
 from gati.model.outputs import as_logits
@@ -89,11 +90,11 @@ def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
 def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
     @torch.no_grad()
     def answer(images: Tensor) -> Tensor:
-        with training_precision(device):
+        with training_precision(device, caching=False):
             rows: Tensor = base(images)
         return rows.float()
 
-    return answer
+    return ReplayedFunction(answer) if device.type == "cuda" else answer
 
 
 def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engine:

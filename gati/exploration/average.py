@@ -21,11 +21,15 @@ class RunningAverage:
     def update(self, module: nn.Module, step: int) -> None:
         """Add the module's state after step `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
+        averages: list[Tensor] = []
+        present: list[Tensor] = []
         for name, tensor in module.state_dict().items():
             if tensor.is_floating_point():
-                self.tensors[name].lerp_(tensor, 1 - decay)
+                averages.append(self.tensors[name])
+                present.append(tensor)
             else:
                 self.tensors[name].copy_(tensor)
+        torch._foreach_lerp_(averages, present, 1 - decay)  # on a GPU, one launch for all
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:

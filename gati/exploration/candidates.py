@@ -45,6 +45,7 @@ from gati.exploration.schedule import (
     too_dear,
     too_heavy,
     too_slow,
+    widest_as_fast,
 )
 from gati.model.entry import INPUT_KIND
 from gati.model.inputs import TensorInputs
@@ -289,6 +290,8 @@ class _Chooser:
                 reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
         fitting = [width for width in widths if not reasons[width]]
         chosen = choose_widths(fitting, count)
+        if len(chosen) == 1:  # on a GPU, wider ones often take no longer
+            chosen = (widest_as_fast(chosen[0], {width: costs[width].lookup_ms or 0.0 for width in fitting}),)
         left_out = f"the budget is enough for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
         if not count:
             left_out = "the reduced network is trained instead: name it with --variants"

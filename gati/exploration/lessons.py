@@ -88,7 +88,8 @@ class InputLessons:
         images = shown.images
         views = self.fronts.look({INPUT: images})
         numbers = sum(view.numel() for view in views.values())
-        if self._rounds is not None and numbers <= _WORTH_KEEPING * images.numel():
+        launches = self.device.type == "cuda"  # which take longer than reading what is kept
+        if self._rounds is not None and (launches or numbers <= _WORTH_KEEPING * images.numel()):
             for front, view in views.items():
                 memory = self._views.setdefault(front, BatchMemory(self._rounds, self.viewer.places))
                 memory.put(batch, view)

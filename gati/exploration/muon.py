@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gati.exploration.graphs import EAGER_CALLS
 from gati.exploration.precision import bfloat16_pays
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose iteration drives singular values towards 1
@@ -36,15 +37,44 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "lr_ratio": lr_ratio, "weight_decay": weight_decay}
         super().__init__(parameters, defaults)
+        self._rates: list[Tensor] = []  # of the groups, where a CUDA graph reads them
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._gradients: tuple[int, ...] = ()  # addresses in the last step
+        self._steps_alike = 0  # with the same addresses
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the weights from the present gradients; closures are not supported."""
-        for group in self.param_groups:
+        """Update the weights from the present gradients; closures are not supported.
+
+        On CUDA, where gradients stay at the same addresses, a step becomes a CUDA graph: it consists of some
+        hundred small operators.
+        """
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        if not parameters or parameters[0].device.type != "cuda":
+            self._update([group["lr"] for group in self.param_groups])
+            return
+        self._rates = self._rates or [torch.zeros((), device=parameters[0].device) for _ in self.param_groups]
+        for rate, group in zip(self._rates, self.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        gradients = tuple(0 if each.grad is None else each.grad.data_ptr() for each in parameters)
+        if gradients != self._gradients:
+            self._graph, self._gradients, self._steps_alike = None, gradients, 0
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._update(self._rates)
+        self._steps_alike += 1
+        if self._steps_alike == EAGER_CALLS:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._update(self._rates)
+
+    def _update(self, rates: Sequence[float | Tensor]) -> None:
+        for group, rate in zip(self.param_groups, rates, strict=True):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     learn = self._update_kernel if parameter.dim() == 4 else self._update_other
-                    learn(parameter, parameter.grad, self._momentum_of(parameter), group)
+                    learn(parameter, parameter.grad, self._momentum_of(parameter), group, rate)
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -54,20 +84,24 @@ class Muon(torch.optim.Optimizer):
         return found
 
     @staticmethod
-    def _update_kernel(kernel: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
+    def _update_kernel(
+        kernel: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any], rate: float | Tensor
+    ) -> None:
         average.lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(average, group["momentum"])
         out = kernel.shape[0]
         kernel.mul_(out**0.5 / kernel.norm().clamp_min(_TINY))
         direction = orthogonalised(ahead.reshape(out, -1)).reshape(kernel.shape)
-        kernel.sub_(direction, alpha=group["lr"])
+        kernel.sub_(direction * rate)
 
     @staticmethod
-    def _update_other(parameter: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
+    def _update_other(
+        parameter: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any], rate: float | Tensor
+    ) -> None:
         gradient = gradient.add(parameter, alpha=group["weight_decay"])
         average.mul_(group["momentum"]).add_(gradient)
         ahead = gradient.add(average, alpha=group["momentum"])
-        parameter.sub_(ahead, alpha=group["lr_ratio"] * group["lr"])
+        parameter.sub_(ahead * (group["lr_ratio"] * rate))
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:

@@ -23,8 +23,13 @@ def gains_by_bfloat16(module: nn.Module) -> bool:
 
 
 @contextmanager
-def training_precision(device: torch.device, gains: bool = True) -> Iterator[None]:
-    """Train in bfloat16 if hardware and network gain from it; measurements are always in float32."""
+def training_precision(
+    device: torch.device, gains: bool = True, *, caching: bool | None = None
+) -> Iterator[None]:
+    """Train in bfloat16 if hardware and network gain from it; measurements are always in float32.
+
+    `caching` False casts weights each time they are used, as a CUDA graph must.
+    """
     enabled = device.type == "cuda" or (device.type == "cpu" and gains and bfloat16_pays())
-    with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+    with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=caching):
         yield

@@ -7,7 +7,7 @@ at a few blocks that are spaced evenly in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gati.types import BlockProfile
 
@@ -22,6 +22,7 @@ _MOST_MEASURING = 0.35
 _EARLIEST, _LATEST = 0.08, 0.75  # range of default exits, as a share of the base model's time
 _EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 4, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
+_AS_FAST = 1.1
 _MOST_STUDENT_SHARE = 0.7  # of the base model's time: a student rarely has a higher hit rate
 _MOST_REDUCED_SHARE = (
     0.45  # of the base model's time; above it, a student is cheaper than the reduced network
@@ -50,6 +51,12 @@ def choose_widths(widths: Sequence[int], count: int) -> tuple[int, ...]:
     middle = len(widths) // 2
     nearest = sorted(range(len(widths)), key=lambda place: (abs(place - middle), -place))
     return tuple(widths[place] for place in sorted(nearest[:count]))
+
+
+def widest_as_fast(width: int, lookup_ms: Mapping[int, float]) -> int:
+    """The widest of the students whose lookups take no longer than that of `width`, but for 10 %."""
+    limit_ms = lookup_ms[width] * _AS_FAST
+    return max(each for each, taken_ms in lookup_ms.items() if each >= width and taken_ms <= limit_ms)
 
 
 def places_for(students: int) -> int:

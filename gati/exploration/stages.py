@@ -52,6 +52,7 @@ _SCARCE = 10_000  # with fewer training inputs, students also match hidden outpu
 _SURE_AT = 0.99  # agreement of the earlier cache's answers on inputs that exits may neglect
 _REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
 _PROBE_STEPS = 8
+_PROBE_STEPS_CUDA = 40  # the first ones are slow: see gati.exploration.graphs
 _ALWAYS_AVAILABLE = "torch"  # engine
 _FURTHER_RATE = 0.5  # share of the learning rate for weights that are already trained
 
@@ -261,9 +262,11 @@ class TrainingStages:
                 steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _ALWAYS_AVAILABLE
             )
         began = self.budget.clock()
-        few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * batch_size)))
+        steps = _PROBE_STEPS_CUDA if self.prepared.device.type == "cuda" else _PROBE_STEPS
+        few = self.prepared.inputs.train.subset(range(min(inputs, steps * batch_size)))
+        probing = replace(task, plan=StagePlan(steps, None))
         with self.executor.probing():
-            probe = group_training(self.classroom, task, self.budget.clock, inputs=few)
+            probe = group_training(self.classroom, probing, self.budget.clock, inputs=few)
             for _ in probe.run():
                 pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)

@@ -23,7 +23,8 @@ from gati.caches import distillation_loss, feature_loss
 from gati.exploration.answers import BaseAnswers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
-from gati.exploration.fronts import Fronts
+from gati.exploration.fronts import Front, Fronts
+from gati.exploration.graphs import EAGER_CALLS, ReplayedFunction, captured_training
 from gati.exploration.lessons import BatchLesson, InputLessons
 from gati.exploration.pace import Pace, Stopwatch
 from gati.exploration.precision import gains_by_bfloat16, training_precision
@@ -78,6 +79,7 @@ class SharedTraining:
         self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
         self.recipe, self.augmentation, self.emphasis, self.device = recipe, augmentation, emphasis, device
         self.step = 0
+        self._steps_run = 0  # by this object; `step` also counts those before an interruption
         self.finished = False  # the learners have the averaged weights, if the recipe averages
         self.losses: dict[TrialId, float] = {}
         self._clock, self._stopwatch = clock, Stopwatch()
@@ -107,6 +109,13 @@ class SharedTraining:
         )
         self._gains = {x.trial_id: gains_by_bfloat16(x.predictor) for x in learners}
         self._projections = self._make_projections()
+        self._forwards = {
+            x.trial_id: _Forward(self._fronts.rests[x.trial_id], self._projections.get(x.trial_id))
+            for x in learners
+        }
+        self._captured = False  # whether forward and backward passes are CUDA graphs
+        self._hidden_pass = ReplayedFunction(self._run_base)
+        self._hidden: Mapping[str, Tensor] = {}
         self._averages = {
             x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
             for x in learners
@@ -161,22 +170,30 @@ class SharedTraining:
         began_s = self._clock()
         batch = self._viewer.batch(self.step)
         lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, hidden)
+        if self._steps_run == EAGER_CALLS:
+            self._captured = all(
+                captured_training(self._forwards[x.trial_id], lesson.read[x.trial_id]) for x in self.learners
+            )
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
-        self._optimiser.zero_grad(set_to_none=False)
-        total = 0.0
+        self._optimiser.zero_grad(set_to_none=self._captured)
+        losses: list[Tensor] = []
         for learner in self.learners:
-            loss, value = self._loss(learner, lesson)
+            loss, compared = self._loss(learner, lesson)
             loss.backward()
-            total += value
-            self._note_loss(learner.trial_id, value)
+            losses.append(compared)
             if self.recipe.longest_gradient is not None:
                 nn.utils.clip_grad_norm_(learner.predictor.parameters(), self.recipe.longest_gradient)
         self._optimiser.step()
         for learner in self.learners:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].update(learner.predictor, self.step)
+        total = 0.0
+        for learner, value in zip(self.learners, torch.stack(losses).tolist() if losses else (), strict=True):
+            total += value
+            self._note_loss(learner.trial_id, value)
         self.step += 1
+        self._steps_run += 1
         self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
         return total / max(1, len(self.learners))
 
@@ -184,21 +201,22 @@ class SharedTraining:
         """The base model's hidden outputs and answers for a view; its forward pass fills `hidden`."""
         shown = self._viewer.show(batch, self.device)
         images = shown.images
-        with training_precision(self.device), torch.no_grad():
+        self._hidden = hidden
+        looked, rows, weights = self._hidden_pass(images)
+        return BatchLesson(self._fronts.read(looked), rows, weights, shown.mixed)
+
+    def _run_base(self, images: Tensor) -> tuple[dict[Front, Tensor], Tensor, Tensor | None]:
+        """What learners read, the base model's answers, and weights of inputs."""
+        with training_precision(self.device, caching=False), torch.no_grad():
             rows = self._base(images).float()
             weights = None if self.emphasis is None else self.emphasis(images)
-        return BatchLesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
+        return self._fronts.look(self._hidden), rows, weights
 
-    def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, float]:
-        """The loss of a learner with its gradient, and the part of it that compares answers, as a number."""
-        projection = self._projections.get(learner.trial_id)
-        predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]
+    def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, Tensor]:
+        """The loss of a learner with its gradient, and the part of it that compares answers, without."""
         with training_precision(self.device, self._gains[learner.trial_id]):
-            if projection is None:
-                logits, found = predictor(read), None
-            else:
-                features = predictor[:-1](read)  # type: ignore[index]
-                logits, found = predictor[-1](features), projection(features)  # type: ignore[index]
+            logits, *features = self._forwards[learner.trial_id](lesson.read[learner.trial_id])
+        found = features[0] if features else None
         classes = logits.shape[1]
         loss = distillation_loss(
             logits.float(),
@@ -207,12 +225,12 @@ class SharedTraining:
             soft_weight=1.0 if lesson.mixed else self.recipe.soft_weight,
             row_weights=lesson.row_weights,
         )
-        value = float(loss.detach())
+        compared = loss.detach()
         if found is not None:
             wanted = lesson.rows[:, classes:]
             matched = feature_loss(found.float(), wanted, row_weights=lesson.row_weights)
             loss = loss + self.recipe.feature_weight * matched
-        return loss, value
+        return loss, compared
 
     def _make_projections(self) -> dict[TrialId, nn.Linear]:
         """Projections from learners' features to the base model's, if a learner ends with a linear layer."""
@@ -301,3 +319,18 @@ class SharedTraining:
             for name, value in self._optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     yield f"optimiser.{index}.{name}", value.detach().cpu().contiguous()
+
+
+class _Forward(nn.Module):
+    """What a learner computes for its loss: logits and, if it has a projection, projected features."""
+
+    def __init__(self, predictor: nn.Module, projection: nn.Module | None) -> None:
+        super().__init__()
+        self.predictor, self.projection = predictor, projection
+
+    def forward(self, read: Tensor) -> tuple[Tensor, ...]:
+        """Logits [B, K] and, if projected, features [B, D]."""
+        if self.projection is None or not isinstance(self.predictor, nn.Sequential):
+            return (self.predictor(read),)
+        features = self.predictor[:-1](read)
+        return self.predictor[-1](features), self.projection(features)

@@ -54,10 +54,14 @@ class UserFile(NamedTuple):
 
 
 def user_files() -> tuple[UserFile, ...]:
-    """The user's files that are imported in this process, to be installed in another one."""
+    """The user's files that are imported in this process, to be installed in another one.
+
+    Files that were deleted since belong to networks that cannot be loaded again; they are left out.
+    """
     found = []
     for name, module in sorted(sys.modules.items()):
-        if name.startswith(_USER_FILE) and (path := getattr(module, "__file__", None)) is not None:
+        path = getattr(module, "__file__", None)
+        if name.startswith(_USER_FILE) and path is not None and Path(path).is_file():
             found.append(UserFile(name, path, Path(path).read_text(encoding="utf-8")))
     return tuple(found)
 

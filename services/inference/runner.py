@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from gati.engine.concurrent import ConcurrentEngine, let_others_first
@@ -15,6 +14,7 @@ from gati.engine.exits import Prediction
 # Event loops go first: they must accept or refuse requests however busy the engines are.
 _NICENESS = 10
 _SEGMENT_ROWS = 8  # inputs in flight per worker that can batch them by segment
+_GPU_ROWS = 32
 
 
 class Runner(Protocol):
@@ -44,8 +44,9 @@ class _Side:
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
         engines = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
         self._engine = engines.start()
-        each = 1 if engine.compiled else _SEGMENT_ROWS
-        self.parallel = each * (workers or torch.get_num_threads())
+        on_gpu = engine.traced.device.type == "cuda"
+        each = 1 if engine.compiled else _GPU_ROWS if on_gpu else _SEGMENT_ROWS
+        self.parallel = each * self._engine.workers
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._engine.submit(x)

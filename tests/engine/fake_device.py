@@ -44,23 +44,29 @@ class FakeDevice:
         self._position: dict[Lane, int] = {"main": 0, "lookups": 0}
         self._graphs: list[tuple[Lane, Callable[[], None]]] = []
         self._events = 0
+        self._pinned: list[Tensor] = []
 
     def static(self, like: Tensor) -> Tensor:
         return like.clone()
 
     def pinned(self, like: Tensor) -> Tensor:
-        return torch.full_like(like, math.nan)
+        made = torch.empty_like(like)
+        self._pinned.append(made)
+        return made
 
     def capture(
         self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
     ) -> tuple[Any, tuple[Tensor, ...]]:
         self.drain()  # as torch.cuda.graph does
         before = [tensor.clone() for tensor in inputs]
+        known = len(self._pinned)
         outputs = run(*inputs)
         owned = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         for tensor in outputs:
             if tensor.untyped_storage().data_ptr() not in owned:
                 tensor.fill_(math.nan)  # a capture computes nothing
+        for tensor in self._pinned[known:]:
+            tensor.fill_(math.nan)
         for tensor, value in zip(inputs, before, strict=True):
             tensor.copy_(value)
 
@@ -110,6 +116,11 @@ class FakeDevice:
         self.log.append("host waits")
         self._run_ahead()
         self._reach(event.lane, event.at)
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        self._run_ahead()
+        self._reach("main", self._position["main"] + len(self._queues["main"]))
+        return tensor.clone()
 
     def device_ms(self, queue: Callable[[], None]) -> float:
         queue()

@@ -249,20 +249,19 @@ def test_the_host_waits_for_the_score_alone_not_for_the_segment_launched_meanwhi
         device.drain()
     device.done.clear()
     engine(inputs(1))
-    assert device.done == ["copy", "graph 0", "copy"]
+    assert device.done == ["graph 0"]
     assert device.outstanding
     x = inputs(1, seed=8)
     expected = Engine(traced_network(), exits((0.0, 0.0, 0.0)))(x)[0]
     assert torch.equal(engine(x)[0].probabilities, expected.probabilities)
 
 
-def test_a_request_on_the_path_is_copied_once_and_no_segment_copies(fake: Fake) -> None:
+def test_copies_are_parts_of_the_graphs(fake: Fake) -> None:
     made = fake()
     engine = Engine(traced_network(), exits(NEVER), backend="cuda-graph")
     made[-1].calls()
     engine(inputs(1))
-    scores_read, answers_read = 3, 1
-    assert sum("copy" in call for call in made[-1].calls()) == 1 + scores_read + answers_read
+    assert not any("copy" in call for call in made[-1].calls())
 
 
 def test_an_overlapped_lookup_is_forked_by_an_event_and_joined_before_the_answer(fake: Fake) -> None:
@@ -276,7 +275,7 @@ def test_an_overlapped_lookup_is_forked_by_an_event_and_joined_before_the_answer
     calls = device.calls()
     fork = calls.index("lookups: graph 1")
     assert calls[fork - 3 : fork] == ["main: graph 0", "main: record", "lookups: wait"]
-    assert calls[fork + 1 : fork + 3] == ["lookups: copy", "lookups: record"]
+    assert calls[fork + 1] == "lookups: record"
     after = [call for call in calls[fork + 1 :] if "graph" in call or call == "host waits"]
     assert after == ["main: graph 2", "main: graph 3", "main: graph 4", "host waits", "host waits"]
 
@@ -337,7 +336,8 @@ def test_after_a_failure_the_next_request_gets_its_own_answer(
     made[-1].slow = 1000
     with pytest.raises(RuntimeError, match="device lost"):
         engine(inputs(1))
-    assert made[-1].calls()[-2:] == ["main: wait", "main: record"]  # the lookup left behind is joined
+    # the lookup left behind is joined, and all of the request is waited for
+    assert made[-1].calls()[-3:] == ["main: wait", "main: record", "host waits"]
     made[-1].slow = 0
     monkeypatch.setattr(made[-1], "replay", replay)
     for x in inputs(10, seed=6).split(1):

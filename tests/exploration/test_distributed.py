@@ -279,6 +279,9 @@ def test_files_of_the_user_travel_under_their_names(tmp_path: Path) -> None:
         "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(WIDTH, 2)\n"
     )
     made = load_model(f"{tmp_path / 'mine.py'}:Mine").module
+    (tmp_path / "gone.py").write_text((tmp_path / "mine.py").read_text(encoding="utf-8"), encoding="utf-8")
+    load_model(f"{tmp_path / 'gone.py'}:Mine")
+    (tmp_path / "gone.py").unlink()
     files = [each for each in user_files() if each.path == str(tmp_path / "mine.py")]
     assert len(files) == 1
     del sys.modules[files[0].module]

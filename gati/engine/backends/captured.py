@@ -1,8 +1,8 @@
 """Single requests as captured CUDA graphs: the order of launches, and when the host waits.
 
-A request is copied into a static tensor. Each segment with its inline lookup is one graph, which reads the
-static outputs of the previous one. One copy transfers score and probabilities to pinned host memory; an event
-follows it, and the host waits only for that event.
+A request is copied into pinned memory, from where the first graph reads it. Each segment with its inline
+lookup is one graph, which reads the static outputs of the previous one, and ends with one copy of score and
+probabilities to pinned memory; an event follows it, and the host waits only for that event.
 
 **Inline lookups.** While the host waits for a score, the device would idle: reading the score back and
 launching the next graph take a *round trip*, which is measured when the path is built. If the next segment
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gati.engine.backends.base import SingleExit, SinglePath
 from gati.engine.backends.cuda_device import Device
-from gati.engine.backends.replayed import Flag, Run, ToHost, capture, packed_lookup
+from gati.engine.backends.replayed import Flag, Run, ToHost, capture, flagged
 from gati.model.cuts import Segment
 
 _BLOCKS_AHEAD = 2  # most blocks queued during an overlapped lookup, so that a hit saves work
@@ -48,10 +48,11 @@ class _Lookup:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A segment as a graph."""
+    """A segment as a graph; `sends` is what the graph itself copies to the host."""
 
     graph: Any
     lookup: _Lookup | None = None
+    sends: ToHost | None = None
 
     @property
     def inline(self) -> bool:
@@ -74,30 +75,35 @@ class CapturedPath(SinglePath):
         self._tail, self._forked = device.event(), device.event()
         self._marks = [device.event() for _ in range(_BLOCKS_AHEAD)]
         self._pending: _Lookup | None = None
+        self._latest: _Piece | None = None  # launched last
+        self._running = False  # whether a piece may still run that the answered request did not need
         self._exits = len(exits)
-        self._request = device.static(request)
+        self._incoming, self._request = device.pinned(request), device.static(request)
+        self._incoming.copy_(request)
+        self._scores = ToHost(device, "main")
         self._pieces: list[_Piece] = []
-        carried: tuple[Tensor, ...] = (self._request,)
-        self._outputs: list[
-            tuple[Tensor, ...]
-        ] = []  # kept alive, so that later graphs do not reuse their memory
+        carried: tuple[Tensor, ...] = (self._incoming,)
+        self._outputs: list[tuple[Tensor, ...]] = []  # kept, so that later graphs do not reuse their memory
         for segment in segments:
             carried = self._add(segment, carried, exits.get(segment.block or ""))
-        (scores,) = carried
-        self._scores = ToHost(device, scores, "main")
         self._speculative = [self._launches_early(position) for position in range(len(self._pieces))]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
         """As `SinglePath.answer`."""
         with self._lock:
-            self._device.wait(self._tail, "main")  # the last request may have come on another stream
+            self._incoming.copy_(x)
+            if self._running:  # and this request may come on another stream
+                self._device.wait(self._tail, "main")
+                self._running = False
             try:
-                return self._walk(x)
-            finally:
-                if self._pending is not None:  # an exception was raised
+                return self._walk()
+            except BaseException:
+                if self._pending is not None:
                     self._device.wait(self._pending.flag.known, "main")
                     self._pending = None
                 self._device.record(self._tail, "main")
+                self._device.synchronize(self._tail)  # the next request overwrites what is copied
+                raise
 
     # Capture ------------------------------------------------------------------------------------------------
 
@@ -105,26 +111,45 @@ class CapturedPath(SinglePath):
         self, segment: Segment, carried: tuple[Tensor, ...], leaving: SingleExit | None
     ) -> tuple[Tensor, ...]:
         """Capture a segment on the outputs of the previous one; return its outputs."""
-        run = _piece_run(segment, leaving)
+        flag = None if leaving is None else Flag(self._device, "lookups" if leaving.overlapped else "main")
+        run = self._piece_run(segment, leaving, flag)
         graph, outputs = capture(self._device, run, carried, "main", segment.block)
         self._device.replay(graph, "main")  # gives the next warm-up realistic values
         self._outputs.append(outputs)
-        if leaving is None:
-            self._pieces.append(_Piece(graph))
+        if leaving is None or flag is None:
+            self._pieces.append(_Piece(graph, sends=None if segment.block else self._scores))
             return outputs
         if not leaving.overlapped:
-            *through, packed, probabilities = outputs
-            flag = Flag(self._device, packed, probabilities, "main")
-            self._pieces.append(_Piece(graph, _Lookup(leaving, flag)))
-            return tuple(through)
+            self._pieces.append(_Piece(graph, _Lookup(leaving, flag), flag))
+            return outputs
         *through, hidden = outputs
-        look = packed_lookup(leaving.lookup)
-        lookup_graph, found = capture(self._device, look, (hidden,), "lookups", segment.block)
-        self._outputs.append(found)
-        packed, probabilities = found
-        flag = Flag(self._device, packed, probabilities, "lookups")
+        look = flagged(leaving.lookup, flag)
+        lookup_graph, _ = capture(self._device, look, (hidden,), "lookups", segment.block)
         self._pieces.append(_Piece(graph, _Lookup(leaving, flag, lookup_graph)))
         return tuple(through)
+
+    def _piece_run(self, segment: Segment, leaving: SingleExit | None, flag: Flag | None) -> Run:
+        """A segment to capture, with the copies from and to the host.
+
+        An inline lookup is included; for an overlapped one the hidden output is returned in addition.
+        """
+        first = not self._pieces
+
+        def run(*carried: Tensor) -> tuple[Tensor, ...]:
+            if first:
+                carried = (self._request.copy_(carried[0], non_blocking=True),)
+            result = segment.run(*carried)
+            through: tuple[Tensor, ...] = (result,) if isinstance(result, Tensor) else tuple(result)
+            if segment.block is None:
+                self._scores(through[0])
+            if leaving is None or flag is None:
+                return through
+            if leaving.overlapped:
+                return (*through, through[0].clone() if segment.hidden_changes_later else through[0])
+            flag.pack(*leaving.lookup(through[0]))
+            return through
+
+        return run
 
     def _launches_early(self, position: int) -> bool:
         """Whether to launch this piece before the score of the previous one is known."""
@@ -138,15 +163,14 @@ class CapturedPath(SinglePath):
 
         def launch_and_wait() -> None:
             self._launch(before)
-            lookup.flag.score()
+            lookup.flag.wait()
 
         round_trip_ms = self._device.host_ms(launch_and_wait) - self._device.device_ms(queue)
         return self._device.device_ms(lambda: self._device.replay(piece.graph, "main")) <= round_trip_ms
 
     # A request ----------------------------------------------------------------------------------------------
 
-    def _walk(self, x: Tensor) -> tuple[Tensor, int]:
-        self._device.copy(x, self._request, "main")
+    def _walk(self) -> tuple[Tensor, int]:
         ahead = 0  # pieces launched since the lookup that is pending
         for position, piece in enumerate(self._pieces):
             if self._must_settle_before(position) and (found := self._settle()) is not None:
@@ -159,8 +183,7 @@ class CapturedPath(SinglePath):
                 self._fork(piece.lookup)
                 self._pending, ahead = piece.lookup, 0
             self._keep_pace(ahead)
-        self._scores.send()
-        return self._scores.taken(), self._exits
+        return self._scores.wait().clone(), self._exits
 
     def _must_settle_before(self, position: int) -> bool:
         pending = self._pending
@@ -182,13 +205,17 @@ class CapturedPath(SinglePath):
         score = pending.flag.score()
         self._pending = None
         if score >= pending.exit.threshold:  # False for NaN
+            self._running = self._latest is None or self._latest.lookup is not pending
+            if self._running:
+                self._device.record(self._tail, "main")
             return pending.flag.probabilities(), pending.exit.position
         return None
 
     def _launch(self, piece: _Piece) -> None:
         self._device.replay(piece.graph, "main")
-        if piece.lookup is not None and piece.lookup.inline:
-            piece.lookup.flag.send()
+        self._latest = piece
+        if piece.sends is not None:
+            piece.sends.launched()
 
     def _fork(self, lookup: _Lookup) -> None:
         """Queue an overlapped lookup after its segment; an inline one was launched with it."""
@@ -197,7 +224,7 @@ class CapturedPath(SinglePath):
         self._device.record(self._forked, "main")
         self._device.wait(self._forked, "lookups")
         self._device.replay(lookup.graph, "lookups")
-        lookup.flag.send()
+        lookup.flag.launched()
 
     def _keep_pace(self, ahead: int) -> None:
         """Let the host queue only a few blocks during an overlapped lookup."""
@@ -212,18 +239,3 @@ class CapturedPath(SinglePath):
 
     def _known(self, pending: _Lookup) -> bool:
         return self._device.query(pending.flag.known)
-
-
-def _piece_run(segment: Segment, leaving: SingleExit | None) -> Run:
-    """A segment to capture, with its inline lookup, or with the hidden output for an overlapped one."""
-
-    def run(*carried: Tensor) -> tuple[Tensor, ...]:
-        result = segment.run(*carried)
-        through: tuple[Tensor, ...] = (result,) if isinstance(result, Tensor) else tuple(result)
-        if leaving is None:
-            return through
-        if leaving.overlapped:
-            return (*through, through[0].clone() if segment.hidden_changes_later else through[0])
-        return (*through, *packed_lookup(leaving.lookup)(through[0]))
-
-    return run

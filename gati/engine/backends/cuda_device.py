@@ -21,7 +21,8 @@ _CAPTURING = threading.Lock()  # one capture at a time in a process
 class Device(Protocol):
     """Two ordered lanes of work with events between them; on CUDA, lanes are streams.
 
-    `main` is the caller's current stream. Only `synchronize` and the two measuring calls make the host wait.
+    `main` is the caller's current stream. Only `synchronize`, the two measuring calls and, if necessary,
+    `taken` make the host wait.
     """
 
     def static(self, like: Tensor) -> Tensor:
@@ -35,7 +36,8 @@ class Device(Protocol):
     ) -> tuple[Any, tuple[Tensor, ...]]:
         """`run(*inputs)` as a graph, and its outputs, which each replay overwrites.
 
-        Leaves `inputs` as they are. Graphs of one lane share memory: they are
+        Leaves `inputs` as they are. Copies from and to pinned memory become part of the graph. Graphs of one
+        lane share memory: they are
         replayed one after the other, never concurrently.
         """
 
@@ -59,6 +61,9 @@ class Device(Protocol):
 
     def synchronize(self, event: Any) -> None:
         """Make the host wait for the event."""
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """A copy on the device, ordered after the work queued on `main`, that later replays do not change."""
 
     def device_ms(self, queue: Callable[[], None]) -> float:
         """The device time of the work that `queue` queues on `main`."""
@@ -144,6 +149,10 @@ class CudaDevice:
     def synchronize(self, event: Any) -> None:
         """As `Device.synchronize`."""
         event.synchronize()
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """As `Device.taken`; the host does not wait here."""
+        return tensor.clone()
 
     def device_ms(self, queue: Callable[[], None]) -> float:
         """As `Device.device_ms`, the median of a few, by CUDA events."""

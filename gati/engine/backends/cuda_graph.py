@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gati.engine.backends.base import Lookup, Path, SingleExit, SinglePath, register_backend
+from gati.engine.backends.batches import BatchGraphs, GraphTurns, operators_of
 from gati.engine.backends.captured import CapturedPath
 from gati.engine.backends.cuda_device import CudaDevice, Device, why_no_cuda
-from gati.engine.backends.replayed import Captured, CapturedLookup
+from gati.engine.backends.replayed import CapturedLookup, CapturedNetwork, CapturedSegment
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError
 from gati.model.cuts import Segment
@@ -23,10 +24,7 @@ _NEEDS = "backend cuda-graph needs a CUDA device; load with --device cuda"
 
 
 class CapturingBackend(TorchBackend):
-    """On CUDA, replays single requests as graphs of what `operators` and `lookup` return.
-
-    Batches, and requests on the CPU, call these functions themselves.
-    """
+    """On CUDA, replays graphs of what `operators` and `plain_lookup` return; on the CPU, calls these."""
 
     def operators(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The network and its segments as functions."""
@@ -35,7 +33,26 @@ class CapturingBackend(TorchBackend):
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The network, as a graph for single requests, and its segments for batches."""
         plain, device = self.operators(traced, blocks), self.device(traced.device)
-        return plain if device is None else Path(Captured(device, plain.base), plain.segments)
+        if device is None:
+            return plain
+        turns = GraphTurns(device)
+        takes: tuple[bool, ...] = (True,)
+        segments = []
+        for each in plain.segments:
+            gives = None if each.block is None else tuple(tensor.batched for tensor in each.carried)
+            segments.append(replace(each, run=BatchGraphs(turns, each.run, takes, gives, each.block)))
+            takes = gives or ()
+        batches = BatchGraphs(turns, plain.base, (True,), None)
+        return Path(CapturedNetwork(device, plain.base, batches), tuple(segments))
+
+    def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """As `SegmentBackend.lookup`, for batches as graphs."""
+        plain, device = self.plain_lookup(cache, hidden), self.device(hidden.device)
+        return plain if device is None else BatchGraphs(GraphTurns(device), plain, (True,), (True, True))
+
+    def plain_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """The cache as a function."""
+        return super().lookup(cache, hidden)
 
     def single(
         self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
@@ -44,8 +61,10 @@ class CapturingBackend(TorchBackend):
         device = self.device(traced.device)
         if device is None:
             return None
+        pieces = [replace(each, run=operators_of(each.run)) for each in segments]
+        leaving = {name: each._replace(lookup=operators_of(each.lookup)) for name, each in exits.items()}
         with torch.inference_mode():
-            return CapturedPath(device, traced.example(), segments, dict(exits))
+            return CapturedPath(device, traced.example(), pieces, leaving)
 
     def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """As `SegmentBackend.timed_path`: each segment is a graph that reads the previous one's outputs."""
@@ -58,14 +77,14 @@ class CapturingBackend(TorchBackend):
         segments = tuple(
             each
             if empty[each.index]
-            else replace(each, run=Captured(device, each.run, adopts=each.index > first, keeps=True))
+            else replace(each, run=CapturedSegment(device, each.run, adopts=each.index > first))
             for each in plain.segments
         )
-        return Path(Captured(device, plain.base), segments)
+        return Path(CapturedNetwork(device, plain.base, plain.base), segments)
 
     def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """As `SegmentBackend.timed_lookup`; a separate graph, which costs one more launch."""
-        lookup, device = self.lookup(cache, hidden), self.device(hidden.device)
+        lookup, device = self.plain_lookup(cache, hidden), self.device(hidden.device)
         return lookup if device is None else CapturedLookup(device, lookup, hidden)
 
     def device(self, device: torch.device) -> Device | None:

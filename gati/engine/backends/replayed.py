@@ -1,4 +1,7 @@
-"""Functions for single requests as graphs, and the transfer of their results to the host."""
+"""Functions for single requests as graphs, from host memory to host memory.
+
+The copies to and from pinned memory are part of the graphs: a request is one launch, not three.
+"""
 
 from __future__ import annotations
 
@@ -17,86 +20,125 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 class ToHost:
-    """Transfers a static tensor to pinned host memory, which every transfer overwrites."""
+    """The end of a graph that copies a result to pinned memory, which every replay overwrites."""
 
-    def __init__(self, device: Device, source: Tensor, lane: Lane) -> None:
+    def __init__(self, device: Device, lane: Lane) -> None:
         self._device = device
-        self._source = source
-        self._host = device.pinned(source)
         self._lane = lane
+        self._host: Tensor | None = None
         self.known = device.event()
 
-    def send(self) -> None:
-        """Queue the copy to the host."""
-        self._device.copy(self._source, self._host, self._lane)
+    def __call__(self, source: Tensor) -> None:
+        """Copy `source`; call it in the function that is captured."""
+        if self._host is None:
+            self._host = self._device.pinned(source)
+        self._host.copy_(source, non_blocking=True)
+
+    def launched(self) -> None:
+        """Note that the graph was just launched."""
         self._device.record(self.known, self._lane)
 
-    def taken(self) -> Tensor:
-        """Wait for the values and return a copy of them."""
+    def wait(self) -> Tensor:
+        """Wait for the values and return them; the next replay overwrites them."""
         self._device.synchronize(self.known)
-        return self._host.clone()
+        return self.values
+
+    @property
+    def values(self) -> Tensor:
+        """What `wait` returned, without waiting again."""
+        if self._host is None:
+            raise AssertionError("the graph was not captured")
+        return self._host
 
 
 class Flag(ToHost):
-    """Transfers score and probabilities of a lookup, `packed` as one tensor."""
+    """Copies score and probabilities of a lookup as one tensor, in float32."""
 
-    def __init__(self, device: Device, packed: Tensor, probabilities: Tensor, lane: Lane) -> None:
-        super().__init__(device, packed, lane)
-        self._probabilities = probabilities
+    def __init__(self, device: Device, lane: Lane) -> None:
+        super().__init__(device, lane)
+        self._shape, self._dtype = torch.Size(), torch.float32  # of the probabilities
+
+    def pack(self, probabilities: Tensor, score: Tensor) -> None:
+        """Copy a lookup's result; call it in the function that is captured."""
+        self._shape, self._dtype = probabilities.shape, probabilities.dtype
+        self(torch.cat((score.reshape(1).float(), probabilities.reshape(-1).float())))
 
     def score(self) -> float:
         """Wait for the score and return it."""
-        self._device.synchronize(self.known)
-        return float(self._host[0])
+        return float(self.wait().numpy()[0])
 
     def probabilities(self) -> Tensor:
-        """The probabilities [1, K] that came with the score, on the host."""
-        values = self._host[1:].reshape(self._probabilities.shape)
-        return values.to(self._probabilities.dtype, copy=True)
+        """The probabilities [1, K] that came with the score; call it after `score`."""
+        values = self.values[1:].reshape(self._shape)
+        return values.to(self._dtype, copy=True)
 
 
-class Captured:
-    """A function of tensors as a graph for single requests, captured on first use; batches run it directly.
+class CapturedNetwork:
+    """A function of a request as a graph for single requests, captured on first use; `batches` runs batches.
 
-    With `adopts`, the inputs are static outputs of another graph, which are read in place. Without `keeps`,
-    the results are on the host, and calls are thread-safe; with it, they are the graph's outputs, which each
-    call overwrites.
+    A single request may be anywhere, and its result is on the host. Thread-safe.
     """
 
     def __init__(
-        self, device: Device, run: Callable[..., Any], *, adopts: bool = False, keeps: bool = False
+        self, device: Device, run: Callable[[Tensor], Tensor], batches: Callable[[Tensor], Tensor]
     ) -> None:
         self._device = device
         self._run = run
-        self._adopts, self._keeps = adopts, keeps
+        self._batches = batches
         self._lock = threading.Lock()
+        self._incoming: Tensor | None = None
         self._graph: Any = None
-        self._tail = device.event()
+        self._result = ToHost(device, "main")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The result for `x` [B, ...]."""
+        if x.shape[0] != 1:
+            return self._batches(x)
+        with self._lock:
+            if self._incoming is None:
+                self._incoming = self._capture(x)
+            self._incoming.copy_(x)
+            self._device.replay(self._graph, "main")
+            self._result.launched()
+            return self._result.wait().clone()
+
+    def _capture(self, x: Tensor) -> Tensor:
+        incoming, request = self._device.pinned(x), self._device.static(x)
+        incoming.copy_(x)
+
+        def run(source: Tensor) -> tuple[Tensor, ...]:
+            result = self._run(request.copy_(source, non_blocking=True))
+            self._result(result)
+            return (result,)
+
+        self._graph, _ = capture(self._device, run, (incoming,), "main", None)
+        return incoming
+
+
+class CapturedSegment:
+    """A segment as a graph, for measurements; its outputs are overwritten by each call.
+
+    With `adopts`, the inputs are static outputs of another graph, which are read in place.
+    """
+
+    def __init__(self, device: Device, run: Callable[..., Any], *, adopts: bool) -> None:
+        self._device = device
+        self._run = run
+        self._adopts = adopts
+        self._graph: Any = None
         self._inputs: tuple[Tensor, ...] = ()
         self._outputs: tuple[Tensor, ...] = ()
-        self._results: tuple[ToHost, ...] = ()
         self._alone = False  # whether the result is one tensor, not a tuple
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Return the result for `tensors`; a batch of one is replayed."""
-        if tensors[0].shape[0] != 1:
-            return self._run(*tensors)
-        with self._lock:
-            if self._graph is None:
-                self._capture(tensors)
-            if not self._keeps:
-                self._device.wait(self._tail, "main")  # the last call may have come on another stream
-            for given, own in zip(tensors, self._inputs, strict=True):
-                if given is not own:
-                    self._device.copy(given, own, "main")
-            self._device.replay(self._graph, "main")
-            results = self._outputs
-            if not self._keeps:
-                for each in self._results:
-                    each.send()
-                self._device.record(self._tail, "main")
-                results = tuple(each.taken() for each in self._results)
-        return results[0] if self._alone else results
+        """The result for `tensors` [1, ...]."""
+        if self._graph is None:
+            self._capture(tensors)
+        for given, own in zip(tensors, self._inputs, strict=True):
+            if given is not own:
+                self._device.copy(given, own, "main")
+        self._device.replay(self._graph, "main")
+        return self._outputs[0] if self._alone else self._outputs
 
     def _capture(self, tensors: tuple[Tensor, ...]) -> None:
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -106,8 +148,6 @@ class Captured:
 
         self._inputs = tensors if self._adopts else tuple(self._device.static(each) for each in tensors)
         self._graph, self._outputs = capture(self._device, run, self._inputs, "main", None)
-        if not self._keeps:
-            self._results = tuple(ToHost(self._device, each, "main") for each in self._outputs)
 
 
 class CapturedLookup:
@@ -119,26 +159,25 @@ class CapturedLookup:
     def __init__(self, device: Device, lookup: Lookup, hidden: Tensor) -> None:
         self._device = device
         self._hidden = hidden
-        self._graph, found = capture(device, packed_lookup(lookup), (self._hidden,), "main", None)
-        packed, probabilities = found
-        self._flag = Flag(device, packed, probabilities, "main")
+        self._flag = Flag(device, "main")
+        self._graph, _ = capture(device, flagged(lookup, self._flag), (hidden,), "main", None)
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities [1, K] and the score [1]; another hidden output is copied first."""
         if hidden is not self._hidden:
             self._device.copy(hidden, self._hidden, "main")
         self._device.replay(self._graph, "main")
-        self._flag.send()
+        self._flag.launched()
         score = self._flag.score()
         return self._flag.probabilities(), torch.tensor([score], dtype=torch.float64)
 
 
-def packed_lookup(lookup: Lookup) -> Run:
-    """A lookup that also returns score and probabilities as one tensor [1 + K], for a single copy."""
+def flagged(lookup: Lookup, flag: Flag) -> Run:
+    """A lookup whose result goes to the host."""
 
     def run(hidden: Tensor) -> tuple[Tensor, ...]:
-        probabilities, score = lookup(hidden)
-        return torch.cat((score.reshape(1), probabilities.reshape(-1))), probabilities
+        flag.pack(*lookup(hidden))
+        return ()
 
     return run
 

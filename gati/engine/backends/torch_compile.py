@@ -70,9 +70,9 @@ class TorchCompileBackend(CapturingBackend):
         segments = tuple(replace(segment, run=_Compiled(segment.run)) for segment in plain.segments)
         return Path(base=_Compiled(plain.base), segments=segments)
 
-    def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+    def plain_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """The cache, compiled when first called."""
         fusible = getattr(cache, "fusible", None)
         if fusible is not None and hidden.device.type == "cuda":
-            return _Compiled(fusible())
-        return _Compiled(super().lookup(cache, hidden))
+            cache = fusible()
+        return _Compiled(super().plain_lookup(cache, hidden))
