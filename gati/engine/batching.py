@@ -56,12 +56,12 @@ class BatchedSegment:
 def segments_of(
     stages: Sequence[BatchStage], last: Callable[..., Tensor], tolerance: float
 ) -> tuple[BatchedSegment, ...]:
-    """The path of a batch, segment by segment."""
+    """The path of a batch, segment by segment. Results are on the CPU, where many rows are looked at."""
 
     def through(stage: BatchStage) -> Callable[[tuple[Tensor, ...]], SegmentOutcome]:
         def run(carried: tuple[Tensor, ...]) -> SegmentOutcome:
             carried = stage.run(*carried)
-            probabilities, scores = stage.lookup(carried[0])
+            probabilities, scores = (result.cpu() for result in stage.lookup(carried[0]))
             hits = scores >= stage.threshold  # False for NaN
             doubtful = doubtful_score(scores, stage.threshold, tolerance) | (
                 hits & doubtful_class(probabilities, tolerance)
@@ -76,7 +76,7 @@ def segments_of(
         return run
 
     def end(carried: tuple[Tensor, ...]) -> SegmentOutcome:
-        scores = last(*carried)
+        scores = last(*carried).cpu()
         doubtful = doubtful_class(scores, tolerance) if scores.shape[0] > 1 else _none(scores)
         return SegmentOutcome(
             _answers(scores, (~doubtful).tolist(), BASE), frozenset(doubtful.nonzero().flatten().tolist())

@@ -100,7 +100,8 @@ class ConcurrentEngine:
         and BackendError before `start` and after `close`.
         """
         x = self._engine.checked(x)
-        request = _Request((self._engine.to_run_on(x),), x)
+        # where single requests are replayed from host memory, whole batches are copied from it
+        request = _Request((x if self._engine.replays else self._engine.to_run_on(x),), x)
         with self._changed:
             if self._closing:
                 raise BackendError("the engine is closed; open another one")
@@ -164,7 +165,10 @@ class ConcurrentEngine:
             _settle(requests[0], partial(self._ask, engine, requests[0].x))
             return
         segment = self._segments[position]
-        outcome = segment.run(_together([request.carried for request in requests], segment.takes_rows))
+        carried = _together([request.carried for request in requests], segment.takes_rows)
+        if position == 0 and engine.replays:
+            carried = (engine.to_run_on(*carried),)
+        outcome = segment.run(carried)
         onward = []
         for row, request in enumerate(requests):
             if row in outcome.unsure:

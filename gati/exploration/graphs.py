@@ -67,6 +67,8 @@ def captured_training(forward: nn.Module, example: Tensor) -> bool:
     """
     if example.device.type != "cuda":
         return False
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # as intended here
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     try:
         with training_precision(example.device, caching=False):
             torch.cuda.make_graphed_callables(forward, (example.detach().clone(),), allow_unused_input=True)

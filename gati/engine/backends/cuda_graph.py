@@ -40,7 +40,8 @@ class CapturingBackend(TorchBackend):
         segments = []
         for each in plain.segments:
             gives = None if each.block is None else tuple(tensor.batched for tensor in each.carried)
-            segments.append(replace(each, run=BatchGraphs(turns, each.run, takes, gives, each.block)))
+            graphs = BatchGraphs(turns, each.run, takes, gives, each.block)
+            segments.append(each if _is_empty(traced, each) else replace(each, run=graphs))
             takes = gives or ()
         batches = BatchGraphs(turns, plain.base, (True,), None)
         return Path(CapturedNetwork(device, plain.base, batches), tuple(segments))
@@ -71,12 +72,10 @@ class CapturingBackend(TorchBackend):
         plain, device = self.operators(traced, blocks), self.device(traced.device)
         if device is None:
             return plain
-        kinds = traced.block_kinds
-        empty = [each.block is not None and kinds[each.block] == INPUT_KIND for each in plain.segments]
-        first = empty.index(False)  # nothing runs before the input
+        first = [_is_empty(traced, each) for each in plain.segments].index(False)
         segments = tuple(
             each
-            if empty[each.index]
+            if _is_empty(traced, each)
             else replace(each, run=CapturedSegment(device, each.run, adopts=each.index > first))
             for each in plain.segments
         )
@@ -90,6 +89,11 @@ class CapturingBackend(TorchBackend):
     def device(self, device: torch.device) -> Device | None:
         """The calls on `device`; None if requests are not captured there."""
         return CudaDevice(device) if device.type == "cuda" else None
+
+
+def _is_empty(traced: TracedModel, segment: Segment) -> bool:
+    """Whether the segment ends at the network's input."""
+    return segment.block is not None and traced.block_kinds[segment.block] == INPUT_KIND
 
 
 @register_backend("cuda-graph")
