@@ -29,7 +29,6 @@ from gati.model.load import LoadedModel, load_model
 from gati.types import TrialId
 
 LOSSES = (0.0053, 0.022)  # of all inputs; what 1,500 certify inputs allow at 0.99 and 0.97
-CPU = torch.device("cpu")
 
 
 def main() -> int:
@@ -41,6 +40,7 @@ def main() -> int:
         print(f"error: no cifar10/cifar10_val.npz in {arguments.data}; give --data FOLDER", file=sys.stderr)
         return 2
     loaded = load_model("gati.zoo:resnet56", arguments.data / "checkpoints" / "resnet56-4bfd9763.th")
+    loaded.module.to(arguments.device)
     held = load_data(str(images / "cifar10_val.npz"), loaded.preprocessing, what="--data")
     train = load_data(str(images / "cifar10_train.npz"), loaded.preprocessing, what="--train-data")
     if arguments.inputs:
@@ -52,12 +52,14 @@ def main() -> int:
     if arguments.weights:
         weights = {name: tensor.contiguous() for name, tensor in folded.predictor.state_dict().items()}
         save_file(weights, arguments.weights)
-    print(json.dumps(describe(arguments, training) | spent | judge(loaded, held, folded), indent=1))
+    found = judge(loaded, held, folded, torch.device(arguments.device))
+    print(json.dumps(describe(arguments, training) | spent | found, indent=1))
     return 0
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--images", type=int, default=400_000, help="inputs shown in all")
@@ -105,7 +107,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> SharedTraining:
     """The training of one student."""
-    sample = train.images(np.arange(256))
+    sample = train.images(np.arange(256)).to(arguments.device)
     torch.manual_seed(arguments.seed)
     predictor = build_predictor(f"student({arguments.width})", tuple(sample.shape[1:]), 10)
     return SharedTraining(
@@ -117,7 +119,7 @@ def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> Sh
         seed=arguments.seed,
         augmentation=choose_augmentation(loaded.module, sample, bold=arguments.bold),
         outputs_kind="logits",
-        device=CPU,
+        device=torch.device(arguments.device),
         recipe=recipe_of(arguments),
         feature_block=arguments.features,
         engine=arguments.engine,
@@ -174,14 +176,15 @@ def describe(arguments: argparse.Namespace, training: SharedTraining) -> dict[st
     }
 
 
-def judge(loaded: LoadedModel, held: Data, learner: Learner) -> dict[str, Any]:
+def judge(loaded: LoadedModel, held: Data, learner: Learner, device: torch.device) -> dict[str, Any]:
     """Agreement with ResNet-56 on held-out images, and the answers that each loss allows."""
-    base_class = base_answers(loaded.module, held, CPU).argmax(1).numpy()
+    base_class = base_answers(loaded.module, held, device).argmax(1).numpy()
     images = [
         held.images(np.arange(start, min(start + 250, len(held)))) for start in range(0, len(held), 250)
     ]
     with torch.no_grad():
-        probabilities = torch.cat([learner.predictor(batch).softmax(1) for batch in images]).numpy()
+        answers = [learner.predictor(batch.to(device)).softmax(1).cpu() for batch in images]
+    probabilities = torch.cat(answers).numpy()
     predicted = probabilities.argmax(1)
     agrees = predicted == base_class
     found: dict[str, Any] = {"agreement": round(float(agrees.mean()), 4)}

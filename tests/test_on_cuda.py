@@ -107,14 +107,20 @@ def test_what_answers_early_on_the_gpu_is_what_the_cpu_answers_early(
     assert sum(ours == theirs for ours, theirs in zip(alone, wanted, strict=True)) >= 0.97 * len(wanted)
 
 
-def test_a_composition_is_certified_and_compared_where_it_is_served(
-    library: gati.Library, unseen: str
-) -> None:
+def test_a_composition_is_certified_where_it_is_served(library: gati.Library, unseen: str) -> None:
     name = composed_by_hand(library, "cuda-graph")
     assert gati.certify(library.directory, unseen, composition=name, accuracy=0.5).hit_rate > 0.0
+
+
+def test_a_composition_is_compared_where_it_is_served(library: gati.Library, unseen: str) -> None:
+    name = composed_by_hand(library, "cuda-graph")
     found = gati.bench(library.directory, unseen, composition=name, limit=40, repetitions=1, seconds=0.05)
     assert {"base torch", "gati cuda-graph", "gati torch-compile"} <= {row.name for row in found.rows}
     assert found.machine.gpu
+
+
+def test_what_is_composed_for_the_gpu_is_exported_on_the_cpu(library: gati.Library) -> None:
+    name = composed_by_hand(library, "cuda-graph")
     exported = gati.export(library.directory, library.directory / "early.onnx", composition=name)
     assert len(exported.exits) == 2
 

@@ -59,7 +59,12 @@ def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list
 
     graph_names = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
     others = [name for name in sorted(names) if name not in graph_names]
-    alone_ms = {name: on_backend(library, name, pieces=pieces).manifest.profile.base_ms for name in others}
+    alone_ms: dict[str, float] = {}
+    for name in others:
+        try:
+            alone_ms[name] = on_backend(library, name, pieces=pieces).manifest.profile.base_ms
+        except BackendError as error:  # it does not run this network; the others may
+            _log.info("backend %s is not compared: %s", name, error)
     if not graph_names:
         return alone_ms
     traced, _ = to_measure(library, pieces)

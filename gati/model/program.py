@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from torch import Tensor, nn
+
 FlatFunction: TypeAlias = Callable[..., Any]
 
 
@@ -106,6 +108,21 @@ def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
     known = function.__globals__
     used = sorted(set(re.findall(r"[A-Za-z_]\w*", source)) & set(known))
     return function.__name__, source, {name: known[name] for name in used if name != function.__name__}
+
+
+def as_module(function: FlatFunction) -> nn.Module:
+    """The same function as a module whose tensors are buffers, which compilers take for constants."""
+    name, source, constants = packed(function)
+    tensors = {key: value for key, value in constants.items() if isinstance(value, Tensor)}
+    head, body = source.split("\n", 1)
+    attributes = "".join(f"    {key} = self.constant_{key}\n" for key in tensors)
+    whole = "\n".join((head.replace("(", "(self, ", 1), attributes + body))
+    others = {key: value for key, value in constants.items() if key not in tensors}
+    # a class of its own: a compiler keeps few versions of one piece of code
+    made: nn.Module = type("Flat", (nn.Module,), {"forward": compiled(name, whole, others)})()
+    for key, value in tensors.items():
+        made.register_buffer(f"constant_{key}", value, persistent=False)
+    return made.eval()
 
 
 def _needed(body: Sequence[Statement], wanted: frozenset[str]) -> list[Statement]:

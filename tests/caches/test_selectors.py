@@ -15,7 +15,7 @@ from gati.caches import (
     save_cache,
     selector_names,
 )
-from gati.caches.selectors import fit_temperature
+from gati.caches.selectors import Margin, SelectorNetwork, fit_temperature, unsorted
 from gati.errors import VariantError
 
 
@@ -83,6 +83,18 @@ def test_a_fitted_temperature_is_saved_with_its_cache(tmp_path: Path) -> None:
     loaded = load_cache(tmp_path / "cache.safetensors")
     hidden = torch.randn(5, 2, 4, 4)
     assert torch.equal(loaded(hidden)[1], cache(hidden)[1])
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10, 1000])
+def test_without_sorting_a_network_gives_the_same_scores(classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    network = SelectorNetwork(classes).eval().requires_grad_(False)
+    network.class_bias.normal_(generator=generator)
+    probabilities = (torch.randn(300, classes, generator=generator) * 4).softmax(1)
+    probabilities[7] = torch.nan
+    torch.testing.assert_close(unsorted(network)(probabilities), network(probabilities), equal_nan=True)
+    assert unsorted(network).hidden.weight is network.hidden.weight
+    assert isinstance(unsorted(margin := Margin()), Margin) and unsorted(margin) is margin
 
 
 def test_an_unknown_selector_lists_the_known_ones() -> None:

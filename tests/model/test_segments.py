@@ -14,6 +14,7 @@ from gati import zoo
 from gati.errors import CutError, DataError, ModelError
 from gati.model.blocks import find_blocks
 from gati.model.flatten import flatten
+from gati.model.program import as_module
 from gati.model.segments import TracedModel, trace
 from gati.model.source import import_torchvision
 
@@ -52,6 +53,18 @@ def traced_network(request: pytest.FixtureRequest) -> tuple[nn.Module, TracedMod
     torch.manual_seed(0)
     module = ready(build())
     return module, trace(module, torch.randn(2, 3, size, size), find_blocks(module))
+
+
+def test_as_a_module_it_computes_the_same_from_buffers(traced_network: tuple[nn.Module, TracedModel]) -> None:
+    module, traced = traced_network
+    x = torch.randn(3, *traced.input_shape)
+    (first, *_), found = traced.cut(traced.blocks[:1]), as_module(traced.base)
+    with torch.inference_mode():
+        assert torch.equal(found(x.clone()), traced.base(x.clone()))
+        for ours, wanted in zip(as_module(first.run)(x.clone()), first.run(x.clone()), strict=True):
+            assert torch.equal(ours, wanted)
+    weights = {parameter.data_ptr() for parameter in module.parameters()}
+    assert weights & {buffer.data_ptr() for buffer in found.buffers()}  # they are shared
 
 
 def run_segments(traced: TracedModel, names: tuple[str, ...], x: Tensor) -> Tensor:

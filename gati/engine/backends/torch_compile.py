@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from gati.engine.backends.base import Lookup, Path, register_backend
 from gati.engine.backends.cuda_graph import CapturingBackend
-from gati.errors import BackendError
+from gati.errors import BackendError, first_line
+from gati.model.program import as_module
 from gati.model.segments import TracedModel
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -26,8 +28,8 @@ class _Compiled:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        # Freezing folds weights and normalisation into the code, which gives most of the speed-up.
-        self._single = torch.compile(run, dynamic=False, options={"freezing": True})
+        flat = as_module(run) if isinstance(run, FunctionType) and hasattr(run, "source") else run
+        self._single = torch.compile(flat, dynamic=False)
         self._ready = False
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -35,9 +37,19 @@ class _Compiled:
             return self._run(*tensors)
         if self._ready:
             return self._single(*tensors)
-        with _COMPILING, warnings.catch_warnings():
+        from torch._inductor import config
+
+        # Freezing folds normalisation into weights and puts these in order once instead of in every call. The
+        # option of torch.compile of that name comes too late: the weights are arguments by then.
+        with _COMPILING, config.patch(freezing=True), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are for the compiler's developers
-            result = self._single(*tensors)
+            try:
+                result = self._single(*tensors)
+            except Exception as error:  # a compiler that is missing or fails raises many unrelated types
+                why = first_line(error)
+                raise BackendError(
+                    f"backend torch-compile cannot compile the network: {why}; use --backend torch"
+                ) from error
             self._ready = True
         return result
 
