@@ -229,11 +229,14 @@ def test_another_networks_tokenizer_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "is this the network's tokenizer?" in said and said.count("\n") == 1
 
 
-def test_lengths_beyond_the_network_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(tmp_path / "val.csv", [*texts(80), "card " * 60])
+@pytest.mark.parametrize("longest", ["card " * 60, "card"])
+def test_lengths_beyond_the_network_are_refused_however_short_the_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], longest: str
+) -> None:
+    write_table(tmp_path / "val.csv", [*texts(80), longest])
     assert explored(tmp_path, "--max-length", "64") == 2
     said = capsys.readouterr().err
-    assert f"takes at most {LONGEST}; cut them, with --max-length {LONGEST}" in said
+    assert f"takes at most {LONGEST} tokens; give --max-length {LONGEST}" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -52,21 +52,24 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
 def fit_text(loaded: LoadedModel) -> LoadedModel:
     """Fit the tokenizer to the network's arguments and maximum length.
 
-    A length that the user gave is kept; `fit_tensors` raises if it is too long.
-
-    **Raises:** `ModelError` for a network that takes no ids.
+    **Raises:** `ModelError` for a network that takes no ids; `DataError` for a length that the user gave and
+    the network does not take.
     """
     text = loaded.preprocessing.text
     if text is None or text.arrays:
         return loaded
     text = replace(text, arrays=_text_arrays(loaded.module, loaded.source))
-    if not text.asked:
-        shape = (1, text.length)
-        probe = TensorInputs.of({name: np.ones(shape, np.int64) for name in text.arrays}, "text")
-        module = packed(loaded.module, probe)
-        example = probe.example(binary=True)
-        if _tried(module, example) is None:
-            text = replace(text, length=_longest(module, probe, example) or text.length)
+    shape = (1, text.length)
+    probe = TensorInputs.of({name: np.ones(shape, np.int64) for name in text.arrays}, "text")
+    module = packed(loaded.module, probe)
+    example = probe.example(binary=True)
+    if _tried(module, example) is None and (length := _longest(module, probe, example)):
+        if text.asked:
+            raise DataError(
+                f"--max-length is {text.length}, but {loaded.source} takes at most {length} tokens; "
+                f"give --max-length {length}, or leave it out"
+            )
+        text = replace(text, length=length)
     return replace(loaded, preprocessing=replace(loaded.preprocessing, text=text))
 
 
