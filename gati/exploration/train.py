@@ -113,7 +113,7 @@ class SharedTraining:
             x.trial_id: _Forward(self._fronts.rests[x.trial_id], self._projections.get(x.trial_id))
             for x in learners
         }
-        self._captured = False  # whether forward and backward passes are CUDA graphs
+        self._captured = False  # whether any forward and backward passes are CUDA graphs
         self._hidden_pass = ReplayedFunction(self._run_base)
         self._hidden: Mapping[str, Tensor] = {}
         self._averages = {
@@ -171,9 +171,10 @@ class SharedTraining:
         batch = self._viewer.batch(self.step)
         lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, hidden)
         if self._steps_run == EAGER_CALLS:
-            self._captured = all(
+            captured = [
                 captured_training(self._forwards[x.trial_id], lesson.read[x.trial_id]) for x in self.learners
-            )
+            ]
+            self._captured = any(captured)
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
         self._optimiser.zero_grad(set_to_none=self._captured)
