@@ -136,6 +136,11 @@ class FakeDevice:
         return calls
 
     @property
+    def captured(self) -> int:
+        """Graphs so far."""
+        return len(self._graphs)
+
+    @property
     def outstanding(self) -> int:
         """Operations queued and not done."""
         return sum(len(queue) for queue in self._queues.values())

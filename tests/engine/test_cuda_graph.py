@@ -201,6 +201,44 @@ def test_batches_run_as_on_backend_torch(fake: Fake) -> None:
     assert engine(inputs(0)) == []
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_of_any_size_give_the_answers_of_backend_torch(fake: Fake, order: Order) -> None:
+    """Sizes between those that are captured are filled up, larger ones are not captured."""
+    made = fake(order)
+    traced = traced_network()
+    engine = Engine(traced, selective_exits(traced), backend="cuda-graph")
+    plain = Engine(traced, selective_exits(traced))
+    for seed, rows in enumerate((2, 3, 5, 8, 5, 31, 33, 2)):
+        x = inputs(rows, seed)
+        for ours, wanted in zip((*engine(x), *engine.base(x)), (*plain(x), *plain.base(x)), strict=True):
+            assert (ours.exit, ours.class_index) == (wanted.exit, wanted.class_index)
+            torch.testing.assert_close(ours.probabilities, wanted.probabilities)
+    captured = [device.captured for device in made]
+    engine(inputs(7, 99))
+    assert [device.captured for device in made] == captured
+
+
+def test_after_a_batch_that_fails_the_next_one_gets_its_own_answers(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fake()
+    traced = traced_network()
+    engine = Engine(traced, selective_exits(traced), backend="cuda-graph")
+    plain = Engine(traced, selective_exits(traced))
+    engine(inputs(4))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeDevice, "taken", fails)
+        with pytest.raises(RuntimeError, match="device lost"):
+            engine(inputs(4, seed=3))
+    x = inputs(4, seed=4)
+    assert [one.class_index for one in engine(x)] == [one.class_index for one in plain(x)]
+    assert made
+
+
 def test_a_score_that_is_no_number_is_a_miss(fake: Fake) -> None:
     fake()
     leaving = EngineExit("blocks.0", ready(ConstantScore(math.nan)), -math.inf)

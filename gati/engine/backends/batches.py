@@ -63,18 +63,20 @@ class BatchGraphs:
         with self._turns.lock:
             device = self._turns.device
             device.wait(self._turns.tail, "main")  # the last call may have come on another stream
-            if size not in self._graphs:
-                self._graphs[size] = self._capture(tensors, size)
-            captured = self._graphs[size]
-            for given, own, by_row in zip(tensors, captured.inputs, self._takes_rows, strict=True):
-                device.copy(given, own[:rows] if by_row else own, "main")
-            device.replay(captured.graph, "main")
-            gives = self._gives_rows or (True,)
-            results = tuple(
-                device.taken(own[:rows] if by_row else own)
-                for own, by_row in zip(captured.outputs, gives, strict=True)
-            )
-            device.record(self._turns.tail, "main")
+            try:
+                if size not in self._graphs:
+                    self._graphs[size] = self._capture(tensors, size)
+                captured = self._graphs[size]
+                for given, own, by_row in zip(tensors, captured.inputs, self._takes_rows, strict=True):
+                    device.copy(given, own[:rows] if by_row else own, "main")
+                device.replay(captured.graph, "main")
+                gives = self._gives_rows or (True,)
+                results = tuple(
+                    device.taken(own[:rows] if by_row else own)
+                    for own, by_row in zip(captured.outputs, gives, strict=True)
+                )
+            finally:
+                device.record(self._turns.tail, "main")
         return results if self._gives_rows is not None else results[0]
 
     def _capture(self, tensors: Sequence[Tensor], size: int) -> _Captured:

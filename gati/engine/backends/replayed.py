@@ -98,9 +98,14 @@ class CapturedNetwork:
             if self._incoming is None:
                 self._incoming = self._capture(x)
             self._incoming.copy_(x)
-            self._device.replay(self._graph, "main")
-            self._result.launched()
-            return self._result.wait().clone()
+            try:
+                self._device.replay(self._graph, "main")
+                self._result.launched()
+                return self._result.wait().clone()
+            except BaseException:
+                self._result.launched()
+                self._result.wait()  # the next request overwrites what is copied
+                raise
 
     def _capture(self, x: Tensor) -> Tensor:
         incoming, request = self._device.pinned(x), self._device.static(x)
