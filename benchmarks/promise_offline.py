@@ -271,14 +271,14 @@ def settings_of(*, per_class: bool = False) -> Settings:
 
 def entrants_of(world: World) -> tuple[Entrant, ...]:
     """Return the engines that `gati compose --backend auto` lets take part, from the select split alone."""
-    settings, nobody = settings_of(), world.draw(np.random.default_rng(0))
+    settings, no_draw = settings_of(), world.draw(np.random.default_rng(0))
 
     def proposed(library: Library) -> Proposal:
         return propose(library, settings, ["inline"], outcomes_of(library, SELECT), CERTIFIED)
 
     hopes = []
     for backend in ENGINES:
-        other = world.engine(backend, nobody)
+        other = world.engine(backend, no_draw)
         at_best_ms = proposed(other.at_best()).hoped_ms(CERTIFIED, FIRST)
         assert at_best_ms is not None
         hopes.append(Hope(backend, at_best_ms, cache(partial(proposed, other))))

@@ -6,7 +6,7 @@ r"""VGG-16 with batch norm on log-mel spectrograms of spoken digits: trains it, 
         --mean 0.5 --std 0.25 --out runs/spoken_digits/library
 
 The recordings (ten digits, six speakers, fifty takes each) are split by take, every speaker in each part:
-takes 20 to 49 train network and caches, 8 to 19 are known to explore and compose, 0 to 7 nobody has seen.
+takes 20 to 49 train network and caches, 8 to 19 are known to explore and compose, 0 to 7 are unseen.
 """
 
 from __future__ import annotations

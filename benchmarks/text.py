@@ -6,7 +6,7 @@
 
 BANKING77 has 77 intents: the head is trained on 6,000 of the training queries, the 4,003 others are what
 explore measures on. CLINC150 has 150 intents and one for what is out of scope: the head is trained on its
-training queries, explore measures on its validation queries. Test queries are seen by nobody before they are
+training queries, explore measures on its validation queries. Test queries are unseen until they are
 evaluated.
 Queries are text throughout; `--lengths` times the network alone at their real length against padding.
 """

@@ -9,7 +9,7 @@ r"""Trains `gati.zoo:spectrogram_vgg` on a folder of recordings; Gati then takes
     gati predict runs/digits digits/unseen/7_theo_0.wav
 
 It divides the recordings by take, every speaker in each part: takes from 20 on train, 8 to 19 are known to
-explore and compose, 0 to 7 nobody has seen.
+explore and compose, 0 to 7 are unseen.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class _Turned:
 
 
 class _OpenTransport:
-    """A transport of which nobody has to know whether it is open still: what is written later is dropped.
+    """A transport that may be written to after it was closed: what is written then is dropped.
 
     A request may be answered after what followed it ended the connection, and uvloop raises for that.
     """

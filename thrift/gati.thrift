@@ -50,7 +50,7 @@ struct InferRequest {
   1: required string request_id
   /** FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch]: UTF-8 text, WAV or FLAC files. */
   2: required Tensor input
-  /** After so many milliseconds nobody waits for the answer any more. */
+  /** Milliseconds after which the client no longer waits for the answer. */
   3: required i32 time_remaining_ms
   /** Of the W3C trace context, 32 hexadecimal digits. */
   4: required string trace_id

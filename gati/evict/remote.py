@@ -39,7 +39,7 @@ class ContinuationClient:
         """How likely another prompt follows in each, [conversations].
 
         Raises:
-            UnavailableError: nobody answers in time, or not now.
+            UnavailableError: no answer in time, or the service cannot answer now.
             RequestError: the service refuses the request, with its reason.
         """
         rows = [{"messages": list(map(dict, messages))} for messages in conversations]

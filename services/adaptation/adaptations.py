@@ -175,7 +175,7 @@ class Adaptations:
                 del self._waiting[name]
             result, error, used_s = await loop.run_in_executor(self._thread, self._timed, job.work)
             self._turns.used(name, used_s)
-            if job.done.done():  # nobody waits for it any more
+            if job.done.done():  # its caller has gone
                 continue
             if error is None:
                 job.done.set_result(result)

@@ -394,4 +394,4 @@ class Model:
 
 
 def _nothing(response: Any) -> None:
-    """Nobody wants to know."""
+    """Ignore the response."""

@@ -46,7 +46,7 @@ class PagePool:
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = list(range(self.limit_pages - 1, -1, -1))  # the last is taken first
         self._users: list[tuple[PageUser, float]] = []
-        self._lock = threading.Lock()  # of the free pages; nobody is called while it is held
+        self._lock = threading.Lock()  # of the free pages; no callback runs while it is held
         self._resizing = threading.RLock()  # taken before the locks of users
         self._budget_pages = self._checked(budget_bytes)
 

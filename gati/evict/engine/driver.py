@@ -43,7 +43,7 @@ class EngineDriver:
             while not self._stopping.is_set():
                 if not engine.step():
                     engine.wait_for_work()
-        except Exception as error:  # whatever it is, nobody must wait for this engine any more
+        except Exception as error:  # whatever it is, no request may wait for this engine now
             _log.exception("a step failed")
             engine.abandon(UnavailableError("the engine failed; its log has the cause"))
             self._failed(error)

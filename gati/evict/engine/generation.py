@@ -90,7 +90,7 @@ class Generation:
 
     @property
     def longest(self) -> int:
-        """Tokens whose keys and values it can come to need: of the last token nobody asks for them."""
+        """The most tokens whose keys and values it may need; those of the last token are never read."""
         return len(self.request.prompt) + self.request.most_tokens - 1
 
     @property

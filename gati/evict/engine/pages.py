@@ -268,7 +268,7 @@ class PrefixPages:
             books.pin(names[-1])  # and so all before it
 
     def _make_room(self, count: int, missing: Sequence[bytes]) -> None:
-        """Have prefixes leave until `count` pages are free. There must be so many that nobody uses."""
+        """Evict prefixes until `count` pages are free. At least that many must be unused."""
         lack = count - len(self._free)
         if lack <= 0:
             return

@@ -107,7 +107,7 @@ class LmcacheEviction:
             self._offered.append(key)  # what LMCache keeps for all that is taken back next time
             if cache_dict[key].can_evict:
                 found.append(key)
-        if not found:  # chunks that nobody told us of
+        if not found:  # chunks that were never announced
             free = (key for key, chunk in cache_dict.items() if chunk.can_evict and key not in self._offered)
             found = [key for key, _ in zip(free, range(num_candidates), strict=False)]
         return found

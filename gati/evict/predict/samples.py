@@ -62,7 +62,7 @@ class ReuseSamples(Observer):
             self._gap_s[sample % self._window] = now_s - self._taken_s[sample % self._window]
 
     def forgotten(self, sample: int, now_s: float) -> None:
-        """Nobody watches it from now on."""
+        """It is not watched from now on."""
         if self._has(sample):
             self._lost_s[sample % self._window] = now_s
 

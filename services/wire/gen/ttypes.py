@@ -260,7 +260,7 @@ class InferRequest(object):
     Attributes:
      - request_id: Names this request when it is cancelled; unique among those under way.
      - input: FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch]: UTF-8 text, WAV or FLAC files.
-     - time_remaining_ms: After so many milliseconds nobody waits for the answer any more.
+     - time_remaining_ms: Milliseconds after which the client no longer waits for the answer.
      - trace_id: Of the W3C trace context, 32 hexadecimal digits.
      - priority: 1 is served first.
      - latency_slo_ms: Milliseconds within which the answer is wanted: refused at once when that cannot be.
