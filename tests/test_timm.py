@@ -1,16 +1,29 @@
-"""A vision transformer and a ConvNeXt of timm go all the way: explore, compose, evaluate, export, load."""
+"""A vision transformer and a ConvNeXt of timm go all the way, from explore to serve."""
 
 from __future__ import annotations
 
+import asyncio
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
 import pytest
+from torch import Tensor
 
 import gati
 from gati.exploration import candidates, stages
+from services.config import ServeConfig
+from services.inference.service import InferenceService
+from services.inference.settings import InferenceSettings
+from services.scheduler.app import create_app
+from services.scheduler.front import Front
+from services.scheduler.models import Model
+from services.scheduler.scheduler import Scheduler
+from tests.services.engines import served
+from tests.waiting import LONG_S
 
 # not imported here: on some builds of torch torchvision can only be imported through `gati.model.source`
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm: the extra gati[vision]")
@@ -27,6 +40,33 @@ def pictures(path: Path, count: int, seed: int) -> Path:
     squares = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
     np.savez(path, images=squares.repeat(8, axis=1).repeat(8, axis=2))
     return path
+
+
+def asked(library: Path, inputs: Tensor) -> dict[str, Any]:
+    """What a server with this library replies to `inputs` [n, ...]."""
+    settings = InferenceSettings(name="network", library=library, threads=1, workers=1, unguarded=True)
+    given = {
+        "name": "input",
+        "datatype": "FP32",
+        "shape": list(inputs.shape),
+        "data": inputs.flatten().tolist(),
+    }
+
+    async def main(address: str) -> httpx.Response:
+        model = Model("network", address=address)
+        scheduler = Scheduler(ServeConfig(), {"network": model}, {})
+        await scheduler.start()
+        await model.wait_until_ready(LONG_S)
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            reply = await client.post("/v2/models/network/infer", json={"inputs": [given]})
+        await scheduler.drain()
+        return reply
+
+    with served(InferenceService(settings)) as address:
+        reply = asyncio.run(main(address))
+    assert reply.status_code == 200, reply.text
+    return {output["name"]: output["data"] for output in reply.json()["outputs"]}
 
 
 @pytest.mark.slow
@@ -60,7 +100,11 @@ def test_a_network_of_timm_goes_all_the_way(
         assert engine.preprocessing is not None
         with np.load(test) as arrays:
             inputs = engine.preprocessing(arrays["images"])
-        for answer, row in zip(engine(inputs), inputs, strict=True):
+        answers = engine(inputs)
+        for answer, row in zip(answers, inputs, strict=True):
             found = session.run(None, {session.get_inputs()[0].name: row[None].numpy()})
             assert int(np.argmax(found[0])) == answer.class_index
     assert exported.input_shape == (1, *inputs.shape[1:])
+    replied = asked(tmp_path / "library", inputs)
+    assert replied["class_index"] == [answer.class_index for answer in answers]
+    assert replied["exit"] == [answer.exit for answer in answers]
