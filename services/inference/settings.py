@@ -58,9 +58,11 @@ class InferenceSettings(ProcessSettings):
 
 
 def device_of(settings: InferenceSettings) -> str:
-    """The device on which the model of these settings runs. Raises LibraryError without its library."""
+    """The device on which the model of these settings runs; cpu if its library is on other machines only."""
     if settings.device is not None or settings.library is None:
         return settings.device or "cpu"
     from gati.exploration.library import Library
 
+    if not settings.library.is_dir():
+        return "cpu"
     return Library.open(settings.library).manifest.profile.device
