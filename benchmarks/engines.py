@@ -21,6 +21,7 @@ import torch
 
 from gati.composition.costs import as_composed
 from gati.composition.load import Served, open_served
+from gati.evaluation.bench import float32_classes
 from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.library import CERTIFY, Library
 from gati.model.data import load_data
@@ -47,10 +48,7 @@ def main() -> int:
     measure_latency(
         list(contenders.values()), lambda index: images[index : index + 1], len(images), arguments.repetitions
     )
-    with torch.inference_mode():
-        device = served[0].engine.traced.device
-        batches = (rows.to(device, copy=True) for rows in images.split(64))
-        reference = torch.cat([served[0].module(batch).argmax(1).cpu() for batch in batches]).numpy()
+    reference = float32_classes(served[0].module, images, served[0].engine.traced.device)
     json.dump(table(contenders, served, reference), sys.stdout, indent=1)
     print()
     return 0

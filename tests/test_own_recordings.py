@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
@@ -30,16 +29,11 @@ from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 from gati.pipelines import Planner
 from gati.pipelines.read import parse_pipeline
-from services.config import ServeConfig
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
-from services.scheduler.app import create_app
-from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
-from services.scheduler.scheduler import Scheduler
-from tests.services.engines import served
-from tests.waiting import LONG_S
+from tests.services.engines import reply_of, served
 
 RATE, SECONDS = 4000, 0.25
 SOUND = ("--sample-rate", str(RATE), "--seconds", str(SECONDS))
@@ -153,20 +147,11 @@ def address(library: Path) -> Iterator[str]:
 def asked(address: str, method: str, path: str, **request: Any) -> httpx.Response:
     """What a scheduler in this process replies."""
 
-    async def main() -> httpx.Response:
-        model = Model("tones", address=address)
+    def pipelines(model: Model) -> dict[str, ServedPipeline]:
         pipeline = parse_pipeline(PIPELINE, "hearing.toml")
-        hearing = ServedPipeline(pipeline, Planner(pipeline), {("hear", "tones"): model}, None)
-        scheduler = Scheduler(ServeConfig(), {"tones": model}, {"hearing": hearing})
-        await scheduler.start()
-        await model.wait_until_ready(LONG_S)
-        transport = httpx.ASGITransport(Front(create_app(scheduler)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            reply = await client.request(method, path, **request)
-        await scheduler.drain()
-        return reply
+        return {"hearing": ServedPipeline(pipeline, Planner(pipeline), {("hear", "tones"): model}, None)}
 
-    return asyncio.run(main())
+    return reply_of("tones", address, method, path, pipelines, **request)
 
 
 def sent(address: str, contents: list[bytes]) -> httpx.Response:

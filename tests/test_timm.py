@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -15,15 +13,9 @@ from torch import Tensor
 
 import gati
 from gati.exploration import candidates, stages
-from services.config import ServeConfig
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
-from services.scheduler.app import create_app
-from services.scheduler.front import Front
-from services.scheduler.models import Model
-from services.scheduler.scheduler import Scheduler
-from tests.services.engines import served
-from tests.waiting import LONG_S
+from tests.services.engines import reply_of, served
 
 # not imported here: on some builds of torch torchvision can only be imported through `gati.model.source`
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm: the extra gati[vision]")
@@ -52,19 +44,8 @@ def asked(library: Path, inputs: Tensor) -> dict[str, Any]:
         "data": inputs.flatten().tolist(),
     }
 
-    async def main(address: str) -> httpx.Response:
-        model = Model("network", address=address)
-        scheduler = Scheduler(ServeConfig(), {"network": model}, {})
-        await scheduler.start()
-        await model.wait_until_ready(LONG_S)
-        transport = httpx.ASGITransport(Front(create_app(scheduler)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            reply = await client.post("/v2/models/network/infer", json={"inputs": [given]})
-        await scheduler.drain()
-        return reply
-
     with served(InferenceService(settings)) as address:
-        reply = asyncio.run(main(address))
+        reply = reply_of("network", address, "POST", "/v2/models/network/infer", json={"inputs": [given]})
     assert reply.status_code == 200, reply.text
     return {output["name"]: output["data"] for output in reply.json()["outputs"]}
 

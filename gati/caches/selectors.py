@@ -89,35 +89,40 @@ class SelectorNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "... f"], Int[Tensor, ...]]:
         """Log-odds-like features, and the leading class."""
         largest = probabilities.topk(min(cls.LARGEST, probabilities.shape[-1]), dim=-1)
-        return largest.values.clamp_min(1e-7).log(), largest.indices[..., 0]
+        return cls._feature(largest.values), largest.indices[..., 0]
+
+    @staticmethod
+    def _feature(probability: Tensor) -> Tensor:
+        return probability.clamp_min(1e-7).log()
 
     def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [0, 1]."""
-        features, leading = self.features(probabilities)
-        logits = self.output(torch.relu(self.hidden(features))).squeeze(1) + self.class_bias[leading]
+        logits, leading = self._logits(probabilities)
+        logits = logits + self.class_bias[leading]
         total = probabilities.sum(1)
         # What is not a number must stay so, and miss: the ReLU of some engines makes 0 of it, and to
         # OpenVINO it is at least 0. A sum keeps it everywhere.
         return torch.sigmoid(logits) + (total - total)
 
+    def _logits(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B] without the class bias, and the leading classes [B]."""
+        features, leading = self.features(probabilities)
+        return self.output(torch.relu(self.hidden(features))).squeeze(1), leading
+
 
 class _UnsortedSelectorNetwork(SelectorNetwork):
     """The same with reductions in place of sorting and of small matrix products, which compilers fuse."""
 
-    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
-        """Score in [0, 1]."""
+    def _logits(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         classes = torch.arange(self.classes, device=probabilities.device)
-        rest, leading = probabilities, None
-        units: Tensor = self.hidden.bias
+        rest, units = probabilities, torch.as_tensor(self.hidden.bias)
+        ranked: list[Tensor] = []
         for place in range(self.hidden.in_features):
             largest, at = rest.max(1)
-            leading = at if leading is None else leading
-            feature = largest.clamp_min(1e-7).log()
-            units = units + feature[:, None] * self.hidden.weight[:, place]
+            units = units + self._feature(largest)[:, None] * self.hidden.weight[:, place]
             rest = rest.masked_fill(classes == at[:, None], -1.0)
-        logits = (torch.relu(units) * self.output.weight[0]).sum(1) + self.output.bias
-        total = probabilities.sum(1)
-        return torch.sigmoid(logits + self.class_bias[leading]) + (total - total)
+            ranked.append(at)
+        return (torch.relu(units) * self.output.weight[0]).sum(1) + self.output.bias, ranked[0]
 
 
 def unsorted(selector: nn.Module) -> nn.Module:

@@ -100,8 +100,7 @@ class ConcurrentEngine:
         and BackendError before `start` and after `close`.
         """
         x = self._engine.checked(x)
-        # where single requests are replayed from host memory, whole batches are copied from it
-        request = _Request((x if self._engine.replays else self._engine.to_run_on(x),), x)
+        request = _Request((x,), x)
         with self._changed:
             if self._closing:
                 raise BackendError("the engine is closed; open another one")
@@ -166,7 +165,7 @@ class ConcurrentEngine:
             return
         segment = self._segments[position]
         carried = _together([request.carried for request in requests], segment.takes_rows)
-        if position == 0 and engine.replays:
+        if position == 0:
             carried = (engine.to_run_on(*carried),)
         outcome = segment.run(carried)
         onward = []

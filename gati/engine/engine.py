@@ -210,7 +210,7 @@ class Engine:
     @property
     def replays(self) -> bool:
         """Whether the backend has a faster path for single requests than for batches of one."""
-        return self._path.copies_requests
+        return self._path.replays
 
     @property
     def overlapped(self) -> bool:
@@ -250,7 +250,7 @@ class Engine:
             )
         if self._tensors is not None and x.device.type == "cpu":
             self._tensors.check(x.numpy())
-        if self._path.copies_requests and x.shape[0] == 1:
+        if self._path.replays and x.shape[0] == 1:
             return x
         return self.to_run_on(x)
 

@@ -109,7 +109,7 @@ def bench(
     with _Field.open(served, cascade) as field:
         steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
-    reference = _f32_classes(served.module, images, served.engine.traced.device)
+    reference = float32_classes(served.module, images, served.engine.traced.device)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
         composition=composition,
@@ -320,7 +320,8 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _f32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
+def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
+    """Classes [n] of the user's own module on `device` for `images` [n, ...]."""
     with torch.inference_mode():
         batches = (rows.to(device, copy=True) for rows in images.split(_BATCH))
         return torch.cat([module(batch).argmax(1).cpu() for batch in batches]).numpy()

@@ -29,7 +29,7 @@ class Augmentation(NamedTuple):
         """Transform a batch [B, C, H, W] where it is; the same generator state gives the same batch."""
         batch = images.shape[0]
         if self.flip:
-            flipped = beside(images, generator.random(batch) < 0.5).view(-1, 1, 1, 1)
+            flipped = on_device_of(images, generator.random(batch) < 0.5).view(-1, 1, 1, 1)
             images = torch.where(flipped, images.flip(3), images)
         if self.shift_pixels:
             images = _shift(images, generator, self.shift_pixels)
@@ -40,7 +40,7 @@ class Augmentation(NamedTuple):
         return images
 
 
-def beside(images: Tensor, values: npt.NDArray[Any]) -> Tensor:
+def on_device_of(images: Tensor, values: npt.NDArray[Any]) -> Tensor:
     """`values` as a tensor on the device of `images`."""
     return torch.from_numpy(values).to(images.device)
 
@@ -50,8 +50,8 @@ def _shift(images: Tensor, generator: np.random.Generator, pixels: int) -> Tenso
     padded = F.pad(images, (pixels,) * 4)
     tops = generator.integers(0, 2 * pixels + 1, batch)
     lefts = generator.integers(0, 2 * pixels + 1, batch)
-    rows = beside(images, tops[:, None] + np.arange(height))  # (B, H)
-    columns = beside(images, lefts[:, None] + np.arange(width))  # (B, W)
+    rows = on_device_of(images, tops[:, None] + np.arange(height))  # (B, H)
+    columns = on_device_of(images, lefts[:, None] + np.arange(width))  # (B, W)
     index = torch.arange(batch, device=images.device)
     return padded.permute(0, 2, 3, 1)[index[:, None, None], rows[:, :, None], columns[:, None, :]].permute(
         0, 3, 1, 2
@@ -65,19 +65,21 @@ def _crop(images: Tensor, generator: np.random.Generator, least_side: float) -> 
     centres = generator.uniform(-1, 1, (batch, 2)) * (1 - sides)[:, None]
     maps = np.zeros((batch, 2, 3), np.float32)
     maps[:, 0, 0], maps[:, 1, 1], maps[:, :, 2] = sides, sides, centres
-    places = F.affine_grid(beside(images, maps), list(images.shape), align_corners=False)
+    places = F.affine_grid(on_device_of(images, maps), list(images.shape), align_corners=False)
     return F.grid_sample(images, places, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Tensor:
     """Change the contrast around each input's mean, the brightness, and the balance of the channels."""
     batch, channels = images.shape[:2]
-    contrast = beside(images, generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32))
+    contrast = on_device_of(
+        images, generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32)
+    )
     added = (
         generator.uniform(-light, light, (batch, 1)) + generator.uniform(-light, light, (batch, channels)) / 2
     )
     deviation = images.flatten(1).std(1).view(-1, 1, 1, 1)
-    brightness = beside(images, added.astype(np.float32)).view(batch, channels, 1, 1)
+    brightness = on_device_of(images, added.astype(np.float32)).view(batch, channels, 1, 1)
     mean = images.mean((1, 2, 3), keepdim=True)
     return torch.addcmul(mean + brightness * deviation, images - mean, contrast)
 

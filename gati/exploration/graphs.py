@@ -59,14 +59,14 @@ class ReplayedFunction:
         self._input, self._graph = own, graph
 
 
-def captured_training(forward: nn.Module, example: Tensor) -> bool:
+def capture_training(forward: nn.Module, example: Tensor) -> None:
     """Replace forward and backward pass of a module in training by CUDA graphs, for inputs like `example`.
 
-    False if it is not on CUDA, or cannot be captured; the module then stays as it is. Gradients are in memory
-    that each backward pass overwrites, so they must be set to None before it, not to zero.
+    The module stays as it is if it is not on CUDA, or cannot be captured. Gradients of graphs are in memory
+    that each backward pass overwrites, so on CUDA they must be set to None before it, not to zero.
     """
     if example.device.type != "cuda":
-        return False
+        return
     if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # as intended here
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     try:
@@ -74,5 +74,3 @@ def captured_training(forward: nn.Module, example: Tensor) -> bool:
             torch.cuda.make_graphed_callables(forward, (example.detach().clone(),), allow_unused_input=True)
     except RuntimeError as error:
         _log.info("training is not captured as a CUDA graph: %s", first_line(error))
-        return False
-    return True

@@ -242,7 +242,8 @@ class TrainingStages:
             for item in group
             if (known := self.before.get(item.trial.trial_id)) is not None
         }
-        task = GroupTask(name, lesson, tuple(group), StagePlan(_PROBE_STEPS, None), weights)
+        steps = _PROBE_STEPS_CUDA if self.prepared.device.type == "cuda" else _PROBE_STEPS
+        task = GroupTask(name, lesson, tuple(group), StagePlan(steps, None), weights)
         plan = self.state.plan(name)
         if plan is None:
             plan = self._plan(task, allowed_s)
@@ -262,11 +263,9 @@ class TrainingStages:
                 steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _ALWAYS_AVAILABLE
             )
         began = self.budget.clock()
-        steps = _PROBE_STEPS_CUDA if self.prepared.device.type == "cuda" else _PROBE_STEPS
-        few = self.prepared.inputs.train.subset(range(min(inputs, steps * batch_size)))
-        probing = replace(task, plan=StagePlan(steps, None))
+        few = self.prepared.inputs.train.subset(range(min(inputs, task.plan.steps * batch_size)))
         with self.executor.probing():
-            probe = group_training(self.classroom, probing, self.budget.clock, inputs=few)
+            probe = group_training(self.classroom, task, self.budget.clock, inputs=few)
             for _ in probe.run():
                 pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)

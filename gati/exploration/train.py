@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from gati.exploration.answers import BaseAnswers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
 from gati.exploration.fronts import Front, Fronts
-from gati.exploration.graphs import EAGER_CALLS, ReplayedFunction, captured_training
+from gati.exploration.graphs import EAGER_CALLS, ReplayedFunction, capture_training
 from gati.exploration.lessons import BatchLesson, InputLessons
 from gati.exploration.pace import Pace, Stopwatch
 from gati.exploration.precision import gains_by_bfloat16, training_precision
@@ -113,9 +114,6 @@ class SharedTraining:
             x.trial_id: _Forward(self._fronts.rests[x.trial_id], self._projections.get(x.trial_id))
             for x in learners
         }
-        self._captured = False  # whether any forward and backward passes are CUDA graphs
-        self._hidden_pass = ReplayedFunction(self._run_base)
-        self._hidden: Mapping[str, Tensor] = {}
         self._averages = {
             x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
             for x in learners
@@ -154,30 +152,29 @@ class SharedTraining:
         time is used. Closing the iterator removes every hook.
         """
         with self._watched() as hidden:
+            answer = ReplayedFunction(partial(self._answer, hidden))
             while self.step < self.total_steps:
                 share = self.step / self.total_steps
                 if share_of_time is not None:
                     share = max(share, share_of_time() - LATENESS)
                 if share >= 1:
                     break
-                yield self._advance(hidden, share)
+                yield self._advance(answer, share)
         self._finish()
 
     def _watched(self) -> AbstractContextManager[Mapping[str, Tensor]]:
         return nullcontext({}) if self._lessons else collect_hidden(self.module, self._blocks)
 
-    def _advance(self, hidden: Mapping[str, Tensor], share: float) -> float:
+    def _advance(self, answer: ReplayedFunction, share: float) -> float:
         began_s = self._clock()
         batch = self._viewer.batch(self.step)
-        lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, hidden)
+        lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, answer)
         if self._steps_run == EAGER_CALLS:
-            captured = [
-                captured_training(self._forwards[x.trial_id], lesson.read[x.trial_id]) for x in self.learners
-            ]
-            self._captured = any(captured)
+            for learner in self.learners:
+                capture_training(self._forwards[learner.trial_id], lesson.read[learner.trial_id])
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
-        self._optimiser.zero_grad(set_to_none=self._captured)
+        self._optimiser.zero_grad(set_to_none=self.device.type == "cuda")  # see `capture_training`
         losses: list[Tensor] = []
         for learner in self.learners:
             loss, compared = self._loss(learner, lesson)
@@ -198,20 +195,20 @@ class SharedTraining:
         self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
         return total / max(1, len(self.learners))
 
-    def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> BatchLesson:
-        """The base model's hidden outputs and answers for a view; its forward pass fills `hidden`."""
+    def _hidden_lesson(self, batch: ViewedBatch, answer: ReplayedFunction) -> BatchLesson:
+        """The base model's hidden outputs and answers for a view."""
         shown = self._viewer.show(batch, self.device)
-        images = shown.images
-        self._hidden = hidden
-        looked, rows, weights = self._hidden_pass(images)
+        looked, rows, weights = answer(shown.images)
         return BatchLesson(self._fronts.read(looked), rows, weights, shown.mixed)
 
-    def _run_base(self, images: Tensor) -> tuple[dict[Front, Tensor], Tensor, Tensor | None]:
-        """What learners read, the base model's answers, and weights of inputs."""
+    def _answer(
+        self, hidden: Mapping[str, Tensor], images: Tensor
+    ) -> tuple[dict[Front, Tensor], Tensor, Tensor | None]:
+        """What learners read, the base model's answers, and weights; its forward pass fills `hidden`."""
         with training_precision(self.device, caching=False), torch.no_grad():
             rows = self._base(images).float()
             weights = None if self.emphasis is None else self.emphasis(images)
-        return self._fronts.look(self._hidden), rows, weights
+        return self._fronts.look(hidden), rows, weights
 
     def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, Tensor]:
         """The loss of a learner with its gradient, and the part of it that compares answers, without."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gati.exploration.augment import Augmentation, beside
+from gati.exploration.augment import Augmentation, on_device_of
 
 _ORDER, _DRAWS, _TURN = 1, 2, 3  # independent random streams of one seed
 
@@ -88,12 +88,12 @@ class Viewer:
 def _mix(images: Tensor, generator: np.random.Generator) -> Tensor:
     """Mix each input with another one of the batch."""
     count = images.shape[0]
-    other = images[beside(images, generator.permutation(count))]
+    other = images[on_device_of(images, generator.permutation(count))]
     share = generator.random(count).astype(np.float32)
     if images.dim() != 4 or generator.random() < 1 / 3:
-        return torch.lerp(images, other, beside(images, share).view(-1, *[1] * (images.dim() - 1)))
+        return torch.lerp(images, other, on_device_of(images, share).view(-1, *[1] * (images.dim() - 1)))
     pasted = _rectangles(share, images.shape[2], images.shape[3], generator)
-    return torch.where(beside(images, pasted)[:, None], other, images)
+    return torch.where(on_device_of(images, pasted)[:, None], other, images)
 
 
 def _rectangles(

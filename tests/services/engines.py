@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+
 from gati.errors import CompositionError, NotFoundError, OverloadError
+from services.config import ServeConfig
+from services.scheduler.app import create_app
+from services.scheduler.front import Front
+from services.scheduler.models import Model
+from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.scheduler import Scheduler
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -21,8 +29,9 @@ from services.wire.gen.ttypes import (
     VersionInfo,
 )
 from services.wire.server import WireServer
+from tests.waiting import LONG_S
 
-__all__ = ["SERVICE", "Engine", "served"]
+__all__ = ["SERVICE", "Engine", "reply_of", "served"]
 
 SERVICE = Service(Inference)
 _CALLS = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
@@ -135,3 +144,27 @@ def served(service: Any = None) -> Iterator[str]:
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join()
+
+
+def reply_of(
+    name: str,
+    address: str,
+    method: str,
+    path: str,
+    pipelines: Callable[[Model], dict[str, ServedPipeline]] = lambda model: {},
+    **request: Any,
+) -> httpx.Response:
+    """What a scheduler in this process replies, with the model `name` at `address`."""
+
+    async def main() -> httpx.Response:
+        model = Model(name, address=address)
+        scheduler = Scheduler(ServeConfig(), {name: model}, pipelines(model))
+        await scheduler.start()
+        await model.wait_until_ready(LONG_S)
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            reply = await client.request(method, path, **request)
+        await scheduler.drain()
+        return reply
+
+    return asyncio.run(main())

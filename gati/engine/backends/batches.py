@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gati.engine.backends.cuda_device import Device
-from gati.engine.backends.replayed import capture
+from gati.engine.backends.replayed import as_tuple, capture
 
 LARGEST_CAPTURED = 32  # rows; launching operators one by one costs larger batches little
 
@@ -81,8 +81,7 @@ class BatchGraphs:
 
     def _capture(self, tensors: Sequence[Tensor], size: int) -> _Captured:
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-            result = self.operators(*inputs)
-            return (result,) if isinstance(result, Tensor) else tuple(result)
+            return as_tuple(self.operators(*inputs))
 
         inputs = tuple(
             self._turns.device.static(given[:1].expand(size, *given.shape[1:]) if by_row else given)

@@ -19,7 +19,7 @@ blocks queued.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gati.engine.backends.base import SingleExit, SinglePath
 from gati.engine.backends.cuda_device import Device
-from gati.engine.backends.replayed import Flag, Run, ToHost, capture, flagged
+from gati.engine.backends.replayed import Flag, Run, ToHost, as_tuple, capture, flagged
 from gati.model.cuts import Segment
 
 _BLOCKS_AHEAD = 2  # most blocks queued during an overlapped lookup, so that a hit saves work
@@ -138,8 +138,7 @@ class CapturedPath(SinglePath):
         def run(*carried: Tensor) -> tuple[Tensor, ...]:
             if first:
                 carried = (self._request.copy_(carried[0], non_blocking=True),)
-            result = segment.run(*carried)
-            through: tuple[Tensor, ...] = (result,) if isinstance(result, Tensor) else tuple(result)
+            through = as_tuple(segment.run(*carried))
             if segment.block is None:
                 self._scores(through[0])
             if leaving is None or flag is None:
@@ -239,3 +238,28 @@ class CapturedPath(SinglePath):
 
     def _known(self, pending: _Lookup) -> bool:
         return self._device.query(pending.flag.known)
+
+
+class CapturedNetwork:
+    """A network without exits, captured at the first single request; `batches` runs batches. Thread-safe.
+
+    A single request may be anywhere, and its result is on the host.
+    """
+
+    def __init__(
+        self, device: Device, run: Callable[[Tensor], Tensor], batches: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._device = device
+        self._whole = Segment(0, None, run, ())
+        self._batches = batches
+        self._lock = threading.Lock()
+        self._path: CapturedPath | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The result for `x` [B, ...]."""
+        if x.shape[0] != 1:
+            return self._batches(x)
+        with self._lock:
+            if self._path is None:
+                self._path = CapturedPath(self._device, x, [self._whole], {})
+        return self._path.answer(x)[0]

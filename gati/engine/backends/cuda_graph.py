@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gati.engine.backends.base import Lookup, Path, SingleExit, SinglePath, register_backend
 from gati.engine.backends.batches import BatchGraphs, GraphTurns, operators_of
-from gati.engine.backends.captured import CapturedPath
+from gati.engine.backends.captured import CapturedNetwork, CapturedPath
 from gati.engine.backends.cuda_device import CudaDevice, Device, why_no_cuda
-from gati.engine.backends.replayed import CapturedLookup, CapturedNetwork, CapturedSegment
+from gati.engine.backends.replayed import CapturedLookup, CapturedSegment
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError
 from gati.model.cuts import Segment

@@ -5,7 +5,6 @@ The copies to and from pinned memory are part of the graphs: a request is one la
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,53 +72,6 @@ class Flag(ToHost):
         return values.to(self._dtype, copy=True)
 
 
-class CapturedNetwork:
-    """A function of a request as a graph for single requests, captured on first use; `batches` runs batches.
-
-    A single request may be anywhere, and its result is on the host. Thread-safe.
-    """
-
-    def __init__(
-        self, device: Device, run: Callable[[Tensor], Tensor], batches: Callable[[Tensor], Tensor]
-    ) -> None:
-        self._device = device
-        self._run = run
-        self._batches = batches
-        self._lock = threading.Lock()
-        self._incoming: Tensor | None = None
-        self._graph: Any = None
-        self._result = ToHost(device, "main")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The result for `x` [B, ...]."""
-        if x.shape[0] != 1:
-            return self._batches(x)
-        with self._lock:
-            if self._incoming is None:
-                self._incoming = self._capture(x)
-            self._incoming.copy_(x)
-            try:
-                self._device.replay(self._graph, "main")
-                self._result.launched()
-                return self._result.wait().clone()
-            except BaseException:
-                self._result.launched()
-                self._result.wait()  # the next request overwrites what is copied
-                raise
-
-    def _capture(self, x: Tensor) -> Tensor:
-        incoming, request = self._device.pinned(x), self._device.static(x)
-        incoming.copy_(x)
-
-        def run(source: Tensor) -> tuple[Tensor, ...]:
-            result = self._run(request.copy_(source, non_blocking=True))
-            self._result(result)
-            return (result,)
-
-        self._graph, _ = capture(self._device, run, (incoming,), "main", None)
-        return incoming
-
-
 class CapturedSegment:
     """A segment as a graph, for measurements; its outputs are overwritten by each call.
 
@@ -149,7 +101,7 @@ class CapturedSegment:
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
             result = self._run(*inputs)
             self._alone = isinstance(result, Tensor)
-            return (result,) if isinstance(result, Tensor) else tuple(result)
+            return as_tuple(result)
 
         self._inputs = tensors if self._adopts else tuple(self._device.static(each) for each in tensors)
         self._graph, self._outputs = capture(self._device, run, self._inputs, "main", None)
@@ -175,6 +127,11 @@ class CapturedLookup:
         self._flag.launched()
         score = self._flag.score()
         return self._flag.probabilities(), torch.tensor([score], dtype=torch.float64)
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    """What a segment returns, as a tuple: the last one returns a single tensor."""
+    return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def flagged(lookup: Lookup, flag: Flag) -> Run:

@@ -59,7 +59,7 @@ class TorchCompileBackend(CapturingBackend):
     """Runs the network through `torch.compile`; needs a C++ compiler and seconds per segment to compile."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    automatic: ClassVar[tuple[str, ...]] = ("cuda",)  # on the CPU others are faster, and ready sooner
+    automatic: ClassVar[tuple[str, ...]] = ("cuda",)  # on the CPU others run and start faster
 
     def __init__(self) -> None:
         if not self.installed():

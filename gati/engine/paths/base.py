@@ -15,7 +15,7 @@ class RequestPath(ABC):
 
     compiled: ClassVar[bool] = False  # one graph, one request at a time
     overlapped: ClassVar[bool] = False  # lookups have cores or a stream of their own
-    copies_requests: ClassVar[bool] = False  # a single request is copied, from wherever it is
+    replays: ClassVar[bool] = False  # single requests, which are copied from wherever they are, are faster
     logits: bool  # whether `base` returns logits
 
     @abstractmethod

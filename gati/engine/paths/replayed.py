@@ -18,7 +18,7 @@ from gati.model.segments import TracedModel
 class ReplayedPath(SegmentsPath):
     """Single requests take the backend's own path, such as a captured graph; batches run segments."""
 
-    copies_requests: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def __init__(self, ready: Ready, single: SinglePath, exits: Sequence[EngineExit]) -> None:
         super().__init__(ready)
