@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from gati.allocation import return_freed_memory
 from gati.errors import ConfigError, UnavailableError
 from gati.pipelines import (
     CacheLibrary,
@@ -60,6 +61,7 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
     listening = listen(config)
+    return_freed_memory()
     with _hosting(config) as hosting:
         uvloop.run(_serve(config, hosting, listening, announce))
 

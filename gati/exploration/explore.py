@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
 from gati.errors import DataError, LibraryError, VariantError
 from gati.exploration.budget import Budget, Clock
@@ -23,7 +24,6 @@ from gati.exploration.companions import NamedNetwork, load_companions, measure_c
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
-from gati.exploration.memory import freed_memory_kept
 from gati.exploration.network import example_of, probe_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gati.allocation import freed_memory_kept
 from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
@@ -28,7 +29,6 @@ from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.measure import base_answers, selector_seconds
-from gati.exploration.memory import freed_memory_kept
 from gati.exploration.network import load_network
 from gati.exploration.prepare import (
     KEPT_PICTURES_BYTES,

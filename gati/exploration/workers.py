@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from gati.allocation import freed_memory_kept
 from gati.exploration.groups import Classroom, GroupTask, TrainedTrial, group_training, measured_trials
-from gati.exploration.memory import freed_memory_kept
 from gati.exploration.precision import bfloat16_pays
 from gati.exploration.train import SharedTraining
 from gati.version import __version__
