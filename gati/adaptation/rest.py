@@ -1,4 +1,4 @@
-"""Whether lookups pay: caches that are hardly ever hit cost more than they save, and are paused."""
+"""Whether lookups pay: caches that save less than they cost, or less than memory does alone, are paused."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ class Rest:
         """Whether the next request is to be looked up."""
         return self._resting == 0
 
-    def answered(self, exit: str) -> bool:
-        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins."""
+    def answered(self, exit: str, instead: float = 0.0) -> bool:
+        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins.
+
+        `instead`: the share of these requests that memory would answer if there were no lookups.
+        """
         if self._resting:
             self._resting -= 1
             if self._resting == 0:
@@ -53,7 +56,7 @@ class Rest:
         self._mean_ms = _MEMORY * self._mean_ms + (1.0 - _MEMORY) * cost_ms
         if self._count < _JUDGED_AFTER:
             return False
-        if self._mean_ms / (1.0 - _MEMORY**self._count) < self._base_ms:
+        if self._mean_ms / (1.0 - _MEMORY**self._count) < (1.0 - instead) * self._base_ms:
             self._next_rest = _TRIED_AGAIN_AFTER
             return False
         self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST)

@@ -74,7 +74,7 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         ).json()
         assert exits(named) == {"base"}, "a version that is named answers itself"
         assert exits(ask(running, "yard")) == {"base"}, "another place knows nothing yet"
-        until(lambda: part(made)["ladder"]["level"] >= 1)
+        until(lambda: part(made)["ladders"][0]["ladder"]["level"] >= 1)
         until(lambda: (made / "library" / "standing" / f"{MODEL}-memory.npz").exists())
         kill(running)
         assert "recall" in exits(ask(running, "gate")), "what was proven is forgotten"
