@@ -62,6 +62,8 @@ class RecallLadder:
             )
             return
         self._ladder = Ladder.from_json(known["ladder"], spend=spend)
+        if ("left" in known["ladder"]) != alone:
+            raise ValueError("it is of the other case")
         if len(self._ladder) != len(MOST) or abs(self._ladder.agreement - agreement) > 1e-9:
             raise ValueError("the settings or the promise are others")
         for setting, allowed in zip(self._settings, known["allowed"], strict=True):

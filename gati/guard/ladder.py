@@ -174,6 +174,6 @@ class Ladder:
         if "left" in document:
             ladder._of_all = True
             ladder._left = [int(each) for each in document["left"]]
-            if len(ladder._left) != len(guards):
-                raise ValueError("left is not of as many settings")
+            if any(not 0 <= left <= of.audits for left, of in zip(ladder._left, proofs, strict=True)):
+                raise ValueError(f"left is {ladder._left}, which does not fit the proofs")
         return ladder

@@ -123,9 +123,17 @@ def test_what_the_state_cannot_have_come_to_is_not_believed(tmp_path: Path) -> N
     proven(tmp_path)
     path = tmp_path / "standing.json"
     document = json.loads(path.read_text())
-    document["parts"]["memory"]["state"]["ladders"][0]["allowed"] = [50.0, 50.0, 50.0]
-    path.write_text(json.dumps(document))
-    assert not Kept(tmp_path).recall.serves
+    alone, shared = document["parts"]["memory"]["state"]["ladders"]
+    assert Kept(tmp_path).recall.serves
+    for ladders in (
+        [{**alone, "allowed": [50.0, 50.0, 50.0]}, shared],
+        [{**alone, "ladder": {**alone["ladder"], "left": [-1, 0, 0]}}, shared],
+        [shared, alone],
+        [alone],
+    ):
+        document["parts"]["memory"]["state"]["ladders"] = ladders
+        path.write_text(json.dumps(document))
+        assert not Kept(tmp_path).recall.serves
 
 
 def look_alone(kept: Kept, x: torch.Tensor) -> Looked | None:
