@@ -51,11 +51,11 @@ _BATCH = 64
 _BINS = 40
 _PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
 _METHOD = (
-    "One process, batch size 1. Every request is answered by all in turns, who is first moves on by one; "
-    "a repetition is a pass over all inputs, ratios are of means within a repetition. Throughput: each "
-    "client is a thread with one request at a time. Backends that run segments join waiting inputs to "
-    "batches at the ends of segments (the plain network: at its beginning), those that compile one graph "
-    "have one a core, on one thread each. Lookups are inline."
+    "One process, batch size 1. Every method answers every request, and the order rotates by one with each "
+    "request. A repetition is one pass over all inputs; ratios compare means within a repetition. "
+    "Throughput: each client is a thread with one request in flight. Segment backends batch waiting inputs "
+    "at segment boundaries (for the plain network, at its input); graph backends run one single-threaded "
+    "graph per core. Lookups are inline."
 )
 
 
@@ -73,18 +73,18 @@ def bench(
     label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bench:
-    """Measure every way to run the base model here side by side, and write `bench.json` into the library.
+    """Compare every way to run the base model on this machine, and write `bench.json` into the library.
 
-    The base model and Gati run on each registered backend that works here, the peers (BranchyNet-style and
-    SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
-    `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data,
-    `label_map` as for `explore`, whose own is taken otherwise.
-    What cannot be measured is in `left_out`, with the reason. Rounds that other work on the machine disturbed
-    are measured again; if some stay so, the result is marked.
+    The base model and Gati run on every registered backend that works here; the peers (BranchyNet-style and
+    SDN-style exits) run on the composition's backend. `data` is as for `evaluate`. Throughput is measured for
+    `seconds` per repetition; 0 skips it. `cascade` is the library of a smaller network for the same data.
+    `label_map` is as for `explore` and defaults to the one stored there.
+    `left_out` lists what could not be measured and why. Rounds disturbed by other work on the machine are
+    repeated; if any are still disturbed, the result is marked.
 
     Raises:
-        DataError: no inputs, or inputs that do not fit the network.
-        LibraryError, CompositionError, BackendError: as `load` does.
+        DataError: there are no inputs, or they do not fit the network.
+        LibraryError, CompositionError, BackendError: as for `load`.
     """
     for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
         if value is not None and value < 1:
@@ -135,7 +135,7 @@ def bench(
 
 
 class _Field:
-    """All contenders that can be built here, and those that cannot."""
+    """The contenders that can be built here, and the reasons why others cannot."""
 
     def __init__(self, served: Served, folder: Path) -> None:
         self.served = served
@@ -148,7 +148,7 @@ class _Field:
     @classmethod
     @contextmanager
     def open(cls, served: Served, cascade: str | Path | None) -> Iterator[_Field]:
-        """Build them; at the end what they started is stopped and what was written for them deleted."""
+        """Build the contenders; on exit, stop their threads and delete their files."""
         with TemporaryDirectory() as folder:
             field = cls(served, Path(folder))
             try:
@@ -181,7 +181,7 @@ class _Field:
             self._add_cascade(Library.open(cascade))
 
     def _add_cascade(self, smaller: Library) -> None:
-        """A smaller network before the whole one, both on the composition's backend."""
+        """Add a cascade: a smaller network before the full one, both on the composition's backend."""
         own = self.served.engine
         name = f"cascade {own.backend}"
         try:
@@ -204,8 +204,8 @@ class _Field:
         self.kinds[name] = "peer"
         source = smaller.manifest.model_source
         self.details[name] = (
-            f"{source} answers if its largest probability is at least {built.threshold:.4g}; set on the "
-            "select split, not certified"
+            f"{source} answers if its largest probability is at least {built.threshold:.4g}; the threshold is "
+            "set on the select split, not certified"
         )
 
     def _add(
@@ -217,7 +217,7 @@ class _Field:
         try:
             engine = Engine(
                 own.traced,
-                # A placement was chosen for its own backend; inline is what all of them can do.
+                # Placements were chosen for the composition's backend; every backend supports inline.
                 exits if backend == own.backend else inline,
                 outputs_kind=self.served.model.outputs_kind,
                 backend=backend,
@@ -233,7 +233,7 @@ class _Field:
     def _quantised(
         self, library: Library, traced: TracedModel, backend: str, exits: Sequence[EngineExit]
     ) -> tuple[Path, Path] | None:
-        """Networks that a calibrated backend can run; by itself it only runs what was kept."""
+        """Build graphs for a calibrated backend, which otherwise only runs stored graphs."""
         kind = BACKENDS.get(backend)
         if kind is None or not issubclass(kind, GraphBackend) or not kind.calibrated:
             return None
@@ -281,7 +281,7 @@ def _rows(
     means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
     static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
     fastest = min(static, key=lambda name: float(np.median(means[name])))
-    longest: dict[str, float] = {}  # on each backend, so that bars of one can be laid over each other
+    longest: dict[str, float] = {}  # per backend, so that its histograms share one axis
     for each in field.contenders:
         most = float(np.percentile(np.concatenate(each.times_ms), 99.5))
         longest[each.engine.backend] = max(most, longest.get(each.engine.backend, 0.0))
@@ -321,7 +321,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
-    """Classes [n] of the user's own module on `device` for `images` [n, ...]."""
+    """Return the classes [n] that the user's module predicts on `device` for `images` [n, ...]."""
     with torch.inference_mode():
         batches = (rows.to(device, copy=True) for rows in images.split(_BATCH))
         return torch.cat([module(batch).argmax(1).cpu() for batch in batches]).numpy()

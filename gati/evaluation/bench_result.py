@@ -18,7 +18,7 @@ Kind = Literal["base", "gati", "peer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A figure over the repetitions."""
+    """The spread of a figure over repetitions."""
 
     min: float
     median: float
@@ -27,7 +27,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How many requests took how long: `counts` lie between neighbours of `edges_ms`."""
+    """A histogram of request latencies: `counts[i]` falls between `edges_ms[i]` and `edges_ms[i + 1]`."""
 
     edges_ms: tuple[float, ...]
     counts: tuple[float, ...]
@@ -35,13 +35,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One way to answer.
+    """One way to answer requests.
 
-    `gain_same` and `gain_fastest` are mean base latency / own mean latency in each
-    repetition: over the base model on the same backend, and over the fastest way to run it without exits.
+    `gain_same` and `gain_fastest` are mean base latency / own mean latency, per repetition: against the base
+    model on the same backend, and against the fastest way to run it without exits.
 
-    `agreement` is with the network as its owner gave it, in f32. `memory_bytes` counts the f32 weights of
-    network and caches. `throughput` maps the number of clients to answers a second.
+    `agreement` is with the user's original f32 network. `memory_bytes` counts the f32 weights of network and
+    caches. `throughput` maps the number of clients to answers per second.
     """
 
     name: str
@@ -61,7 +61,7 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A way to answer that could not be measured here, and why."""
+    """A method that could not be measured here, and why."""
 
     name: str
     reason: str
@@ -69,19 +69,19 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchMachine:
-    """Where it was measured; `threads` are torch's."""
+    """The machine of a benchmark; `threads` is torch's thread count."""
 
     cpu: str
     cores: int | None
     threads: int
     system: str
     load_average: tuple[float, ...]
-    gpu: str | None = None  # where the composition's backend runs on one
+    gpu: str | None = None  # if the composition's backend uses one
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchMethod:
-    """How it was measured, in words and numbers."""
+    """How a benchmark was run, in words and numbers."""
 
     text: str
     warm_up_requests: int
@@ -90,10 +90,10 @@ class BenchMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Every way to answer, measured in turns on the same inputs in one process.
+    """Every way to answer, measured alternately on the same inputs in one process.
 
-    Where `disturbed` is True the machine had other work, also when latencies were measured again: they and
-    the gains are those of the moment, and `disturbance` says why.
+    If `disturbed`, the machine was busy with other work even when latencies were measured again: latencies
+    and gains are unreliable, and `disturbance` says why.
     """
 
     composition: str
@@ -125,5 +125,5 @@ class Bench:
 
 
 def spread(values: list[float]) -> Spread:
-    """Least, middle and largest of the repetitions."""
+    """Return the minimum, median and maximum over repetitions."""
     return Spread(min=float(min(values)), median=float(np.median(values)), max=float(max(values)))

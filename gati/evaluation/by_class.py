@@ -14,12 +14,12 @@ from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-CONFIDENCE = 0.95  # of each interval on its own
+CONFIDENCE = 0.95  # per interval, not joint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share of inputs with its exact two-sided 95 % confidence interval (Clopper, Pearson)."""
+    """A proportion of inputs with its exact two-sided 95 % confidence interval (Clopper-Pearson)."""
 
     value: float
     low: float
@@ -28,7 +28,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """One class of the base model's: `n` inputs that it puts there."""
+    """Counts for one class; the base model assigns `n` inputs to it."""
 
     name: str
     n: int
@@ -37,7 +37,7 @@ class ClassCount:
 
 
 def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the exact two-sided confidence interval of a share; (0, 1) without trials."""
+    """Return the exact two-sided confidence interval of a proportion; (0, 1) without trials."""
     tail = (1.0 - confidence) / 2.0
     losses = trials - successes
     return agreement_lower_bound(losses, trials, tail), rate_upper_bound(successes, trials, tail)
@@ -49,7 +49,7 @@ def count_classes(
     hit: Bool[NDArray[np.bool_], " n"],
     class_names: Sequence[str] | None,
 ) -> tuple[ClassCount, ...]:
-    """Count the classes that the base model names at least once."""
+    """Count per class, for every class that the base model predicts at least once."""
     counted = []
     for index in np.unique(base_answer):
         inside = base_answer == index

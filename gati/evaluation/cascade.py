@@ -1,7 +1,7 @@
-"""A cascade of two base models: a smaller network answers if it is sure enough, else the larger one runs.
+"""A cascade of two base models: a smaller network answers if it is confident, else the larger one runs.
 
-The smaller one comes from a cache library of its own, so that it is known how it is loaded and fed. Its
-threshold is the loosest that keeps the wanted agreement with the larger network on the select split. Nothing
+The smaller network has its own cache library, which says how to load it and preprocess its inputs. Its
+threshold is the loosest that keeps the target agreement with the larger network on the select split. Nothing
 is certified.
 """
 
@@ -20,20 +20,20 @@ from gati.evaluation.timing import BenchEntry
 from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
 
-SMALLER = "smaller network"  # Prediction.exit of what it answered
+SMALLER = "smaller network"  # Prediction.exit of its answers
 _BATCH = 250
-_NEVER = 2.0  # no probability reaches it
+_NEVER = 2.0  # above any probability
 
 
 @dataclass
 class Cascade(BenchEntry):
-    """Asks `smaller` first; a largest probability >= `threshold` is an answer."""
+    """Runs `smaller` first and returns its answer if the largest probability is at least `threshold`."""
 
     smaller: Engine | None = None
     threshold: float = _NEVER
 
     def answer(self, x: Tensor) -> Prediction:
-        """The answer to one request [1, ...]."""
+        """Answer one request [1, ...]."""
         if self.smaller is None:
             raise AssertionError("a cascade has a smaller network")
         (first,) = self.smaller.base(x)
@@ -45,10 +45,10 @@ class Cascade(BenchEntry):
 def build_cascade(
     larger: Library, smaller: Library, engine: Engine, small_engine: Engine, accuracy: float
 ) -> Cascade:
-    """Set the threshold for an agreement of `accuracy` and put both engines, of one backend, together.
+    """Combine two engines of the same backend, with a threshold set for an agreement of `accuracy`.
 
     Raises:
-        DataError: the networks take other inputs or know other classes, or the held-out inputs are gone.
+        DataError: the networks differ in inputs or classes, or the held-out inputs are missing.
     """
     for what in ("preprocessing", "input_shape", "classes", "class_names"):
         if getattr(larger.manifest, what) != getattr(smaller.manifest, what):

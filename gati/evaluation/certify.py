@@ -1,8 +1,8 @@
-"""Certify an existing composition again, on inputs that were not used for any choice.
+"""Recertify an existing composition on inputs that were not used for any choice.
 
-Anyone can try again, on other data, until one attempt passes. So every attempt is kept, passed or not,
-written or not, and all attempts of a library share delta: `gati.composition.ledger` says how, and what the
-confidence of each covers.
+Retrying on other data would eventually pass by chance. Every attempt is therefore recorded, whether or not it
+passed or was written, and all attempts of a library share delta. `gati.composition.ledger` describes how, and
+what the confidence of each attempt covers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gati.model.labels import ClassNames, LabelMap
 from gati.model.sequence import Data
 
 _BATCH = 64
-_SURPRISING = 0.05  # two counts that differ by more than chance explains
+_SURPRISING = 0.05  # p-value below which two counts differ significantly
 
 
 @dataclass(frozen=True)
 class Recertification:
-    """The verdict of new data on a composition, and a comparison with its earlier certificate."""
+    """The verdict on a composition from new data, compared with its earlier certificate."""
 
     certificate: Certificate
     accuracy_drop: AccuracyDrop | None
@@ -55,11 +55,11 @@ class Recertification:
 
     @property
     def agreement_lower_bound(self) -> float:
-        """The agreement that the counts prove, 0 without inputs."""
+        """The lower bound on agreement that the counts prove; 0 without inputs."""
         return self.certificate.proven_agreement or 0.0
 
     def issued(self, created: str = "") -> Certificate:
-        """Return the certificate as a composition keeps it, with what it rests on and what came before."""
+        """Return the certificate as stored in a composition, with its data and the previous certificate."""
         return replace(
             self.certificate,
             accuracy_drop=self.accuracy_drop,
@@ -75,11 +75,11 @@ class Recertification:
         )
 
     def sentence(self) -> str:
-        """Return the certificate as one plain sentence, and another where this was not the first attempt."""
+        """Return the certificate as one sentence, plus a second one if this was not the first attempt."""
         return self.issued().sentence()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
+        """Return strict JSON values: a certificate as `compose` writes it, with the previous one."""
         return self.issued().to_json()
 
 
@@ -97,23 +97,23 @@ def certify(
     label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recertification:
-    """Count on `data` how often a composition answers as the base model, and certify it from that alone.
+    """Certify a composition by how often it agrees with the base model on `data`, and on nothing else.
 
-    `accuracy`, `confidence` and `per_class` are the composition's own unless given. One setting is tested, so
-    its lower bound is as exact as its verdict, if the inputs were drawn independently from what will be
-    served. Those that `explore` has seen are left out, and copies count as `gati.composition.copies` says.
-    `write` puts the new certificate into the composition, the old one below it as `previous`; exits and
-    thresholds stay as they are and go on serving, whatever the verdict: `Composition.certified` and its note
-    say which it is. `class_names` and `label_map` are as for `explore`, whose own are taken otherwise.
+    `accuracy`, `confidence` and `per_class` default to the composition's. Only one setting is tested, so the
+    lower bound is exact if the inputs are independent draws from the data to be served. Inputs that `explore`
+    has seen are left out; for copies see `gati.composition.copies`. `write` stores the new certificate in the
+    composition and keeps the old one as `previous`. Exits and thresholds stay the same and keep serving
+    whatever the verdict, which `Composition.certified` and its note record. `class_names` and `label_map` are
+    as for `explore` and default to those stored there.
 
-    Every attempt is entered in the library's ledger, written or not, and the k-th is tested at a share of
-    delta, 3/4 for the first and 1 / (4 k (k - 1)) for later ones. The same composition on the same data, at
-    any accuracy, is one attempt: no new evidence, and the verdict of before.
+    Every attempt is recorded in the library's ledger, written or not. The k-th attempt is tested at a share
+    of delta: 3/4 for the first, 1 / (4 k (k - 1)) for later ones. Repeating the same composition on the same
+    data, at any accuracy, adds no evidence: it counts as the same attempt and gives the same verdict.
 
     Raises:
-        DataError: no inputs, or none that `explore` has not seen.
-        LibraryError, CompositionError, BackendError: as `load` does; CompositionError without any exit, and
-            for `write` where that would drop a promise that every class has.
+        DataError: there are no inputs, or `explore` has seen all of them.
+        LibraryError, CompositionError, BackendError: as for `load`; CompositionError if there are no exits,
+            or if `write` would drop a per-class promise.
     """
     served = open_served(directory, composition=composition, device=device)
     chosen = served.composition
@@ -124,8 +124,8 @@ def certify(
     every_class = chosen.per_class if per_class is None else per_class
     if write and chosen.per_class and not every_class:
         raise CompositionError(
-            f"composition '{composition}' promises its agreement in every class, which a certificate of all "
-            "together would drop; certify every class, or compose again without --per-class"
+            f"composition '{composition}' promises its agreement in every class, which an overall certificate "
+            "would drop; certify every class, or compose again without --per-class"
         )
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)
@@ -166,7 +166,7 @@ def certify(
 
 
 def _identity(library: Library, chosen: Composition) -> str:
-    """Name what a composition answers by what decides it; its own name does not."""
+    """Identify a composition by what determines its answers, which excludes its name."""
     content = hashlib.sha256(f"{chosen.checkpoint_sha256} {chosen.backend}".encode())
     for leaving in chosen.exits:
         content.update(f"{leaving.trial_id} {leaving.threshold!r}".encode())
@@ -177,7 +177,7 @@ def _identity(library: Library, chosen: Composition) -> str:
 def _answers(
     served: Served, inputs: Data, progress: Callable[[int, int], None] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Gati's class and the user's own module's [n] each, and how many left early."""
+    """Return Gati's classes [n], those of the user's module [n], and the number of early exits."""
     answers: list[int] = []
     base: list[int] = []
     hits = 0
@@ -206,7 +206,7 @@ def verdict(
     share: float,
     class_names: Sequence[str] | None = None,
 ) -> Certificate:
-    """Certify one composition from its classes and the base model's [n], at a share of delta."""
+    """Certify one composition from its classes [n] and the base model's [n], at a share of delta."""
     if per_class:
         counts = count_by_class(answer, base_class, library.manifest.classes)
         return certify_every_class([counts], accuracy, delta, class_names or (), share=share)
@@ -214,7 +214,7 @@ def verdict(
 
 
 def _comparison(chosen: Composition, certificate: Certificate) -> str:
-    from scipy.stats import fisher_exact  # slow to import, and only here needed
+    from scipy.stats import fisher_exact  # slow to import, needed only here
 
     before = chosen.certificate
     if before is None or not before.inputs:
@@ -227,11 +227,11 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
         f"{new[0] / new[1]:.2%} now ({new[0]} of {new[1]})"
     )
     if chance > _SURPRISING:
-        return f"{counts}: no more apart than chance explains (p = {chance:.2g})."
+        return f"{counts}: the difference is within chance (p = {chance:.2g})."
     worse = new[0] / new[1] > old[0] / old[1]
     return (
-        f"{counts}: {'more' if worse else 'less'} than chance explains (p = {chance:.2g}); "
-        f"{'these inputs are harder, compose on inputs like them' if worse else 'these inputs are easier'}."
+        f"{counts}: significantly {'more' if worse else 'less'} (p = {chance:.2g}); "
+        f"{'these inputs are harder, compose on inputs like these' if worse else 'these inputs are easier'}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Charts as inline SVG that takes its colours from the page."""
+"""Charts as inline SVG, coloured by the page's style sheet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 16, 46
 
 
 class Point(NamedTuple):
-    """A mark: `kind` is base, gati or peer and gives colour and shape."""
+    """A mark; `kind` is base, gati or peer and sets its colour and shape."""
 
     x: float
     y: float
@@ -30,7 +30,7 @@ class _Scale(NamedTuple):
 
 
 def distribution(edges: Sequence[float], series: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """Histograms over the same edges, (name, kind, counts) each, as stepped areas."""
+    """Draw histograms over shared edges as stepped areas; each series is (name, kind, counts)."""
     totals = [sum(counts) or 1.0 for _, _, counts in series]
     top = max(max(counts) / total for (_, _, counts), total in zip(series, totals, strict=True)) or 1.0
     x = _scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
@@ -48,7 +48,7 @@ def distribution(edges: Sequence[float], series: Sequence[tuple[str, str, Sequen
 
 
 def scatter(points: Sequence[Point], x_label: str, y_label: str) -> str:
-    """Points with their labels; x from zero, y as percentages."""
+    """Draw labelled points; x starts at zero, y is in percent."""
     highest = max(point.x for point in points) * 1.15
     low = max(0.0, min(point.y for point in points))
     pad = max(0.002, (1.0 - low) * 0.15)
@@ -71,7 +71,7 @@ def scatter(points: Sequence[Point], x_label: str, y_label: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars of shares in 0..1: (label, share, kind)."""
+    """Draw horizontal bars; each row is (label, share in 0..1, kind)."""
     step = 34
     height = step * len(rows) + 8
     widest = max(share for _, share, _ in rows) or 1.0
@@ -110,7 +110,7 @@ def _scale(low: float, high: float, start: float, end: float) -> _Scale:
 
 
 def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round values between low and high."""
+    """Return round values between low and high."""
     rough = ((high - low) or 1.0) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
@@ -123,7 +123,7 @@ def _percent(share: float) -> str:
 
 
 class ChartLine(NamedTuple):
-    """A line through points of rising x: `name` for its title, `kind` for its colour, as of a `Point`."""
+    """A line through points sorted by x; `name` is its title, `kind` its colour as in `Point`."""
 
     name: str
     kind: str
@@ -131,7 +131,7 @@ class ChartLine(NamedTuple):
 
 
 def lines(series: Sequence[ChartLine], title: str, x_label: str, *, share: bool = True) -> str:
-    """Lines over the same axes; y in percent where it is a `share`. Each line ends with its number."""
+    """Draw lines over shared axes; y is in percent if `share`. Each line ends with its number."""
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
     low, high = min(0.0, *ys), max(ys) * 1.08 or 1.0

@@ -1,4 +1,4 @@
-"""What the verb `doctor` found out about a network, and what follows from its numbers."""
+"""Findings of `gati doctor` about a network, and what they imply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorFinding:
-    """Something to know, with what to do about it; `refuses` where `explore` would end with that line."""
+    """A finding with advice; `refuses` if `explore` would fail with this message."""
 
     about: str
     message: str
@@ -24,7 +24,7 @@ class DoctorFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpeed:
-    """The plain network on one engine: median milliseconds for one input, or why there are none."""
+    """Median milliseconds per input of the plain network on one engine, or why it was not timed."""
 
     name: str
     precision: str
@@ -34,7 +34,7 @@ class EngineSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class CheapestLookup:
-    """The cheapest cache that `explore` would train at a block; milliseconds for one input, on torch."""
+    """The cheapest cache that `explore` would train at a block; milliseconds per input, on torch."""
 
     block: str
     variant: str
@@ -43,16 +43,16 @@ class CheapestLookup:
     base_ms: float
 
     def gain(self, share: float) -> float:
-        """How many times as fast the mean answer is if this `share` of inputs leaves here.
+        """Return the mean speedup if this `share` of inputs exits here.
 
-        The others run to the end, and every input pays for the lookup. With a share of 1 it is what no
-        selector and no predictor of this cost can beat at this block.
+        The rest run to the end, and every input pays for the lookup. A share of 1 gives the upper bound for
+        any selector and predictor of this cost at this block.
         """
         mean_ms = self.lookup_ms + share * self.reach_ms + (1.0 - share) * self.base_ms
         return self.base_ms / mean_ms if mean_ms > 0.0 else float("inf")
 
     def share_for(self, gain: float) -> float | None:
-        """Which share of inputs must leave here for that gain; None if even all of them are too few."""
+        """Return the share of inputs that must exit here for `gain`; None if even a share of 1 is too low."""
         saved_ms = self.base_ms - self.reach_ms
         needed_ms = self.lookup_ms + self.base_ms * (1.0 - 1.0 / gain)
         return max(0.0, needed_ms / saved_ms) if saved_ms > 0.0 and needed_ms <= saved_ms else None
@@ -60,10 +60,10 @@ class CheapestLookup:
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreForecast:
-    """What `explore` would train by default, and how far it comes, estimated from a few steps of training.
+    """What `explore` would train by default and how far it would get, from a few timed training steps.
 
-    `input_pass_s` and `exit_pass_s` are the seconds of a pass over all training inputs, of what reads the
-    network's input and of exits behind blocks; None if there are none or time was up.
+    `input_pass_s` and `exit_pass_s` are seconds per pass over all training inputs, for caches that read the
+    network's input and for exits after blocks; None if there are none or time ran out.
     """
 
     at_the_input: tuple[str, ...]  # variants
@@ -72,16 +72,16 @@ class ExploreForecast:
     input_pass_s: float | None
     exit_pass_s: float | None
     budget_s: float
-    input_passes: float | None  # that fit into the budget
+    input_passes: float | None  # that fit within the budget
     exit_passes: float | None
-    usual_s: float | None  # what the passes that explore makes without a budget would take
+    usual_s: float | None  # training time of explore without a budget
 
 
 @dataclass(frozen=True)
 class TargetForecast:
-    """Whether an agreement can be certified, and with how many losses at most (None: not even without any).
+    """Whether an agreement can be certified, and the most losses allowed (None: not even zero suffice).
 
-    `held_out_needed` is how many inputs `--data` would need for the first loss-free certificate.
+    `held_out_needed` is the number of inputs in `--data` at which zero losses first certify it.
     """
 
     accuracy: float
@@ -91,7 +91,7 @@ class TargetForecast:
 
 @dataclass(frozen=True)
 class DataForecast:
-    """How `explore` would divide the inputs; `exact` where copies were looked for."""
+    """How `explore` would split the inputs; `exact` if duplicates were searched for."""
 
     inputs: int
     train: int
@@ -104,7 +104,7 @@ class DataForecast:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known about a network before anything is trained. What is None was refused or not asked for."""
+    """What is known about a network before training. None marks what was refused or not requested."""
 
     model: str
     parameters: int
@@ -119,7 +119,7 @@ class Diagnosis:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether caches can sit in this network."""
+        """Whether caches can be added to this network."""
         return self.profile is not None
 
     @property
@@ -129,17 +129,17 @@ class Diagnosis:
 
     @property
     def fastest(self) -> EngineSpeed | None:
-        """The engine that runs the plain network in the least time."""
+        """The engine that runs the plain network fastest."""
         measured = [engine for engine in self.engines if engine.base_ms is not None]
         return min(measured, key=lambda engine: engine.base_ms or 0.0, default=None)
 
     @property
     def best(self) -> CheapestLookup | None:
-        """The lookup with the largest gain if all inputs left there: no single cache can gain more."""
+        """The lookup with the largest gain if all inputs exit there: an upper bound for any single cache."""
         return max(self.lookups, key=lambda lookup: lookup.gain(1.0), default=None)
 
     def to_json(self) -> str:
-        """Return strict JSON, with what the numbers imply."""
+        """Return strict JSON text, including derived values."""
         values: dict[str, Any] = asdict(self)
         values |= {"can_be_cut": self.can_be_cut, "refused": self.refused}
         values["fastest"] = None if self.fastest is None else self.fastest.name
@@ -150,16 +150,16 @@ class Diagnosis:
 
 
 def parts_of(inputs: int, train_data: bool) -> tuple[int, int, int]:
-    """How many of this number of distinct inputs train, choose and certify."""
+    """Return how many of `inputs` distinct inputs go to training, selection and certification."""
     train = 0 if train_data else inputs // 3
     select = inputs_to_select_on(inputs - train)
     return train, select, inputs - train - select
 
 
 def forecast_targets(certify: int, confidence: float, train_data: bool) -> tuple[TargetForecast, ...]:
-    """What this number of inputs to certify on allows, by the exact binomial test on one engine.
+    """Return what `certify` inputs can certify, by the exact binomial test on one engine.
 
-    Raises CompositionError for a confidence outside (0, 1).
+    Raises CompositionError if `confidence` is outside (0, 1).
     """
     delta = 1.0 - confidence
     found = []
@@ -171,7 +171,7 @@ def forecast_targets(certify: int, confidence: float, train_data: bool) -> tuple
 
 
 def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
-    """The most losses that still certify; none at all must do so."""
+    """Return the most losses that still certify; zero losses must certify."""
     low, high = 0, inputs
     while high - low > 1:
         middle = (low + high) // 2
@@ -180,7 +180,7 @@ def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
 
 
 def _held_out_for(certify: int, train_data: bool) -> int:
-    """The fewest inputs of `--data` of which this many certify; the share that certifies grows with them."""
+    """Return the fewest inputs in `--data` that leave `certify` for certification (monotonic)."""
     low, high = certify - 1, 4 * certify + 4
     while high - low > 1:
         middle = (low + high) // 2

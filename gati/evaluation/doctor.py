@@ -1,6 +1,6 @@
-"""The verb `doctor`: what a network, its data and this machine allow, in under a minute and nothing written.
+"""`gati doctor`: what a network, its data and this machine allow. Takes under a minute and writes nothing.
 
-Each question stands alone: one that fails becomes a finding with advice, and the others go on.
+Checks are independent: one that fails becomes a finding with advice, and the others still run.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.types import OutputsKind, Profile
 
-_SAMPLED = 64  # inputs that the network answers
-_COUNTED = 10_000  # inputs: among more, copies are not looked for
+_SAMPLED = 64  # inputs run through the network
+_COUNTED = 10_000  # above this many inputs, duplicates are not searched for
 _REPETITIONS = 15
-_REQUESTS = 10  # on each engine
-_FOR_ENGINES = 0.6  # of the time: then no other engine is begun
+_REQUESTS = 10  # per engine
+_FOR_ENGINES = 0.6  # share of the time after which no further engine is started
 _CONFIDENCE, _BUDGET_S = 0.95, 25 * 60.0
 
 T = TypeVar("T")
@@ -80,16 +80,16 @@ def doctor(
     within_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Diagnosis:
-    """Say what Gati could do for a network, before anything is trained. Writes nothing.
+    """Report what Gati could do for a network, before any training. Writes nothing.
 
-    Whether it can be cut, its blocks with their latencies, how fast the plain network is on the engines here,
-    what an oracle could gain with the cheapest caches, how far `explore` comes in `budget_s`, and what the
-    inputs allow to certify. Arguments are those of `explore`; `size` is for networks without `data`, see
-    `blocks`. After about `within_s` seconds no further question is asked; what was left out says so.
+    Reports whether the network can be cut, its blocks and their latencies, the speed of the plain network on
+    the engines here, the gain of an oracle with the cheapest caches, how far `explore` gets in `budget_s`,
+    and what the inputs can certify. Arguments are those of `explore`; `size` is for use without `data`, as
+    for `blocks`. After about `within_s` seconds no further check is started; skipped ones are listed.
 
-    A question that fails becomes a finding with advice; the others are still answered.
+    A check that fails becomes a finding with advice; the others still run.
 
-    **Raises:** `ModelError`, `CheckpointError` when there is no network to look at.
+    **Raises:** `ModelError` or `CheckpointError` if the network cannot be loaded.
     """
     examination = _Examination(clock, within_s)
     loaded = load_model(
@@ -153,7 +153,7 @@ def doctor(
 
 
 class _Examination:
-    """Asks one question after another, and keeps the findings."""
+    """Runs checks one after another and collects the findings."""
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
         self._clock, self._began, self._within_s = clock, clock(), within_s
@@ -161,23 +161,21 @@ class _Examination:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     def is_late(self, share: float = 1.0) -> bool:
-        """Whether that share of the time has passed."""
+        """Whether this share of the time has passed."""
         return self.spent_s >= share * self._within_s
 
     def note(self, about: str, message: str) -> None:
-        """Keep something that refuses nothing."""
+        """Add a finding that would not make `explore` fail."""
         self.findings.append(DoctorFinding(about=about, message=message, refuses=False))
 
     def ask(self, about: str, question: Callable[[], T]) -> T | None:
-        """The answer, or None with a finding that says why there is none."""
+        """Return the result of a check, or None and add a finding that says why."""
         if self.is_late():
-            self.note(
-                about, f"not examined: {self._within_s:g} seconds were over; give --within a longer time"
-            )
+            self.note(about, f"not examined: the {self._within_s:g} seconds were up; give a longer --within")
             return None
         try:
             return question()
@@ -188,7 +186,7 @@ class _Examination:
 
 @dataclass(frozen=True)
 class _Given:
-    """What the user gave in addition to the network."""
+    """What the user passed in addition to the network."""
 
     data: Any
     train_data: Any
@@ -198,9 +196,9 @@ class _Given:
 
 @dataclass(frozen=True)
 class _FoundInputs:
-    """The inputs as `explore` would divide them, and some of them."""
+    """The inputs as `explore` would split them, and a sample."""
 
-    loaded: LoadedModel  # as one that takes what they hold
+    loaded: LoadedModel  # adapted to these inputs
     sample: Tensor
     training: Data
     held_out: int
@@ -209,7 +207,7 @@ class _FoundInputs:
 
 @dataclass(frozen=True)
 class _Answered:
-    """Inputs [n, ...] that the network answers, and how long it took."""
+    """Inputs [n, ...] that the network ran on, and how long that took."""
 
     example: Tensor
     kind: OutputsKind
@@ -242,7 +240,7 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _F
         train, select, certify = parts_of(len(held), separate)
         training = held.subset(range(train)) if more is None else more
         train = len(training)
-        examination.note("data", f"copies were not looked for among more than {_COUNTED:,} inputs")
+        examination.note("data", f"more than {_COUNTED:,} inputs: duplicates were not searched for")
     targets = forecast_targets(certify, given.confidence, separate)
     forecast = DataForecast(len(held), train, select, certify, exact, given.confidence, targets)
     return _FoundInputs(loaded, sample, training, select + certify, forecast)
@@ -256,23 +254,23 @@ def _answers(
     outputs, seconds = _timed_answers(loaded.module, example, clock)
     if sample is not None and len(outputs) > 1 and len(outputs.argmax(1).unique()) == 1:
         raise DataError(
-            f"the network gives all of {len(outputs)} sampled inputs the same class: check --checkpoint and "
-            "the preprocessing (--mean, --std)"
+            f"the network predicts the same class for all {len(outputs)} sampled inputs: check --checkpoint "
+            "and the preprocessing (--mean, --std)"
         )
     return _Answered(example, outputs_kind(outputs), seconds)
 
 
 def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float]) -> tuple[Tensor, float]:
     try:
-        module(example[:1].clone())  # the first call builds what the others use
+        module(example[:1].clone())  # warm-up
         began = clock()
         outputs = check_base_outputs(module(example.clone()))
     except GatiError:
         raise
     except Exception as error:  # whatever the user's network raises
         raise ModelError(
-            f"the network fails on inputs of shape {list(example.shape)} ({one_line(error)}); give inputs as "
-            "it takes them, or --resize PIXELS for pictures of another size"
+            f"the network fails on inputs of shape {list(example.shape)} ({one_line(error)}); give inputs of "
+            "the shape it expects, or --resize PIXELS for images of another size"
         ) from error
     return outputs, clock() - began
 
@@ -293,14 +291,14 @@ def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
 
 
 def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
-    """What `explore` would train by default, with what each lookup costs."""
+    """Return what `explore` would train by default, with the cost of each lookup."""
     asked = for_tokens(wanted(None, None, students_for(budget_s)), cut.traced, loaded.preprocessing.tensors)
     measure = measured_costs(cut.traced, loaded.module)
     return specify(cut.traced, loaded.module, cut.profile, asked, measure)
 
 
 def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tuple[CheapestLookup, ...]:
-    """Of each block at which something would be trained, in forward order."""
+    """Return the cheapest lookup of each block that would get caches, in forward order."""
     reach_ms = {block.name: block.reach_ms for block in profile.blocks}
     found: dict[str, CheapestLookup] = {}
     for trial in (item.trial for item in specifications):
@@ -322,7 +320,7 @@ def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tupl
 
 
 def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
-    """The plain network on every engine that is ready in seconds, all timed in turns."""
+    """Time the plain network on every engine that starts within seconds, alternating between engines."""
     with TemporaryDirectory() as folder:
         return _timed_engines(cut, answered, examination, Path(folder))
 
@@ -334,10 +332,10 @@ def _timed_engines(
     reasons: dict[str, str] = {}
     for name, kind in BACKENDS.items():
         if kind.same_network_as is not None:
-            continue  # the same network as another engine
+            continue  # runs the same network as another engine
         reasons[name] = _why_not(kind)
         if not reasons[name] and ready and examination.is_late(_FOR_ENGINES):
-            reasons[name] = "time was up; gati bench measures all"
+            reasons[name] = "out of time; gati bench measures all engines"
         if reasons[name]:
             continue
         try:
@@ -357,18 +355,18 @@ def _timed_engines(
 
 def _without_exits(cut: _Cut, answered: _Answered, name: str, folder: Path) -> BenchEntry:
     kind = BACKENDS[name]
-    kept = folder / kind.stored_as if issubclass(kind, GraphBackend) else None  # converted once for all
+    kept = folder / kind.stored_as if issubclass(kind, GraphBackend) else None  # converted only once
     graphs = None if kept is None else (kept, kept)
     engine = Engine(cut.traced, outputs_kind=answered.kind, backend=name, graphs=graphs)
     return BenchEntry(name, engine, early=True)  # without exits, this is the whole network
 
 
 def _why_not(kind: type[Backend]) -> str:
-    """Why an engine is not timed here, or "" if it is."""
+    """Return why an engine is not timed here, or "" if it is."""
     if "cpu" not in kind.devices:
         return "needs a CUDA device: explore with --device cuda"
     if kind.name != "torch" and "cpu" not in kind.automatic:
-        return "takes long to start; gati bench measures it"
+        return "slow to start; gati bench measures it"
     if issubclass(kind, GraphBackend) and kind.calibrated:
-        return "is calibrated on held-out inputs; gati compose does that"
+        return "needs calibration on held-out inputs; gati compose does that"
     return ""

@@ -1,4 +1,4 @@
-"""Measure Gati against its base model, request by request, on inputs it has not seen."""
+"""Measure Gati against its base model, request by request, on unseen inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CHUNK = 256  # inputs preprocessed at a time, outside the timing
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Milliseconds of one request, over all requests."""
+    """Milliseconds per request, summarised over all requests."""
 
     mean: float
     p50: float
@@ -47,7 +47,7 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitCount:
-    """The hits of one learned cache; `agreement` is with the base model among them, None without hits."""
+    """Hits of one learned cache, and their `agreement` with the base model (None without hits)."""
 
     block: str
     variant: str
@@ -61,11 +61,10 @@ class ExitCount:
 class Evaluation:
     """Gain, agreement and latencies of Gati on a data set; the accuracies are None without labels.
 
-    `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
-    in the same way; agreement is with the user's base model, whatever the backend's precision;
-    `eager_latency_ms` is the user's module, called directly, on a sample. Where `disturbed` is True
-    the machine was busy, even when measured again: latencies and gain are unreliable, and `disturbance`
-    says why.
+    `gain` is base mean / Gati mean, `tail_ratio` is Gati p99 / base p99. Base and Gati run on the same
+    backend. `agreement` is with the user's base model, whatever the backend's precision. `eager_latency_ms`
+    is the user's module called directly, on a sample. If `disturbed`, the machine was busy even when measured
+    again: latencies and gain are unreliable, and `disturbance` says why.
     """
 
     n: int
@@ -103,15 +102,15 @@ class Evaluation:
 
 @dataclass
 class _Answers:
-    """In the order of the inputs."""
+    """Answers in input order."""
 
     gati: list[Prediction] = field(default_factory=list)
-    reference: list[int] = field(default_factory=list)  # of the base model in the precision it came in
+    reference: list[int] = field(default_factory=list)  # of the base model in its original precision
 
 
 @dataclass
 class _Times:
-    """Milliseconds of some requests, in order; `exits` says where Gati's answers came from."""
+    """Milliseconds per request, in order; `exits` holds the exit of each Gati answer."""
 
     gati_ms: list[float] = field(default_factory=list)
     base_ms: list[float] = field(default_factory=list)
@@ -119,7 +118,7 @@ class _Times:
     exits: list[str] = field(default_factory=list)
 
     def alike(self) -> list[list[float]]:
-        """Those of the base model, then those that left at the same place."""
+        """Return the base model's times, then Gati's grouped by exit."""
         by_exit: dict[str, list[float]] = {}
         for exit, taken_ms in zip(self.exits, self.gati_ms, strict=True):
             by_exit.setdefault(exit, []).append(taken_ms)
@@ -141,16 +140,16 @@ def evaluate(
 ) -> Evaluation:
     """Answer every input of `data` with Gati and with the base model alone, one request at a time.
 
-    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` takes the first
-    inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
-    [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then. What the
-    machine disturbed is measured again; what stays so is marked in the result.
-    `class_names` and `label_map` are as for `explore`, whose own are taken otherwise. Where labels do not fit
-    the network the accuracies are None, and `note` says so; it also tells of inputs that explore has seen.
+    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` uses only the
+    first inputs; each input is measured `repetitions` times. A request is a preprocessed tensor [1, ...];
+    base and Gati alternate in going first. `progress(done, of)` is called periodically. Disturbed
+    measurements are repeated; if they are still disturbed, the result is marked.
+    `class_names` and `label_map` are as for `explore` and default to those stored there. If labels do not fit
+    the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen.
 
     Raises:
-        DataError: no inputs, or inputs that do not fit the network.
-        LibraryError, CompositionError, BackendError: as `load` does.
+        DataError: there are no inputs, or they do not fit the network.
+        LibraryError, CompositionError, BackendError: as for `load`.
     """
     for name, value in (("limit", limit), ("repetitions", repetitions)):
         if value is not None and value < 1:
@@ -184,9 +183,9 @@ def evaluate_engine(
     class_names: Sequence[str] | None = None,
     machine: Machine = MACHINE,
 ) -> Evaluation:
-    """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed.
+    """Like `evaluate`, for an engine and data already loaded; without `module`, eager mode is not timed.
 
-    Labels, if there are any, are the network's classes; `class_names` are the engine's unless given.
+    Labels, if any, must be the network's classes; `class_names` default to the engine's.
     """
     if len(data) == 0:
         raise DataError("the evaluation data is empty; give at least one input")
@@ -227,7 +226,7 @@ def evaluate_engine(
 
 
 class _Measuring:
-    """Requests round by round; the first time a round is run its answers are kept, too."""
+    """Measures requests in rounds and keeps the answers of each round's first run."""
 
     def __init__(
         self,
@@ -245,7 +244,7 @@ class _Measuring:
         self._progress = progress
 
     def rounds(self) -> list[Callable[[], _Times]]:
-        """What measures a few hundred inputs each."""
+        """Return functions that each measure a few hundred inputs."""
         return [partial(self._round, start) for start in range(0, len(self._data), _CHUNK)]
 
     def _round(self, start: int) -> _Times:
@@ -282,7 +281,7 @@ class _Measuring:
     def _base_turn(self, x: Tensor, times: _Times) -> Any:
         engine = self._engine
         if engine.overlapped:
-            # The network alone gets every core back, and one untimed request to wake them.
+            # Return all cores to the plain network; one untimed request wakes them.
             engine.close()
             engine.base(x)
         return self._timed(engine.base, x, times.base_ms)
@@ -295,7 +294,7 @@ class _Measuring:
         return self._timed(engine, x, times.gati_ms)
 
     def _timed(self, call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
-        """Both sides return probabilities on the CPU, so the device has finished when the call returns."""
+        """Time a call. Results are on the CPU, so the device has finished when it returns."""
         start_ns = self._machine.now_ns()
         result = call(x)
         times_ms.append((self._machine.now_ns() - start_ns) / 1e6)

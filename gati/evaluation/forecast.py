@@ -1,4 +1,4 @@
-"""How far `explore` would come: a few steps of its own training, timed and thrown away."""
+"""Estimate how far `explore` would get, by timing a few of its training steps and discarding the result."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gati.model.sequence import Data
 from gati.types import OutputsKind
 
 _STEPS, _BATCH = 3, 16
-_MOST_SELECTING = 2_000  # inputs on which choosing a selector is timed
+_MOST_SELECTING = 2_000  # most inputs used to time selector fitting
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What is known about the speed of the plain network."""
+    """Measured speeds of the plain network."""
 
-    answer_s: float  # of an input in a batch, on torch
-    engines_ms: Mapping[str, float]  # of one input, by engine, torch among them
+    answer_s: float  # per input, in a batch, on torch
+    engines_ms: Mapping[str, float]  # per single input, by engine, including torch
 
     @property
     def of_answers(self) -> float:
-        """How much of torch's time the engine takes that answers in training."""
+        """The time of the engine that answers during training, relative to torch."""
         own_ms = self.engines_ms.get("torch")
         known = [self.engines_ms[name] for name in ENGINES if name in self.engines_ms]
         return min(known) / own_ms if own_ms and known else 1.0
@@ -47,7 +47,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What is trained together, and its seconds an input; None if nothing is."""
+    """Caches trained together and their seconds per input; None if there are none."""
 
     count: int
     pace: Pace | None
@@ -55,11 +55,11 @@ class _Stage:
     students: bool
 
     def pass_s(self, inputs: int) -> float | None:
-        """Seconds of a pass over this many inputs, with all answers computed."""
+        """Return the seconds of one pass over `inputs`, including computing all answers."""
         return None if self.pace is None else inputs * (self.pace.answer_s + self.pace.learn_s)
 
     def passes(self, left_s: float, inputs: int, batch: int) -> float | None:
-        """How many passes explore makes in that time."""
+        """Return how many passes `explore` makes in `left_s` seconds."""
         if self.pace is None:
             return None
         a_step = Pace(batch * self.pace.answer_s, batch * self.pace.learn_s)
@@ -69,7 +69,7 @@ class _Stage:
         return min(steps, most) * batch / inputs
 
     def usual_s(self, inputs: int, batch: int) -> float:
-        """Seconds of the passes that explore makes where no budget is given."""
+        """Return the seconds that `explore` trains without a budget."""
         if self.pace is None:
             return 0.0
         epochs = schedule.DEFAULT_STUDENT_EPOCHS if self.students else schedule.DEFAULT_EPOCHS
@@ -92,10 +92,9 @@ def forecast_explore(
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExploreForecast:
-    """Estimate what `explore` would train by default on `training` and how far it comes in `budget_s`
-    seconds.
+    """Estimate what `explore` would train by default on `training` and how far it gets in `budget_s`.
 
-    `held_out` is how many inputs are measured on. Raises as training does.
+    `held_out` is the number of inputs to measure on. Raises the same errors as training.
     """
     trained = [item for item in specifications if item.trial.status == "trained"]
     first = [item for item in trained if reads_input(item.trial.variant)]
@@ -136,7 +135,7 @@ def _pace(
     recipe: Recipe,
     rates: Rates,
 ) -> Pace | None:
-    """Seconds an input of training all of `items` together; None if there are none."""
+    """Return the seconds per input to train all `items` together; None if there are none."""
     if not items:
         return None
     few = training.subset(np.arange(min(len(training), _STEPS * _BATCH)))
@@ -155,7 +154,7 @@ def _pace(
         clock=time.perf_counter,
     )
     for _ in probe.run():
-        pass  # what was learned is thrown away
+        pass  # discard what was learned
     batch = min(_BATCH, len(few))
     return Pace(probe.pace.answer_s / batch * rates.of_answers, probe.pace.learn_s / batch)
 
@@ -173,7 +172,7 @@ def _learner(module: nn.Module, traced: TracedModel, item: Specification, kind: 
 
 
 def _selector_seconds(held_out: int, classes: int, clock: Callable[[], float]) -> float:
-    """Choosing one trial's selector, timed on noise: its time does not depend on what the numbers are."""
+    """Time fitting one trial's selector, on noise: the time does not depend on the values."""
     count = min(held_out, _MOST_SELECTING)
     noise = torch.randn(count, classes, generator=torch.Generator().manual_seed(0))
     split = (np.arange(count) % 2).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Rendering of pages: templates that escape their values and fail on undefined ones."""
+"""Page templates that escape values and fail on undefined ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def page_environment(package: str) -> Environment:
-    """An environment over the folder `templates` of a package, to add filters to."""
+    """Return an environment for a package's `templates` folder; callers may add filters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

@@ -1,9 +1,9 @@
-"""Published early exits on the same base model, with the library's own predictors.
+"""Published early-exit methods on the same base model, with the library's own predictors.
 
-BranchyNet leaves where the entropy of an exit's probabilities is low enough, SDN where the largest
-probability is high enough; both have one threshold for all exits, which sit at even distances. Here the
-threshold, the number of exits and the predictors are those that are fastest on the select split at the
-agreement that the composition is for. Nothing is certified.
+BranchyNet exits when the entropy of an exit's probabilities is low enough, SDN when the largest probability
+is high enough. Both use one threshold for all exits, which are evenly spaced. Here the threshold, the number
+of exits and the predictors are the fastest on the select split that reach the composition's target agreement.
+Nothing is certified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES: dict[Criterion, str] = {"entropy": "BranchyNet-style", "maximum-probabil
 
 @dataclass(frozen=True)
 class Peer:
-    """Exits with one shared threshold; `detail` says how they were chosen."""
+    """Exits with one shared threshold; `detail` describes how they were chosen."""
 
     name: str
     exits: tuple[EngineExit, ...]
@@ -45,7 +45,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A predictor with its answers on the select split."""
+    """A predictor and its answers on the select split."""
 
     trial: Trial
     cache: LearnedCache
@@ -53,10 +53,10 @@ class _Recorded:
 
 
 def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[Peer, ...]:
-    """Both kinds of peers at an agreement of `accuracy` on the select split.
+    """Build both peers for an agreement of `accuracy` on the select split.
 
     Raises:
-        DataError: the held-out inputs are no longer where explore found them, or nothing was trained.
+        DataError: the held-out inputs are no longer where `explore` found them, or nothing was trained.
     """
     held, split = held_out(library)
     rows = np.flatnonzero(split == SELECT)
@@ -68,9 +68,9 @@ def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[P
 
 
 def _best_trial_a_block(library: Library) -> dict[str, Trial]:
-    """The trial of each block that saves most: its hit rate at 97 % agreement less its cost.
+    """Return the trial of each block that saves most: hit rate at 97 % agreement, less its cost.
 
-    Not at the input: published exits leave after blocks.
+    Caches at the input are excluded: published exits follow blocks.
     """
     profile = library.manifest.profile
     reach = {block.name: block.reach_ms for block in profile.blocks if block.kind != INPUT_KIND}
@@ -130,7 +130,7 @@ def _peer(
                 each.cache.variant,
                 each.cache.hidden_shape,
                 each.cache.classes,
-                criterion,  # the selector called "entropy" is its negative: it grows with certainty
+                criterion,  # the selector "entropy" is negated, so it grows with confidence
                 predictor=each.cache.predictor,
                 selector_module=build_selector(criterion, each.cache.classes),
             ),
@@ -150,7 +150,7 @@ def _peer(
 
 
 def _evenly(recorded: Sequence[_Recorded], count: int) -> list[_Recorded]:
-    """`count` of them at even distances, none at the very end."""
+    """Return `count` of them, evenly spaced, none at the very end."""
     positions = {len(recorded) * k // (count + 1) for k in range(1, count + 1)}
     return [recorded[position] for position in sorted(positions)]
 
@@ -162,7 +162,7 @@ def _threshold(
     base_class: NDArray[np.int64],
     accuracy: float,
 ) -> tuple[float, float]:
-    """The loosest shared threshold that keeps the agreement, and the mean latency it gives."""
+    """Return the loosest shared threshold that keeps the agreement, and its mean latency."""
     profile = library.manifest.profile
     reach = {block.name: block.reach_ms for block in profile.blocks}
     scores = [_score(criterion, each.probabilities) for each in chosen]

@@ -23,13 +23,13 @@ def predict(
     composition: str = "default",
     device: str | None = None,
 ) -> list[Prediction]:
-    """Classify image files, preprocessed as the base model wants; one prediction an image, in order.
+    """Classify image files with the base model's preprocessing; one prediction per image, in order.
 
-    Where the base model takes sound, `images` are recordings; where it takes text, the texts themselves.
+    For an audio model `images` are recordings; for a text model they are the texts themselves.
 
     Raises:
-        DataError: a file that is missing, damaged, too large or of the wrong shape.
-        LibraryError, CompositionError, BackendError: as `load` does.
+        DataError: a file is missing, damaged, too large or of the wrong shape.
+        LibraryError, CompositionError, BackendError: as for `load`.
     """
     with load(directory, composition=composition, device=device) as engine:
         batches = _batches(engine, images)

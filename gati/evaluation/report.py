@@ -1,4 +1,4 @@
-"""`gati report`: what a composition promises and what was measured of it, as one HTML page."""
+"""`gati report`: one HTML page of what a composition promises and its measurements."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Measured = TypeVar("Measured", Bench, Evaluation)
 def report(
     directory: str | Path, *, composition: str = "default", out: str | Path | None = None
 ) -> dict[str, Any]:
-    """Write one self-contained HTML page about a composition, and return what it shows as strict JSON values.
+    """Write a self-contained HTML page about a composition, and return its contents as strict JSON values.
 
-    `out` is `report.html` in the library unless given. What `gati bench` and `gati evaluate` measured of this
-    composition is shown where they were run; a part without measurement names the command that measures it.
+    `out` defaults to `report.html` in the library. The page shows the results of `gati bench` and `gati
+    evaluate` for this composition; a section without results names the command that measures them.
 
     Raises:
-        LibraryError, CompositionError: as `gati.Library.open` and `Composition.load`.
+        LibraryError, CompositionError: as for `gati.Library.open` and `Composition.load`.
         StorageError: the page cannot be written.
     """
     library = Library.open(directory)
@@ -47,7 +47,7 @@ def report(
 
 @dataclass(frozen=True, kw_only=True)
 class _Explored:
-    """What the library was made from: how many inputs for what, each data set, versions of packages."""
+    """What the library was made from: input counts by use, data sets and package versions."""
 
     counts: dict[str, int]
     data: dict[str, str]
@@ -56,7 +56,7 @@ class _Explored:
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What the page shows; None for what was not measured of this composition."""
+    """What the page shows; None for what was not measured for this composition."""
 
     model: str
     directory: str
@@ -71,7 +71,7 @@ class _Facts:
     version: str = __version__
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as strict JSON values."""
+        """Return the facts as strict JSON values."""
         documents = (
             ("composition", self.composition),
             ("bench", self.bench),
@@ -118,13 +118,13 @@ def _promise(chosen: Composition) -> str:
 
 
 def _measured(load: Callable[[Path], Measured], path: Path, chosen: Composition) -> Measured | None:
-    """The stored measurement, None if there is none of this composition."""
+    """Return the stored measurement, or None if there is none for this composition."""
     found = load(path) if path.is_file() else None
     return found if found is not None and found.composition == chosen.name else None
 
 
 def _frontier(library: Library) -> tuple[tuple[ParetoPoint, ...], str]:
-    """The stored frontier, or a new one; else why there is none."""
+    """Return the stored frontier or a new one; if neither, say why."""
     path = library.directory / "pareto.json"
     if path.is_file():
         return read_frontier(path), ""
@@ -148,7 +148,7 @@ def _page(facts: _Facts) -> str:
 
 
 def _headline(facts: _Facts) -> tuple[str, str]:
-    """The figure that matters, from the best source there is, and what it is."""
+    """Return the headline figure from the best available source, and a note on what it is."""
     if facts.own_rows is not None:
         gain = facts.own_rows[1].gain_same
         spread = f"{gain.min:.2f} to {gain.max:.2f} over the repetitions of gati bench"
@@ -162,10 +162,10 @@ def _headline(facts: _Facts) -> tuple[str, str]:
 
 
 def _disturbed(measured: Bench | Evaluation | None) -> str:
-    """The warning next to figures that were measured on a busy machine."""
+    """Return the warning for figures measured on a busy machine."""
     if measured is None or not measured.disturbed:
         return ""
-    return f"; not to be quoted: {measured.disturbance}"
+    return f"; do not quote: {measured.disturbance}"
 
 
 def _charts(facts: _Facts) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Timing many ways to answer in turns, and how many answers a second several clients get."""
+"""Latency of several methods, measured alternately, and throughput with several clients."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ WARM_UP_REQUESTS = 20
 _CHUNK = 128  # requests in a round
 
 
-Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and where its answers left
+Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and exit
 
 
 @dataclass
 class BenchEntry:
-    """One way to answer; `times_ms` has one list a repetition."""
+    """One way to answer; `times_ms` has one list per repetition."""
 
     name: str
     engine: Engine
-    early: bool  # through the exits, else the whole network
-    many: bool = True  # whether several clients can ask at once
+    early: bool  # use the exits, else run the whole network
+    many: bool = True  # whether several clients can send requests at once
     times_ms: list[list[float]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     hits: int = 0
-    _shared: ConcurrentEngine | None = None  # kept: compiling takes seconds
+    _shared: ConcurrentEngine | None = None  # cached: compiling takes seconds
 
     def answer(self, x: Tensor) -> Prediction:
-        """The answer to one request [1, ...]."""
+        """Answer one request [1, ...]."""
         return (self.engine(x) if self.early else self.engine.base(x))[0]
 
     def shared(self) -> ConcurrentEngine:
-        """The same for many clients."""
+        """Return the same method for many clients."""
         if self._shared is None:
             self._shared = ConcurrentEngine(self.engine, early=self.early).start()
         return self._shared
 
     def close(self) -> None:
-        """Stop what `shared` started."""
+        """Stop the engine that `shared` started."""
         if self._shared is not None:
             self._shared.close()
 
@@ -61,10 +61,10 @@ def measure_latency(
     progress: Callable[[int, int], None] | None = None,
     machine: Machine = MACHINE,
 ) -> Steady[Times]:
-    """Answer inputs 0..count-1 with every contender, in turns, `repetitions` times over.
+    """Answer inputs 0..count-1 with every contender alternately, `repetitions` times.
 
-    `inputs(i)` is [1, ...]. Who comes first moves on by one from request to request. What the machine
-    disturbed is measured again; the result says what stayed so.
+    `inputs(i)` is [1, ...]. The order rotates by one with each request. Disturbed rounds are measured again;
+    the result reports those that stayed disturbed.
     """
 
     def measure(repetition: int, requests: range) -> Times:
@@ -77,12 +77,12 @@ def measure_latency(
                 exit, taken_ms = _take_turn(contender, x.clone(), machine, keep=keep)
                 times[contender.name].setdefault(exit, []).append(taken_ms)
         done = repetition * count + requests.stop
-        if progress is not None and done > told[-1]:
-            told.append(done)
+        if progress is not None and done > reported[-1]:
+            reported.append(done)
             progress(done, repetitions * count)
         return times
 
-    told = [0]  # what is measured again is not counted again
+    reported = [0]  # repeated rounds are not reported again
     chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
     passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
     with quiet():
@@ -101,7 +101,7 @@ def measure_latency(
 
 
 def _alike(times: Times) -> list[list[float]]:
-    """Milliseconds of answers of one contender that left at one place; the first one's, or base's, first."""
+    """Return milliseconds grouped by contender and exit, largest group first."""
     every = [taken for by_exit in times.values() for taken in by_exit.values()]
     return sorted(every, key=len, reverse=True)
 
@@ -109,7 +109,7 @@ def _alike(times: Times) -> list[list[float]]:
 def _take_turn(contender: BenchEntry, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
     overlapped = contender.early and contender.engine.overlapped
     if overlapped:
-        # It takes its own cores; no other method may find them taken. One untimed request wakes them.
+        # It reserves cores, which other methods must not miss. One untimed request wakes them.
         contender.engine.open()
         contender.answer(x.clone())
     start_ns = machine.now_ns()
@@ -126,9 +126,9 @@ def _take_turn(contender: BenchEntry, x: Tensor, machine: Machine, *, keep: bool
 def measure_throughput(
     contender: BenchEntry, inputs: Callable[[int], Tensor], count: int, clients: int, seconds: float
 ) -> float:
-    """Answers a second of `clients` threads that each ask again as soon as they have their answer.
+    """Return answers per second with `clients` threads that each send the next request after an answer.
 
-    A single client asks the engine itself, several ask it through a `ConcurrentEngine`.
+    A single client calls the engine directly, several share a `ConcurrentEngine`.
     """
     if clients == 1:
         return _alone(contender, inputs, count, seconds)
@@ -172,7 +172,7 @@ def measure_throughput(
 
 
 def _alone(contender: BenchEntry, inputs: Callable[[int], Tensor], count: int, seconds: float) -> float:
-    """In this thread: torch keeps a team of threads for each that computes, and they share the cores."""
+    """Run in this thread: torch keeps a thread pool per calling thread, and the pools share the cores."""
     contender.answer(inputs(0).clone())
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:

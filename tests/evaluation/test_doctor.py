@@ -173,14 +173,14 @@ def test_a_network_that_cannot_be_cut_says_why(tmp_path: Path) -> None:
 def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:
     found = gati.doctor(NET, files["checkpoint"], data=files["data"], resize=16)
     assert "fails on inputs of shape [64, 1, 16, 16]" in findings(found)["network"]
-    assert "give inputs as it takes them" in findings(found)["network"]
+    assert "give inputs of the shape it expects" in findings(found)["network"]
 
 
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         pytest.param("NanNet", "NaN or infinity", id="never a number"),
-        pytest.param("ConstantNet", "the same class: check --checkpoint", id="one class"),
+        pytest.param("ConstantNet", "the same class for all", id="one class"),
     ],
 )
 def test_what_the_network_answers_is_checked(files: dict[str, str], network: str, message: str) -> None:
@@ -201,7 +201,7 @@ def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
 def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:
     found = gati.doctor(NET, **files, **about_the_data_alone())
     assert not found.can_be_cut and not found.refused
-    assert "30 seconds were over" in findings(found, refusing=False)["network"]
+    assert "the 30 seconds were up" in findings(found, refusing=False)["network"]
 
 
 # What the numbers imply -------------------------------------------------------------------------------------
