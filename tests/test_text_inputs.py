@@ -292,7 +292,7 @@ def test_the_doctor_looks_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_lengths_that_are_not_executed_are_not_exported(folder: Path) -> None:
-    with pytest.raises(DataError, match="--length is 20, the network is executed at 16, 32; choose one"):
+    with pytest.raises(DataError, match="--length is 20, but the network runs at 16, 32; choose one"):
         gati.export(folder / "library", folder / "text.onnx", length=20)
 
 

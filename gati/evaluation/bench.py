@@ -204,8 +204,8 @@ class _Field:
         self.kinds[name] = "peer"
         source = smaller.manifest.model_source
         self.details[name] = (
-            f"{source} answers if its largest probability is at least {built.threshold:.4g}; the threshold is "
-            "set on the select split, not certified"
+            f"{source} answers if its largest probability is at least {built.threshold:.4g}; the threshold "
+            "was set on the select split, not certified"
         )
 
     def _add(

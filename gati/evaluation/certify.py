@@ -124,8 +124,8 @@ def certify(
     every_class = chosen.per_class if per_class is None else per_class
     if write and chosen.per_class and not every_class:
         raise CompositionError(
-            f"composition '{composition}' promises its agreement in every class, which an overall certificate "
-            "would drop; certify every class, or compose again without --per-class"
+            f"composition '{composition}' promises its agreement in every class, which an overall "
+            "certificate would drop; certify every class, or compose again without --per-class"
         )
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)

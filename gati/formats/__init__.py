@@ -1,1 +1,1 @@
-"""The whole early-exit network as one file that runs without Gati: ONNX, torch.export, Triton."""
+"""Export an early-exit network to a single file that runs without Gati: ONNX, torch.export or Triton."""

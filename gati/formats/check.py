@@ -1,4 +1,4 @@
-"""Compares the answers of a written file with the engine's, before the file gets its name."""
+"""Compare an exported file's answers with the engine's, before the file is moved into place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gati.engine.exits import tie_tolerance
 from gati.engine.graph.stages import GraphStages
 from gati.errors import ModelError
 
-Run = Callable[[Tensor], tuple[Tensor, int]]  # what the file takes -> probabilities [K], exit
+Run = Callable[[Tensor], tuple[Tensor, int]]  # the file's input -> probabilities [K], exit
 
-_TOLERANCE = 1e-3  # of a probability; engines fuse and reorder
+_TOLERANCE = 1e-3  # on probabilities; engines fuse and reorder operations
 
 
 def onnx_runner(path: Path, name: str) -> Run:
-    """The file in ONNX Runtime on one core."""
+    """Return a function that runs the file in ONNX Runtime on one core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -35,7 +35,7 @@ def onnx_runner(path: Path, name: str) -> Run:
 
 
 def program_runner(file: IO[bytes]) -> Run:
-    """The file in PyTorch."""
+    """Return a function that runs the file in PyTorch."""
     program = torch.export.load(file).module()
 
     def run(x: Tensor) -> tuple[Tensor, int]:
@@ -46,25 +46,25 @@ def program_runner(file: IO[bytes]) -> Run:
 
 
 def check_answers(run: Run, stages: GraphStages, inputs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Compare a file with the stages it was made of, on pairs of what the file and what the network takes.
+    """Compare a file with the stages it was built from; `inputs` are pairs (file input, network input).
 
-    A score within rounding of its threshold may go either way.
+    A score within rounding error of its threshold may take either branch.
 
-    **Raises:** `ModelError` if the file leaves elsewhere or says something else.
+    **Raises:** `ModelError` if the file takes a different exit or gives a different answer.
     """
     for number, (fed, x) in enumerate(inputs):
         trail = stages.trail(x)
         allowed = _allowed_exits(stages, [score for _, score in trail])
         probabilities, exit = run(fed)
         if exit not in allowed:
-            raise _wrong(f"leaves at exit {exit} where the engine leaves at {allowed[-1]}", number)
+            raise _wrong(f"takes exit {exit} where the engine takes exit {allowed[-1]}", number)
         difference = float((probabilities - trail[exit][0]).abs().max())
         if not difference <= _TOLERANCE:
             raise _wrong(f"has probabilities that differ from the engine's by {difference:.2g}", number)
 
 
 def _allowed_exits(stages: GraphStages, scores: list[Tensor | None]) -> list[int]:
-    """Where an input may leave; the last entry is where the engine lets it leave or later."""
+    """Return the exits that an input may take: ties with a threshold, then the first clear hit or the end."""
     tolerance = tie_tolerance(torch.device("cpu"), torch.float32)
     allowed = []
     for index, (score, threshold) in enumerate(zip(scores, stages.thresholds, strict=False)):

@@ -1,4 +1,4 @@
-"""`gati export`: a composition as a file that needs neither Gati nor the model's code."""
+"""`gati export`: write a composition as a file that needs neither Gati nor the model's code."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Format = Literal["onnx", "pt2", "triton"]
 
 _CHECKED_INPUTS = 16
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-_LARGEST_FILE = 2**31 - 1  # what a protocol buffer holds
+_LARGEST_FILE = 2**31 - 1  # the protobuf size limit
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The written file, or folder for Triton. `exits` are the blocks an input can leave after."""
+    """The exported file, or folder for Triton. `exits` are the blocks after which an input can exit."""
 
     path: Path
     format: Format
@@ -58,22 +58,22 @@ def export(
     raw_input: bool = False,
     length: int | None = None,
 ) -> Exported:
-    """Write a composition as one network that decides for itself where an input leaves, on the CPU.
+    """Write a composition as one network that runs on the CPU and makes its own exit decisions.
 
-    It takes one input at a time and gives `probabilities` [1, K], `exit` int64 [1] (the index of the exit,
-    or the number of exits where the whole network answered) and `score` [1] of the last lookup (NaN without
-    one). All lookups are inline. `onnx` is one file with nested `If` nodes, `triton` a model folder around
-    it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is tested on random
-    inputs and must answer as the engine does. With `raw_input` it takes the image, uint8 [1, H, W, C], of
-    exactly the network's size. A network of sequences is written at its longest length, or at `length`, one
-    of those at which it is executed: a faster file for inputs of at most so many tokens.
+    The network takes one input at a time and returns `probabilities` [1, K], `exit` int64 [1] (the index of
+    the exit, or the number of exits if the whole network answered) and `score` [1] of the last lookup (NaN if
+    there was none). All lookups are inline. `onnx` is one file with nested `If` nodes, `triton` a model
+    folder around it, `pt2` a `torch.export` program with `torch.cond`. The file is first checked against the
+    engine on random inputs. With `raw_input` it takes an image, uint8 [1, H, W, C], of exactly the network's
+    input size. A sequence network is exported at its longest length, or at `length`, which must be one of its
+    execution lengths; a shorter one gives a faster file for inputs of at most that many tokens.
 
     Raises:
         BackendError: onnx is not installed.
-        ModelError: the network has an operator that the format does not have.
-        DataError: `raw_input` where the preprocessing resizes or crops; a `length` that there is not.
-        StorageError: the place is not writable, or the folder for Triton is there already.
-        LibraryError, CompositionError: as `load` does.
+        ModelError: the network uses an operator that the format does not support.
+        DataError: `raw_input` but the preprocessing resizes or crops, or `length` is not available.
+        StorageError: the target is not writable, or the Triton folder already exists.
+        LibraryError, CompositionError: as for `load`.
     """
     if format not in get_args(Format):
         raise BackendError(f"unknown format '{format}'; choose one of {', '.join(get_args(Format))}")
@@ -103,7 +103,7 @@ def export(
 
 
 def _opened(directory: str | Path, composition: str) -> Served:
-    """The network and the caches on the CPU, whatever backend serves them."""
+    """Load the network and its caches on the CPU, whatever backend serves them."""
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device="cpu")
@@ -115,8 +115,8 @@ def _note(served: Served) -> str:
     if composition.certificate is None or in_float32(composition):
         return ""
     return (
-        f"the certificate is of {composition.backend} and not in the file, which computes in float32; "
-        "compose with --backend openvino or onnxruntime for a file with a certificate"
+        f"the certificate is for {composition.backend} and was left out of the file, which computes in "
+        "float32; compose with --backend openvino or onnxruntime to export a certificate"
     )
 
 
@@ -124,8 +124,8 @@ def _need_onnx() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"exporting to ONNX needs {', '.join(missing)}, not installed here; pip install 'gati[export]', "
-            "or give --format pt2"
+            f"exporting to ONNX needs {', '.join(missing)}, which is not installed; pip install "
+            "'gati[export]', or give --format pt2"
         )
 
 
@@ -141,25 +141,25 @@ def _stages(served: Served, length: int | None) -> GraphStages:
 
 
 def _at(traced: TracedModel, length: int | None) -> TracedModel:
-    """The network for inputs of `length`. Raises `DataError` where it is not executed at that length."""
+    """Return the network for inputs of `length`. Raises `DataError` if it does not run at that length."""
     if length is None:
         return traced
     if not isinstance(traced, TracedSequences) or traced.lengths is None:
-        raise DataError("--length is for networks that are executed at several lengths; leave it out")
+        raise DataError("--length is for networks that run at several lengths; leave it out")
     if length not in traced.lengths.every:
         every = ", ".join(map(str, traced.lengths.every))
-        raise DataError(f"--length is {length}, the network is executed at {every}; choose one of them")
+        raise DataError(f"--length is {length}, but the network runs at {every}; choose one of them")
     return traced.at(length)
 
 
 def _raw_preprocessing(served: Served) -> Preprocessing:
-    """The preprocessing, if images of the network's own size pass its resizing and cropping unchanged."""
+    """Return the preprocessing, if it does not resize or crop images of the network's input size."""
     preprocessing = served.model.preprocessing
     if preprocessing.sound is not None:
-        raise DataError("--raw-input is for images, and this network takes sound: leave it out")
+        raise DataError("--raw-input is for images, but this network takes audio; leave it out")
     shape = served.engine.traced.input_shape
     if preprocessing.tensors is not None or len(shape) != 3 or shape[0] != preprocessing.channels:
-        raise DataError(f"--raw-input is for images, the network takes {list(shape)}; leave it out")
+        raise DataError(f"--raw-input is for images, but the network takes {list(shape)}; leave it out")
     height, width = shape[1:]
     unchanged = (
         preprocessing.size in (None, (height, width))
@@ -169,8 +169,8 @@ def _raw_preprocessing(served: Served) -> Preprocessing:
     if not unchanged:
         resized = preprocessing.size or preprocessing.resize
         raise DataError(
-            f"--raw-input cannot hold this preprocessing: it resizes to {resized} and crops to "
-            f"{preprocessing.crop} pixels; leave --raw-input out and preprocess before"
+            f"--raw-input does not support this preprocessing: it resizes to {resized} and crops to "
+            f"{preprocessing.crop} pixels; leave out --raw-input and preprocess the inputs yourself"
         )
     return preprocessing
 
@@ -235,7 +235,7 @@ def _write_program(served: Served, stages: GraphStages, target: Path) -> None:
 def _inputs(
     stages: GraphStages, raw: Preprocessing | None, tensors: TensorInputs | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random inputs of very different size, so that more than one exit is asked; as fed, and preprocessed."""
+    """Yield random inputs (as fed, preprocessed) of widely varying scale, to reach more than one exit."""
     generator = torch.Generator().manual_seed(0)
     shape = stages.example.shape
     for number in range(_CHECKED_INPUTS):

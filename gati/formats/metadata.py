@@ -1,4 +1,4 @@
-"""Metadata of an exported file: text by key, everything structured as JSON."""
+"""Metadata of an exported file: strings by key, structured values as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gati.version import __version__
 def metadata_of(
     manifest: Manifest, composition: Composition, stages: GraphStages, *, raw: bool
 ) -> dict[str, str]:
-    """The file's metadata.
+    """Return the file's metadata.
 
-    `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
-    answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file). A certificate of
-    an engine of reduced precision is left out: the file computes in float32 and may answer differently.
+    `exits` lists the exits in the order of the output `exit`, whose value `len(exits)` means that the whole
+    network answered. `input` is `preprocessed` or `image` (uint8, with the preprocessing in the file). The
+    certificate of a reduced-precision engine is left out: the file computes in float32 and may answer
+    differently.
     """
     exits = [
         {
@@ -40,7 +41,7 @@ def metadata_of(
     }
     plain = {
         "gati_version": __version__,
-        "model": manifest.model_source.rpartition("/")[2],  # without the folders of this machine
+        "model": manifest.model_source.rpartition("/")[2],  # without local paths
         "checkpoint_sha256": manifest.checkpoint_sha256,
         "composition": composition.name,
         "accuracy_target": f"{composition.accuracy_target:g}",
@@ -50,18 +51,18 @@ def metadata_of(
 
 
 def in_float32(composition: Composition) -> bool:
-    """Whether the composition was made for an engine that computes as the exported file does."""
+    """Whether the composition's engine computes in float32, like the exported file."""
     return get_backend(composition.backend).in_float32()
 
 
 def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
-    """A few sentences for whoever opens the file in a viewer."""
-    blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
+    """Return a short description for people who open the file in a viewer."""
+    blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block (it has no exits)"
     takes = "an image, uint8 [1, H, W, C]" if raw else "one preprocessed input (see metadata 'preprocessing')"
     lines = [
-        f"An early-exit network made by Gati. It takes {takes}; an easy one leaves early, after: {blocks}.",
-        "probabilities [1, K]: of the classes. exit [1]: which exit answered (metadata 'exits'), or their "
-        "number where the whole network did. score [1]: of the last lookup that was made, NaN without one.",
+        f"An early-exit network made by Gati. It takes {takes}; easy inputs exit early, after: {blocks}.",
+        "probabilities [1, K]: class probabilities. exit [1]: the exit that answered (metadata 'exits'), or "
+        "the number of exits if the whole network did. score [1]: of the last lookup, NaN if there was none.",
     ]
     if composition.certificate is not None and in_float32(composition):
         lines.append(composition.certificate.sentence())

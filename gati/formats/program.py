@@ -1,4 +1,4 @@
-"""The early-exit network as a `torch.export` program: `torch.cond` where ONNX has `If`."""
+"""The early-exit network as a `torch.export` program, with `torch.cond` in place of ONNX's `If`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = tuple[Tensor, Tensor, Tensor]
 
 
 class EarlyExit(nn.Module):
-    """One input in; probabilities [1, K], exit int64 [1] and score [1] out, as in the ONNX file."""
+    """Maps one input to probabilities [1, K], exit int64 [1] and score [1], as the ONNX file does."""
 
     def __init__(self, stages: GraphStages) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _exported(stage: GraphStage) -> nn.Module:
 def to_program(stages: GraphStages) -> torch.export.ExportedProgram:
     """Trace the early-exit network for one input at a time.
 
-    **Raises:** `ModelError` if `torch.export` cannot.
+    **Raises:** `ModelError` if `torch.export` fails.
     """
     try:
         with warnings.catch_warnings():
@@ -68,14 +68,14 @@ def to_program(stages: GraphStages) -> torch.export.ExportedProgram:
 
 
 def save_program(program: torch.export.ExportedProgram, path: Path, notes: dict[str, str]) -> None:
-    """Write a program; `notes` are texts by file name, which `torch.export.load` reads back."""
+    """Write a program; `notes` maps extra file names to texts, which `torch.export.load` can read back."""
     with open(path, "wb") as handle, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that weights are shared, which is meant
+        warnings.simplefilter("ignore")  # about shared weights, which are intended
         torch.export.save(program, handle, extra_files=dict(notes))
 
 
 def _drop_traces(module: nn.Module) -> None:
-    """Forget which lines of which files each operator came from: most of a file otherwise."""
+    """Drop each operator's stack trace and source metadata, which would take up most of the file."""
     for graph_module in module.modules():
         if isinstance(graph_module, fx.GraphModule):
             for node in graph_module.graph.nodes:

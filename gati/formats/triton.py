@@ -1,6 +1,6 @@
-"""A model folder as NVIDIA Triton's ONNX Runtime backend loads it.
+"""Model folders for NVIDIA Triton's ONNX Runtime backend.
 
-NAME/config.pbtxt     what goes in and comes out
+NAME/config.pbtxt     inputs and outputs
 NAME/labels.txt       class names, if there are any
 NAME/1/model.onnx     the early-exit network
 """
@@ -31,7 +31,7 @@ _TYPES: dict[int, str] = {
 
 
 def config_of(model: onnx.ModelProto, name: str, *, labels: bool) -> str:
-    """The text of `config.pbtxt`. An `If` decides for one input, so Triton must not put them in batches."""
+    """Return the text of `config.pbtxt`. An `If` decides for one input, so Triton must not batch inputs."""
     outputs = [_tensor(value, labels and value.name == "probabilities") for value in model.graph.output]
     return (
         f"name: {json.dumps(name)}\n"
@@ -45,12 +45,12 @@ def config_of(model: onnx.ModelProto, name: str, *, labels: bool) -> str:
 def write_model_folder(
     folder: Path, model: onnx.ModelProto, source: Path, class_names: Sequence[str] | None
 ) -> None:
-    """Make `folder` with a copy of the model file `source`, complete or not at all.
+    """Create `folder` with a copy of the model file `source`, atomically.
 
-    **Raises:** `StorageError` if it exists already or cannot be written.
+    **Raises:** `StorageError` if it already exists or cannot be written.
     """
     if folder.exists():
-        raise StorageError(f"{folder} is there already; remove it or give another folder with --out")
+        raise StorageError(f"{folder} already exists; remove it or give another folder with --out")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))

@@ -305,7 +305,7 @@ def test_a_triton_folder_describes_its_model(library: Path, tmp_path: Path) -> N
     assert '{ name: "exit", data_type: TYPE_INT64, dims: [ 1 ] }' in config
     assert (written.path / "labels.txt").read_text().split() == list(CLASS_NAMES)
     compare(library, in_onnxruntime(written.path / "1" / "model.onnx"), 20)
-    with pytest.raises(StorageError, match="digits is there already; remove it or give another folder"):
+    with pytest.raises(StorageError, match="digits already exists; remove it or give another folder"):
         gati.export(library, written.path, format="triton")
     assert list(written.path.parent.iterdir()) == [written.path]
 
@@ -350,7 +350,7 @@ def test_the_check_lets_rounding_decide_only_where_it_can(library: Path) -> None
     answers = [probabilities for probabilities, _ in stages.trail(x)]
     for exit in (0, 1):
         check_answers(lambda _, exit=exit: (answers[exit], exit), tied, [(x, x)])
-    with pytest.raises(ModelError, match="leaves at exit 2 where the engine leaves at 1"):
+    with pytest.raises(ModelError, match="takes exit 2 where the engine takes exit 1"):
         check_answers(lambda _: (answers[2], 2), tied, [(x, x)])
     with pytest.raises(ModelError, match="probabilities that differ from the engine's by 1"):
         check_answers(lambda _: (answers[1] + 1.0, 1), tied, [(x, x)])
@@ -363,7 +363,9 @@ def test_a_missing_package_is_named(library: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else there(name, *rest)
     )
-    with pytest.raises(BackendError, match=r"needs onnxscript, not installed here; pip install 'gati\[exp"):
+    with pytest.raises(
+        BackendError, match=r"needs onnxscript, which is not installed; pip install 'gati\[exp"
+    ):
         gati.export(library, tmp_path / "model.onnx")
 
 
