@@ -1,4 +1,4 @@
-"""Learned caches: predictors, selectors, their losses and files."""
+"""Learned caches: predictors, selectors, their losses and storage."""
 
 from gati.caches.cache import LearnedCache
 from gati.caches.companions import Companion, Reader, Reading, companion_variant, is_companion

@@ -1,4 +1,4 @@
-"""A learned cache as one module: hidden output in, class probabilities and score out."""
+"""A learned cache as one module: maps a hidden output to class probabilities and a score."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class LearnedCache(nn.Module):
-    """A trained predictor and selector at a block, or at the input; running it is a lookup.
+    """A predictor and selector for a block or the input; a forward pass is a lookup.
 
-    **Arguments:** `variant`, `hidden_shape` (without batch) and `classes` name the architecture, `selector`
-    one of `selector_names()`. A fresh cache has random weights; `load_cache` brings trained ones.
+    **Arguments:** `variant`, `hidden_shape` (without batch) and `classes` define the architecture; `selector`
+    is one of `selector_names()`. A new cache has random weights; `load_cache` loads trained ones.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LearnedCache(nn.Module):
             else predictor
         )
         self.selector = build_selector(selector, classes) if selector_module is None else selector_module
-        # Convolutions of one small input are up to a third faster on weights stored channels last.
+        # Convolutions on one small input are up to a third faster with channels-last weights.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.eval().requires_grad_(False)
 
@@ -62,12 +62,12 @@ class LearnedCache(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def fusible(self) -> nn.Module:
-        """The same cache, weights shared, for compilers that fuse operators: with fewer kernels to launch."""
+        """Return the same cache, sharing weights, in a form that compilers fuse into fewer kernels."""
         other = copy.copy(self)
         other._modules = {**self._modules, "selector": unsorted(self.selector)}
         return other
 
     def forward(self, hidden: Shaped[Tensor, "b ..."]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
-        """Look up [B, *hidden_shape]: probabilities of the K classes, and scores."""
+        """Map hidden outputs [B, *hidden_shape] to class probabilities [B, K] and scores [B]."""
         probabilities = self.predictor(hidden).softmax(1)
         return probabilities, self.selector(probabilities)

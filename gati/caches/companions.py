@@ -1,7 +1,7 @@
-"""Companions: networks that the user already has, as predictors that read the input.
+"""Companions: the user's own networks, used as predictors that read the input.
 
-A companion is kept as data, its traced program and its weights, so that a cache library needs neither the
-network's code nor its checkpoint any more.
+A companion is stored as data, as a traced program and weights, so that a cache library no longer needs the
+network's code or checkpoint.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _VARIANT = re.compile(r"companion\([A-Za-z0-9._-]+\)")
 
 
 def companion_variant(name: str) -> str:
-    """The variant of the companion called `name`, of letters, digits and `._-`."""
+    """Return the variant of the companion called `name` (letters, digits and `._-`)."""
     return f"companion({name})"
 
 
 def is_companion(variant: str) -> bool:
-    """Whether a variant is a companion: it has its own weights, and cannot be built from its name."""
+    """Whether a variant is a companion, which has its own weights and cannot be built from its name."""
     return _VARIANT.fullmatch(variant) is not None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a companion reads what the base model is given, [B, C, H, W], and what its outputs mean.
+    """How a companion reads the base model's inputs [B, C, H, W], and what its outputs mean.
 
-    Averaged over fields of `pool` x `pool`, stretched to `size` (height, width), times `scale` plus `shift`
-    per channel; empty or None leaves a step out. `classes` says which of its outputs is each class of the
-    base model, None that they are in the same order.
+    Inputs are average-pooled over `pool` x `pool` pixels, resized to `size` (height, width), then multiplied
+    by `scale` and shifted by `shift` per channel; empty or None skips a step. `classes` gives the companion's
+    output index of each base model class; None means the same order.
     """
 
     outputs_kind: OutputsKind
@@ -51,7 +51,7 @@ class Reading:
     classes: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` reads them back unchanged."""
+        """Return plain JSON values; `from_json` restores them exactly."""
         return asdict(self)
 
     @classmethod
@@ -71,7 +71,7 @@ class Reading:
 
 
 class Reader(nn.Module):
-    """Inputs of the base model [B, C, H, W] -> inputs of a companion, a copy that it may write to."""
+    """Inputs of the base model [B, C, H, W] -> inputs of a companion, which are safe to modify in place."""
 
     scale: Tensor
     shift: Tensor
@@ -97,10 +97,10 @@ class Reader(nn.Module):
 class Companion(nn.Module):
     """Inputs of the base model [B, C, H, W] -> another network's logits for the base model's classes.
 
-    `program` is what `pack_network` gave; the weights are 0 until they are loaded. `where` is for errors.
-    A copy, and what is pickled, is built from the program again.
+    `program` comes from `pack_network`; the weights are 0 until loaded. `where` is used in error messages.
+    Copying and unpickling rebuild the network from the program.
 
-    **Raises:** `ModelError` for a program that cannot be read.
+    **Raises:** `ModelError` if the program cannot be read.
     """
 
     order: Tensor
@@ -115,9 +115,9 @@ class Companion(nn.Module):
 
     @classmethod
     def of(cls, network: nn.Module, reading: Reading, example: Tensor, where: Path) -> Companion:
-        """A companion made of `network`, in evaluation mode; `example` [2 or more, ...] is what it takes.
+        """Make a companion from `network`, in eval mode; `example` [2 or more, ...] is an input for it.
 
-        **Raises:** `ModelError` for a network that cannot be traced or written down.
+        **Raises:** `ModelError` if the network cannot be traced or serialised.
         """
         lean = without_normalisation(network, example)
         made = cls(pack_network(lean, example), reading, where)
@@ -135,12 +135,12 @@ class Companion(nn.Module):
         return scores if self.reading.classes is None else scores.index_select(1, self.order)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A network made of a program holds what cannot be copied: its program can."""
+        """Copy and pickle through the program, because the network built from it cannot be copied."""
         return _rebuilt, (self.program, self.reading, self.where, dict(self.state_dict()))
 
 
 def _rebuilt(program: bytes, reading: Reading, where: Path, weights: dict[str, Tensor]) -> Companion:
     made = Companion(program, reading, where)
     made.load_state_dict(weights)
-    made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as learned caches are
+    made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as for learned caches
     return made.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Predictors for scenes with few classes: cheap to run, trained quickly on a few hundred inputs."""
+"""Predictors for scenes with few classes: cheap to run, quick to train on a few hundred inputs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 from gati.caches.predictors import Geometry, feature_map, geometry, register_predictor
 
-_SPREAD = 0.1  # of the mean spread: the least that a feature is taken to vary
-_USUAL = 0.9  # share of what was seen that is as near as usual
+_SPREAD = 0.1  # added to each feature's standard deviation, as a share of the mean one
+_USUAL = 0.9  # quantile of distances that counts as usual
 
 
 @register_predictor("glance")
 def glance(hidden_shape: tuple[int, ...], classes: int, cells: int, width: int) -> nn.Module:
-    """Average over `cells` x `cells` fields -> `width` units -> classes.
+    """Average pooling to `cells` x `cells` -> `width` units -> classes.
 
-    On a fixed camera most of what a network looks at stays where it is, so where something is seen says more
-    than what it is made of: fine fields and few units. All of it that has weights follows the pooling, so
-    training pools each input once. Without normalisation by batches: there are too few inputs for that.
+    In front of a fixed camera most things stay in place, so position says more than texture: use a fine grid
+    and few units. All weights come after the pooling, so training pools each input only once. There is no
+    batch normalisation, because training inputs are few.
     """
     layers, shape = _fields(hidden_shape, cells)
     count = shape.channels * shape.height * shape.width
@@ -26,9 +26,9 @@ def glance(hidden_shape: tuple[int, ...], classes: int, cells: int, width: int) 
 
 @register_predictor("scene")
 def scene(hidden_shape: tuple[int, ...], classes: int, cells: int, width: int, prototypes: int) -> nn.Module:
-    """As `glance`, sure only of what is near one of so many `prototypes` that it was shown.
+    """Like `glance`, but confident only near one of `prototypes` stored training inputs.
 
-    Trained on an empty road, `glance` is as sure of the first lorry; this one is not.
+    Trained on an empty road, `glance` is just as confident about the first lorry; `scene` is not.
     """
     layers, shape = _fields(hidden_shape, cells)
     count = shape.channels * shape.height * shape.width
@@ -43,10 +43,10 @@ def _fields(hidden_shape: tuple[int, ...], cells: int) -> tuple[list[nn.Module],
 
 
 class SceneHead(nn.Module):
-    """Features [B, F] -> logits [B, classes], the smaller the less the input is like anything seen.
+    """Features [B, F] -> logits [B, classes] that shrink as the input gets less like the training inputs.
 
-    Logits of an input further from the nearest prototype than usual fade, and are 0 at twice that distance:
-    then all classes are alike, and a selector that goes by probabilities calls it a miss.
+    Beyond the usual distance to the nearest prototype logits fade, and reach 0 at twice that distance. All
+    classes are then equally likely, so a selector based on probabilities reports a miss.
     """
 
     mean: Tensor
@@ -63,24 +63,24 @@ class SceneHead(nn.Module):
         self.layers = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
 
     def forward(self, features: Tensor) -> Tensor:  # (B, F) -> (B, classes)
-        """Class logits, faded by distance."""
+        """Return class logits, faded by distance."""
         known = (features - self.mean) * self.scale
         logits: Tensor = self.layers(known)
         strange = self._distance(known) / self.usual
         return logits * (2.0 - strange.clamp_min(1e-6).sqrt()).clamp(0.0, 1.0)
 
     def _distance(self, known: Tensor) -> Tensor:
-        """Mean squared difference to the nearest prototype [B, 1]."""
+        """Return the mean squared difference to the nearest prototype, [B, 1]."""
         cross = known @ self.prototypes.T
         squared = known.square().sum(1, keepdim=True) - 2.0 * cross + self.prototypes.square().sum(1)
         return squared.amin(1, keepdim=True).clamp_min(0.0) / known.shape[1]
 
     @torch.no_grad()
     def remember(self, features: Tensor) -> None:
-        """Take scale, prototypes and the usual distance from what is shown, [n, F] in order of time.
+        """Fit scale, prototypes and the usual distance to features [n, F] in temporal order.
 
-        Prototypes are picked one by one, each the furthest from those before it, among every other stretch of
-        inputs; the stretches between say how near is usual.
+        The inputs are cut into 16 stretches. Prototypes come from every other stretch by farthest-point
+        sampling; the remaining stretches set the usual distance.
         """
         count = len(features)
         spread = features.std(0, correction=0)

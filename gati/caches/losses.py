@@ -1,4 +1,4 @@
-"""Losses that learned caches are trained with (DESIGN: training)."""
+"""Training losses of learned caches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def distillation_loss(
     soft_weight: float = 0.5,
     row_weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Make a predictor imitate the base model; both logits are [B, K], the result a scalar.
+    """Distillation loss of a predictor against the base model; both logits are [B, K], the result a scalar.
 
     `w * T^2 * KL(softmax(base / T) || softmax(predictor / T)) + (1 - w) * CE(predictor, argmax base)`
-    with w = `soft_weight` and T = `temperature` (Hinton et al. 2015, section 2), the mean over rows, in which
-    each counts as `row_weights` [B] say. Labels play no part.
+    with w = `soft_weight` and T = `temperature` (Hinton et al. 2015, section 2), averaged over rows with
+    weights `row_weights` [B]. Labels are not used.
     """
     soft = F.kl_div(
         F.log_softmax(predictor_logits / temperature, 1),
@@ -45,10 +45,10 @@ def feature_loss(
     *,
     row_weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
-    """The distance between directions of features [B, D] and the base model's: 1 - cosine, a scalar.
+    """Cosine distance between features [B, D] and the base model's features, as a scalar.
 
-    Those of the base model are standardised row by row first. Lengths play no part, so a network with large
-    hidden outputs teaches no more than one with small ones, and no step can be too long for them.
+    The base model's features are standardised per row first. Norms do not matter, so the scale of the hidden
+    outputs affects neither the weight of this loss nor the step size.
     """
     return _mean(1 - F.cosine_similarity(found, F.layer_norm(wanted, wanted.shape[1:])), row_weights)
 
@@ -64,10 +64,10 @@ def selector_loss(
     false_positive_penalty: float = 3.0,
     counted: Shaped[Tensor, "*models b"] | None = None,
 ) -> Float[Tensor, "*models"]:
-    """Cross-entropy of selector logits [..., B] against agreement [B]; the result keeps the leading shape.
+    """Cross-entropy of selector logits [..., B] against agreement [B]; keeps the leading shape.
 
-    An input that disagrees counts `false_positive_penalty` times: a wrong early answer costs more than
-    a miss, which only costs time. The mean is over all inputs, or those that are `counted` [..., B].
+    Inputs that disagree are weighted by `false_positive_penalty`: a wrong early answer costs more than a
+    miss, which only costs time. The mean is over all inputs, or those in the mask `counted` [..., B].
     """
     target = agrees.to(score_logits.dtype).expand_as(score_logits)
     weight = 1 + (false_positive_penalty - 1) * (1 - target)

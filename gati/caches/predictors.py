@@ -1,6 +1,6 @@
-"""Predictors: small networks from a hidden output to class logits, and the registry they live in.
+"""Predictors, small networks from a hidden output to class logits, and their registry.
 
-A variant is written as a family with whole numbers, `fc(1024)` or `pyramid(64)`. Registering another one:
+A variant is a family with integer arguments, such as `fc(1024)` or `pyramid(64)`. To register your own:
 
     from torch import nn
     from gati.caches import feature_map, register_predictor
@@ -12,11 +12,11 @@ A variant is written as a family with whole numbers, `fc(1024)` or `pyramid(64)`
 
     gati.explore(..., variants=["linear", "pyramid(64)"])
 
-A family that reads the network's input in place of a block's hidden output says `reads="input"`: it is
-offered at the block `input`, before anything has run, and nowhere else.
+A family that reads the network's input instead of a block's hidden output is registered with
+`reads="input"`. It is offered only at the block `input`, before the network runs.
 
-Families take feature maps [B, C, H, W], token sequences [B, T, D] and vectors [B, D] alike: `feature_map`
-turns each into a map first. Batch normalisation is welcome: it is folded away after training.
+Families accept feature maps [B, C, H, W], token sequences [B, T, D] and vectors [B, D]: `feature_map`
+converts each to a map first. Batch normalisation may be used: it is folded away after training.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Builder = Callable[..., nn.Module]
 Reads = Literal["hidden", "input"]
 
 PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
-# The network itself, reduced, or a student at the input, of sizes that fit, and what pays behind them.
-# The published ones and ours that are worth less for their time are trained where they are named.
+# The reduced network or a student at the input, in suitable sizes, and the families that pay off after them.
+# The published families and our less efficient ones are trained only on request.
 DEFAULT_VARIANTS = ("reduced", "student", "grid(256)", "pyramid(32)", "pyramid(64)")
 _GROUPS = {"default": DEFAULT_VARIANTS, "published": PUBLISHED_VARIANTS}
 
@@ -52,11 +52,11 @@ _VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*
 def register_predictor(family: str, *, reads: Reads = "hidden") -> Callable[[Builder], Builder]:
     """Register a builder `(hidden_shape, classes, *numbers) -> nn.Module` under a family name.
 
-    `hidden_shape` comes without the batch dimension; the module maps [B, *hidden_shape] to logits
-    [B, classes]. With `reads="input"` that is the network's own input. Registering the same function again
-    is harmless.
+    `hidden_shape` excludes the batch dimension; the module maps [B, *hidden_shape] to logits [B, classes].
+    With `reads="input"` it is the shape of the network's input. Registering the same function twice is
+    allowed.
 
-    **Raises:** `VariantError` when another builder owns the name, or for another `reads`.
+    **Raises:** `VariantError` if the name belongs to another builder, or for an unknown `reads`.
     """
     if reads not in ("hidden", "input"):
         raise VariantError(f"predictor family {family!r} reads {reads!r}: write 'hidden' or 'input'")
@@ -76,7 +76,7 @@ def register_predictor(family: str, *, reads: Reads = "hidden") -> Callable[[Bui
 
 
 def predictor_families() -> tuple[str, ...]:
-    """Names of all registered families, sorted."""
+    """Return the names of all registered families, sorted."""
     return tuple(sorted(_PREDICTORS))
 
 
@@ -86,7 +86,7 @@ def reads_input(variant: str) -> bool:
 
 
 def expand_variants(names: Iterable[str]) -> tuple[str, ...]:
-    """The variants that are named, each once; `default` and `published` stand for all of theirs."""
+    """Return the named variants without duplicates, with `default` and `published` expanded."""
     return tuple(dict.fromkeys(each for name in names for each in _GROUPS.get(name, (name,))))
 
 
@@ -95,7 +95,7 @@ def parse_variant(variant: str) -> tuple[str, tuple[int, ...]]:
     match = _VARIANT.match(variant)
     if match is None or match[1] not in _PREDICTORS:
         raise VariantError(
-            f"unknown variant {variant!r}: write FAMILY or FAMILY(NUMBER,...) with a family out of "
+            f"unknown variant {variant!r}: write FAMILY or FAMILY(NUMBER,...) with one of the families "
             f"{', '.join(predictor_families())}"
         )
     numbers = tuple(int(number) for number in match[2].split(",")) if match[2] else ()
@@ -103,9 +103,9 @@ def parse_variant(variant: str) -> tuple[str, tuple[int, ...]]:
 
 
 def build_predictor(variant: str, hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build an untrained predictor for hidden outputs [B, *hidden_shape], giving logits [B, classes].
+    """Build an untrained predictor from hidden outputs [B, *hidden_shape] to logits [B, classes].
 
-    **Raises:** `VariantError` for an unknown family, wrong numbers, or a shape it cannot take.
+    **Raises:** `VariantError` for an unknown family, invalid arguments, or an unsupported shape.
     """
     family, numbers = parse_variant(variant)
     if not hidden_shape or any(size < 1 for size in hidden_shape) or len(hidden_shape) > 3:
@@ -120,9 +120,9 @@ def build_predictor(variant: str, hidden_shape: tuple[int, ...], classes: int) -
 
 
 def fold_normalisation(module: nn.Module) -> nn.Module:
-    """Fold each batch normalisation into the convolution or linear layer before it (eval mode, copies).
+    """Return a copy in eval mode, with batch normalisations folded into the preceding conv or linear layers.
 
-    Only `nn.Sequential` children directly after one another are folded; the result answers the same.
+    Only consecutive children of an `nn.Sequential` are folded; outputs stay the same.
     """
     if not isinstance(module, nn.Sequential):
         return module.eval()
@@ -142,7 +142,7 @@ def fold_normalisation(module: nn.Module) -> nn.Module:
 
 
 class Geometry(NamedTuple):
-    """A hidden output seen as a map."""
+    """The shape of a hidden output as a feature map."""
 
     channels: int
     height: int
@@ -150,7 +150,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(hidden_shape: tuple[int, ...]) -> Geometry:
-    """The map that `FeatureMap` makes of a hidden output: tokens (T, D) become D channels of T x 1."""
+    """Return the shape that `FeatureMap` gives a hidden output: tokens (T, D) become D channels of T x 1."""
     if len(hidden_shape) == 3:
         return Geometry(*hidden_shape)
     if len(hidden_shape) == 2:
@@ -173,12 +173,12 @@ class FeatureMap(nn.Module):
 
 
 def feature_map(hidden_shape: tuple[int, ...]) -> list[nn.Module]:
-    """Layers that bring a hidden output to [B, C, H, W]; none for what is a map already."""
+    """Return layers that convert a hidden output to [B, C, H, W]; none if it is already a map."""
     return [] if len(hidden_shape) == 3 else [FeatureMap(len(hidden_shape))]
 
 
 def convolution(shape: Geometry, out: int, kernel: int, stride: int) -> tuple[list[nn.Module], Geometry]:
-    """Convolution + normalisation + ReLU, never larger than the map; returns the layers and the new map."""
+    """Return convolution + batch norm + ReLU, with the kernel clipped to the map, and the new map shape."""
     kernels = (min(kernel, shape.height | 1), min(kernel, shape.width | 1))
     strides = (min(stride, shape.height), min(stride, shape.width))
     pads = (kernels[0] // 2, kernels[1] // 2)
@@ -203,12 +203,11 @@ def _pool_to(shape: Geometry, values: int) -> tuple[list[nn.Module], Geometry]:
 
 # The published families ---------------------------------------------------------------------------------
 #
-# Of Balasubramanian et al., *Accelerating Deep Learning Inference via Learned Caches* (2021), with the layers
-# of the code that the authors published (github.com/uw-mad-dash/Gati-code, Predictor/models.py), which agree
-# with the sizes in the paper: 8,192 x 1,024 float32 are the 33 MB of its Pool(8192). All three read the
-# hidden output as one row of numbers. What is ours: normalisation while they are trained, which is folded
-# away, and pooling in windows of one size (see `_shrink`). Not established: whether the paper's own Conv had
-# more than the one channel of that code.
+# From Balasubramanian et al., *Accelerating Deep Learning Inference via Learned Caches* (2021). The layers
+# follow the authors' code (github.com/uw-mad-dash/Gati-code, Predictor/models.py), which matches the sizes in
+# the paper: 8,192 x 1,024 float32 are the 33 MB of its Pool(8192). All three flatten the hidden output. Two
+# changes are ours: batch normalisation during training, folded away afterwards, and pooling windows of equal
+# size (see `_shrink`). It is unclear whether the paper's Conv had more than the one channel of that code.
 
 _PUBLISHED_WIDTH = 1024
 
@@ -227,23 +226,23 @@ def fully_connected(hidden_shape: tuple[int, ...], classes: int, width: int) -> 
 
 @register_predictor("pool")
 def pooled(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
-    """All hidden values, averaged to `values` numbers -> 1,024 units -> classes (published Pool)."""
+    """All hidden values, average-pooled to `values` numbers -> 1,024 units -> classes (published Pool)."""
     if values < 1:
-        raise ValueError("it must keep 1 number or more")
+        raise ValueError("it must keep at least 1 number")
     layers, left = _shrink(math.prod(hidden_shape), values)
     return nn.Sequential(nn.Flatten(), *layers, fully_connected((left,), classes, _PUBLISHED_WIDTH))
 
 
 @register_predictor("conv")
 def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
-    """All hidden values -> one convolution along them, of one channel -> classes (published Conv)."""
+    """All hidden values -> a single-channel 1D convolution -> classes (published Conv)."""
     if kernel < 1 or stride < 1:
-        raise ValueError("kernel and stride must be 1 or more")
+        raise ValueError("kernel and stride must be at least 1")
     values = math.prod(hidden_shape)
     kernel = min(kernel, values)
     return nn.Sequential(
         nn.Flatten(),
-        nn.Unflatten(1, (1, 1, values)),  # [B, 1, 1, values]: what every engine knows is a map
+        nn.Unflatten(1, (1, 1, values)),  # [B, 1, 1, values]: every engine supports 2D convolutions
         nn.Conv2d(1, 1, (1, kernel), (1, stride), bias=False),
         nn.BatchNorm2d(1),
         nn.ReLU(),
@@ -253,11 +252,11 @@ def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: 
 
 
 def _shrink(values: int, wanted: int) -> tuple[list[nn.Module], int]:
-    """Average each so many numbers in a row into one, [B, values] -> [B, at most `wanted`]; and how many.
+    """Return layers that average-pool [B, values] to [B, n] with n <= `wanted`, and n.
 
-    Where `values` is no multiple of `wanted`, the authors' adaptive pooling takes windows that overlap; these
-    are the smallest ones of equal size. Fewer numbers than `wanted` stay as they are: repeated, as there,
-    they tell no more.
+    If `values` is not a multiple of `wanted`, the authors' adaptive pooling uses overlapping windows; here
+    they are the smallest ones of equal size. Fewer values than `wanted` stay unchanged; the authors repeat
+    them, which adds no information.
     """
     window = next(size for size in range(-(-values // wanted), values + 1) if values % size == 0)
     if window == 1:
@@ -271,7 +270,7 @@ def _shrink(values: int, wanted: int) -> tuple[list[nn.Module], int]:
 
 @register_predictor("pool-linear")
 def pooled_linear(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
-    """Each channel averaged over a grid, at most `values` numbers -> classes: Pool without a hidden layer."""
+    """Each channel average-pooled, to at most `values` numbers -> classes: Pool without a hidden layer."""
     layers, shape = _pool_to(geometry(hidden_shape), values)
     return nn.Sequential(
         *feature_map(hidden_shape), *layers, nn.Flatten(), nn.Linear(math.prod(shape), classes)
@@ -280,7 +279,7 @@ def pooled_linear(hidden_shape: tuple[int, ...], classes: int, values: int) -> n
 
 @register_predictor("conv2d")
 def convolved_map(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
-    """One convolution of the map to 16 channels -> at most 4,096 pooled numbers -> classes."""
+    """A 16-channel convolution of the map -> pooling to at most 4,096 numbers -> classes."""
     if kernel % 2 == 0 or kernel < 1 or stride < 1:
         raise ValueError("the kernel must be odd and the stride at least 1")
     layers, shape = convolution(geometry(hidden_shape), 16, kernel, stride)
@@ -290,13 +289,13 @@ def convolved_map(hidden_shape: tuple[int, ...], classes: int, kernel: int, stri
     )
 
 
-_LARGEST_MAP = 32  # larger ones are averaged first: their convolutions would cost more than they save
+_LARGEST_MAP = 32  # larger maps are pooled first: convolutions on them would cost more than they save
 
 
 class AverageAndMaximum(nn.Module):
-    """Map [B, C, H, W] -> its average and its maximum over a grid, flattened to [B, 2 * C * grid * grid].
+    """Map [B, C, H, W] -> average and maximum over a grid, flattened to [B, 2 * C * grid * grid].
 
-    The average says how much of a feature there is, the maximum whether it is anywhere at all.
+    The average says how much of a feature is present, the maximum whether it appears at all.
     """
 
     def __init__(self, grid: tuple[int, int]) -> None:
@@ -304,7 +303,7 @@ class AverageAndMaximum(nn.Module):
         self.grid = grid
 
     def forward(self, values: Float[Tensor, "b c h w"]) -> Float[Tensor, "b f"]:
-        """Pool both ways and concatenate."""
+        """Apply both poolings and concatenate."""
         if self.grid == (1, 1):
             return torch.cat((values.mean((2, 3)), values.amax((2, 3))), dim=1)
         average = nn.functional.adaptive_avg_pool2d(values, self.grid)
@@ -331,8 +330,8 @@ def grid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
 def pyramid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     """Two convolutions on an 8 x 8 map, two twice as wide on 4 x 4, average and maximum -> classes.
 
-    Depth buys more agreement per millisecond than width: early blocks hold edges and textures, and a
-    predictor has to build on them what the skipped blocks would have built.
+    Depth buys more agreement per millisecond than width: early blocks provide only edges and textures, and
+    the predictor has to replace the skipped blocks.
     """
     shape = geometry(hidden_shape)
     layers = feature_map(hidden_shape)

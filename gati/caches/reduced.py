@@ -1,10 +1,10 @@
-"""The network itself, reduced: a predictor at the input that starts from the network's weights.
+"""The reduced network: a predictor at the input that starts from the network's own weights.
 
-`reduced(128)` is the network at 128 pixels a side, `reduced(128,6)` the same with 6 of its blocks. What it
-answers needs little training to be what the whole network answers, which is worth most where training inputs
-are few. Arithmetic falls with the pixels, but reading weights and starting layers take the same time at any
-size; leaving blocks out saves these, too. Touvron et al. 2019, "Fixing the train-test resolution
-discrepancy", show how much a network loses that was not trained at its new resolution.
+`reduced(128)` is the network at 128 pixels a side, `reduced(128,6)` the same with 6 of its blocks. It needs
+little training to agree with the full network, which helps most when training inputs are few. Fewer pixels
+reduce arithmetic, but not the time to read weights and launch layers; leaving out blocks saves that, too.
+Touvron et al. 2019, "Fixing the train-test resolution discrepancy", show how much accuracy a network loses at
+a resolution that it was not trained for.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from gati.model.shorten import (
 )
 from gati.types import OutputsKind
 
-REDUCED = "reduced"  # without numbers, it stands for what fits the network
-_WIDER, _WIDEST = 2, 512  # a new head has twice the channels of the block before it, at most so many
-_LEAST_SIDE = 96  # pixels of the shorter side: of smaller pictures, half of the side shows too little
+REDUCED = "reduced"  # without arguments: chosen to fit the network
+_WIDER, _WIDEST = 2, 512  # a new head has twice the channels of the block before it, at most 512
+_LEAST_SIDE = 96  # pixels of the shorter side: smaller images show too little at half the size
 
 
 @register_predictor(REDUCED, reads="input")
 def _unbuildable(hidden_shape: tuple[int, ...], classes: int, pixels: int = 0, blocks: int = 0) -> nn.Module:
-    raise ValueError("it is made of the network itself, by gati explore alone")
+    raise ValueError("only gati explore can make it, from the network itself")
 
 
 def is_reduced(variant: str) -> bool:
-    """Whether a variant is the network itself, reduced. Raises `VariantError` as `parse_variant`."""
+    """Whether a variant is the reduced network. Raises `VariantError` like `parse_variant`."""
     return parse_variant(variant)[0] == REDUCED
 
 
 def default_reduced(network: nn.Module, example: Tensor) -> str | None:
-    """The variant that is trained by default, for inputs [B, C, H, W] large enough for one.
+    """Return the variant trained by default for inputs [B, C, H, W], or None.
 
-    It looks at 4/7 of the pixels a side, 128 of 224, and keeps one block of each stage but the last, whose
-    many weights take long to read. None for small pictures and for networks whose blocks cannot be left out.
+    It uses 4/7 of the pixels per side (128 of 224) and keeps one block of each stage except the last, whose
+    many weights are slow to read. None for small images and for networks whose blocks cannot be left out.
     """
     shorter = min(example.shape[2:]) if example.dim() == 4 else 0
     if shorter < _LEAST_SIDE:
@@ -67,10 +67,10 @@ def default_reduced(network: nn.Module, example: Tensor) -> str | None:
 
 
 class ReducedNetwork(nn.Sequential):
-    """What the base model is given [B, C, H, W] -> logits [B, K] of a copy of it, reduced.
+    """Inputs of the base model [B, C, H, W] -> logits [B, K] of a reduced copy of it.
 
-    It is there to be trained, and stays in evaluation mode: the statistics of normalisation are those that
-    the base model was trained with. `companion` is what it is when training is over.
+    It is trainable but stays in eval mode, with the normalisation statistics of the base model. After
+    training, `companion` converts it.
     """
 
     def __init__(self, reading: Reading, network: nn.Module) -> None:
@@ -81,17 +81,17 @@ class ReducedNetwork(nn.Sequential):
 
     @classmethod
     def of(cls, base: nn.Module, variant: str, example: Tensor, outputs_kind: OutputsKind) -> ReducedNetwork:
-        """A copy of `base`, in evaluation mode, which takes inputs like `example` [2 or more, C, H, W].
+        """Make a reduced copy of `base`, in eval mode, for inputs like `example` [2 or more, C, H, W].
 
-        A copy that ends at one of the base model's blocks has a new head, made with torch's random numbers.
+        A copy that ends at one of the base model's blocks gets a new head, initialised from torch's RNG.
 
-        **Raises:** `VariantError` for a variant that reduces nothing, or a network that takes pictures of one
-        size alone or does not run without those blocks.
+        **Raises:** `VariantError` if the variant reduces nothing, or if the network needs a fixed image size
+        or does not run without those blocks.
         """
         pixels, count = _numbers(variant, tuple(example.shape[1:]))
         reading = _reading(pixels, tuple(example.shape[1:]), outputs_kind)
         seen = Reader(reading).to(example.device)(example)
-        classes = _classes(base, f"variant {variant}: the network takes no pictures of", seen)
+        classes = _classes(base, f"variant {variant}: the network takes no images of", seen)
         if count is None:
             return cls(reading, _trainable(base, example))
         kept, network = _shortened(base, variant, count, example)
@@ -103,15 +103,15 @@ class ReducedNetwork(nn.Sequential):
         return cls(reading, network.to(example.device))
 
     def train(self, mode: bool = True) -> ReducedNetwork:
-        """Stay in evaluation mode."""
+        """Stay in eval mode."""
         del mode
         super().train(False)
         return self
 
     def companion(self, example: Tensor) -> Companion:
-        """The trained network with its normalisation folded: a cache's predictor, on the CPU.
+        """Return the trained network as a cache's predictor, with normalisation folded, on the CPU.
 
-        **Raises:** `ModelError` for a network that cannot be traced or written down.
+        **Raises:** `ModelError` if the network cannot be traced or serialised.
         """
         network = settled(self[1].cpu()).requires_grad_(False)
         seen = Reader(self.reading)(example.cpu())
@@ -121,26 +121,26 @@ class ReducedNetwork(nn.Sequential):
 
 
 class _Logarithm(nn.Module):
-    """Probabilities -> logits of the same."""
+    """Probabilities -> logits."""
 
     def forward(self, probabilities: Tensor) -> Tensor:
         return as_logits(probabilities, "probabilities")
 
 
 def _numbers(variant: str, input_shape: tuple[int, ...]) -> tuple[int, int | None]:
-    """The pixels of the shorter side, and how many blocks are kept: None for all."""
+    """Return the pixels of the shorter side and the number of blocks kept (None for all)."""
     shorter = min(input_shape[1:]) if len(input_shape) == 3 else 0
     _, numbers = parse_variant(variant)
     largest = shorter if len(numbers) == 2 else shorter - 1
     if not 1 <= len(numbers) <= 2 or not 1 <= numbers[0] <= largest:
-        given = f"pictures of {shorter} pixels" if shorter else f"inputs of shape {input_shape}"
+        given = f"images of {shorter} pixels" if shorter else f"inputs of shape {input_shape}"
         fewer = f": name fewer, such as {REDUCED}({shorter // 2})" if shorter > 1 else ": leave it out"
         raise VariantError(f"variant {variant}: the network takes {given}{fewer}")
     return numbers[0], numbers[1] if len(numbers) == 2 else None
 
 
 def _reading(pixels: int, input_shape: tuple[int, ...], outputs_kind: OutputsKind) -> Reading:
-    """The resizing that gives the shorter side so many pixels."""
+    """Return the resizing that scales the shorter side to `pixels`."""
     shorter = min(input_shape[1:])
     height, width = (side * pixels // shorter for side in input_shape[1:])
     factor = shorter // pixels
@@ -151,7 +151,7 @@ def _reading(pixels: int, input_shape: tuple[int, ...], outputs_kind: OutputsKin
 
 @torch.inference_mode()
 def _classes(network: nn.Module, refusal: str, seen: Tensor) -> int:
-    """How many classes the network tells apart, if it runs on pictures like `seen`."""
+    """Return the network's number of classes, after checking that it runs on images like `seen`."""
     try:
         return int(network(seen.clone()).shape[1])
     except Exception as error:  # whatever the user's code raises
@@ -160,7 +160,7 @@ def _classes(network: nn.Module, refusal: str, seen: Tensor) -> int:
 
 
 def _shortened(base: nn.Module, variant: str, count: int, example: Tensor) -> tuple[Kept, nn.Module]:
-    """Which blocks are kept, and a copy of `base` without the others that can be left out."""
+    """Return the blocks kept, and a copy of `base` without the other removable blocks."""
     try:
         blocks = block_shapes(base, example)
         kept = choose_blocks(blocks, count)
@@ -178,10 +178,10 @@ def _trainable(network: nn.Module, example: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def _head(network: nn.Module, block: str, seen: Tensor, classes: int) -> nn.Module:
-    """From the output of a block, a feature map, to logits."""
+    """Build a head from a block's feature map to logits."""
     shape = output_of(network, block, seen).shape
     if len(shape) != 4:
-        raise VariantError(f"block {block} returns no feature map, so the network cannot end there")
+        raise VariantError(f"block {block} does not return a feature map, so the network cannot end there")
     channels = min(_WIDER * shape[1], _WIDEST)
     return nn.Sequential(
         nn.Conv2d(shape[1], channels, 1),
@@ -195,7 +195,7 @@ def _head(network: nn.Module, block: str, seen: Tensor, classes: int) -> nn.Modu
 def _copied(base: nn.Module, example: Tensor) -> nn.Module:
     try:
         return copy.deepcopy(base)
-    except RuntimeError:  # a program that was exported holds what cannot be copied
+    except RuntimeError:  # an exported program cannot be deep-copied
         network = unpack_network(pack_network(base, example), Path(REDUCED))
         network.load_state_dict(base.state_dict())
         return network.to(example.device)

@@ -1,7 +1,7 @@
-"""Selectors: from a predictor's class probabilities to one score; `score >= threshold` is a hit.
+"""Selectors map a predictor's class probabilities to one score; `score >= threshold` is a hit.
 
-Every selector is a module [B, K] -> [B] whose score grows with the chance that predictor and base model
-agree. The trained network must beat the plain ones on inputs it has not seen, or they are used.
+Every selector is a module [B, K] -> [B] whose score grows with the probability that predictor and base model
+agree. The trained network is used only if it beats the simple selectors on unseen inputs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NegativeEntropy(nn.Module):
 
 
 class TemperatureScaled(nn.Module):
-    """The largest class probability, its logits divided by a fitted temperature first (Guo et al. 2017)."""
+    """The largest class probability after dividing logits by a fitted temperature (Guo et al. 2017)."""
 
     temperature: Tensor
 
@@ -63,14 +63,14 @@ class TemperatureScaled(nn.Module):
 
     def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [1/K, 1]."""
-        # log-probabilities are the logits but for a constant a row, which softmax does not see
+        # log-probabilities equal the logits up to a constant per row, which softmax ignores
         return (probabilities.clamp_min(1e-12).log() / self.temperature).softmax(1).amax(1)
 
 
 class SelectorNetwork(nn.Module):
-    """Log-probabilities, largest first, and which class leads -> 16 units -> chance of agreement.
+    """Sorted log-probabilities and the top class -> 16 units -> probability of agreement.
 
-    What leads matters: a base model is surer of ships than of cats, whatever the probability says.
+    The top class matters: at the same probability, agreement may be higher for ships than for cats.
     """
 
     UNITS = 16
@@ -87,7 +87,7 @@ class SelectorNetwork(nn.Module):
     def features(
         cls, probabilities: Float[Tensor, "... k"]
     ) -> tuple[Float[Tensor, "... f"], Int[Tensor, ...]]:
-        """Log-odds-like features, and the leading class."""
+        """Return features similar to log-odds, and the top class."""
         largest = probabilities.topk(min(cls.LARGEST, probabilities.shape[-1]), dim=-1)
         return cls._feature(largest.values), largest.indices[..., 0]
 
@@ -100,18 +100,18 @@ class SelectorNetwork(nn.Module):
         logits, leading = self._logits(probabilities)
         logits = logits + self.class_bias[leading]
         total = probabilities.sum(1)
-        # What is not a number must stay so, and miss: the ReLU of some engines makes 0 of it, and to
-        # OpenVINO it is at least 0. A sum keeps it everywhere.
+        # NaN must propagate and miss: the ReLU of some engines turns it into 0, and OpenVINO compares it
+        # as >= 0. A sum preserves NaN everywhere.
         return torch.sigmoid(logits) + (total - total)
 
     def _logits(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B] without the class bias, and the leading classes [B]."""
+        """Return logits [B] without the class bias, and the top classes [B]."""
         features, leading = self.features(probabilities)
         return self.output(torch.relu(self.hidden(features))).squeeze(1), leading
 
 
 class _UnsortedSelectorNetwork(SelectorNetwork):
-    """The same with reductions in place of sorting and of small matrix products, which compilers fuse."""
+    """The same with reductions, which compilers fuse, instead of sorting and small matrix products."""
 
     def _logits(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         classes = torch.arange(self.classes, device=probabilities.device)
@@ -126,7 +126,7 @@ class _UnsortedSelectorNetwork(SelectorNetwork):
 
 
 def unsorted(selector: nn.Module) -> nn.Module:
-    """The selector as reductions, weights shared; itself if it sorts nothing."""
+    """Return the selector written as reductions, sharing weights; unchanged if it does not sort."""
     if type(selector) is not SelectorNetwork:
         return selector
     other = copy.copy(selector)
@@ -144,21 +144,21 @@ _SELECTORS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def selector_names() -> tuple[str, ...]:
-    """Names of all selectors, the baseline first."""
+    """Return the names of all selectors, the baseline first."""
     return tuple(_SELECTORS)
 
 
 def build_selector(name: str, classes: int) -> nn.Module:
-    """Build a selector [B, classes] -> [B]. Raises `VariantError` for an unknown name, listing the known."""
+    """Build a selector [B, classes] -> [B]. Raises `VariantError` for an unknown name."""
     if name not in _SELECTORS:
         raise VariantError(f"unknown selector {name!r}: choose one of {', '.join(_SELECTORS)}")
     return _SELECTORS[name](classes)
 
 
 def fit_temperature(probabilities: Float[Tensor, "n k"], base_class: Int[Tensor, " n"]) -> TemperatureScaled:
-    """Find the temperature under which the base model's classes [n] are likeliest, given [n, K].
+    """Fit the temperature that maximises the likelihood of the base model's classes [n], given [n, K].
 
-    One number fitted on all inputs: it cannot learn any of them by heart, so its scores there are honest.
+    A single number cannot overfit to individual inputs, so its scores on the same inputs are unbiased.
     """
     scaled = TemperatureScaled()
     logits = probabilities.float().clamp_min(1e-12).log()
@@ -170,7 +170,7 @@ def fit_temperature(probabilities: Float[Tensor, "n k"], base_class: Int[Tensor,
 
 
 class FittedNetworks(NamedTuple):
-    """A selector network fitted on everything, and scores of networks that did not see the input."""
+    """A selector network fitted on all inputs, and out-of-fold scores."""
 
     network: SelectorNetwork
     held_out_scores: Float[Tensor, " n"]
@@ -183,10 +183,10 @@ def fit_selector_networks(
     seed: int,
     steps: int = 200,
 ) -> FittedNetworks:
-    """Fit one network on all n inputs and `_FOLDS` more, each without its share, for honest scores.
+    """Fit one network on all n inputs, and one per fold on the other folds for out-of-fold scores.
 
-    All networks are trained at once, full batch, with the
-    selector loss and weight decay on the class bias. Deterministic for a seed.
+    All networks are trained together, full batch, with the selector loss and weight decay on the class bias.
+    Deterministic for a given seed.
     """
     count, classes = probabilities.shape
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Learned caches as safetensors files: weights, and the architecture in the file's metadata.
+"""Storage of learned caches as safetensors files: weights, with the architecture in the metadata.
 
-A companion's architecture is its program, which is kept as one more tensor, of bytes.
+A companion's architecture is its program, stored as an additional byte tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROGRAM = "companion.program"
 
 
 def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] | None = None) -> None:
-    """Write a cache atomically; `metadata` (text only) is stored with the architecture."""
+    """Write a cache atomically; `metadata` (strings only) is stored with the architecture."""
     architecture = {
         "variant": cache.variant,
         "hidden_shape": list(cache.hidden_shape),
@@ -36,14 +36,14 @@ def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] |
     tensors = {name: tensor.contiguous() for name, tensor in cache.state_dict().items()}
     if isinstance(cache.predictor, Companion):
         architecture["companion"] = cache.predictor.reading.to_json()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # layers may share theirs
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # layers may share tensors
         tensors[_PROGRAM] = torch.frombuffer(bytearray(cache.predictor.program), dtype=torch.uint8)
     notes = {**(metadata or {}), "gati": json.dumps(architecture)}
     atomic_write(Path(path), lambda temporary: save_file(tensors, temporary, notes))
 
 
 def load_cache(path: Path | str) -> LearnedCache:
-    """Read a cache that `save_cache` wrote, on the CPU, in eval mode.
+    """Read a cache written by `save_cache`, on the CPU, in eval mode.
 
     **Raises:** `LibraryError` if the file is missing, damaged, or does not fit its architecture;
     `VariantError` if its family is not registered here.
@@ -68,7 +68,7 @@ def load_cache(path: Path | str) -> LearnedCache:
 
 
 def _companion(architecture: Mapping[str, Any], tensors: dict[str, Tensor], path: Path) -> Companion | None:
-    """The companion of a file, if it is one, its weights still 0; its program goes out of `tensors`."""
+    """Return the file's companion with zero weights, or None; removes its program from `tensors`."""
     if "companion" not in architecture:
         return None
     program = tensors.pop(_PROGRAM).numpy().tobytes()

@@ -1,6 +1,6 @@
-"""Students: predictors that read the network's input, so that nothing of the base model runs before them.
+"""Students: predictors that read the network's input, so that they run before any of the base model.
 
-They read pictures (C, H, W), sequences (T, D) such as frames of sound or of a sensor, and vectors (D,).
+They read images (C, H, W), sequences (T, D), such as audio or sensor frames, and vectors (D,).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch import nn
 from gati.caches.predictors import AverageAndMaximum, FeatureMap, register_predictor
 from gati.errors import VariantError
 
-_LARGEST_SIDE = 112  # pixels; larger inputs are averaged first: a student looks at the whole, not at hairs
-_LARGEST_WHOLE_SIDE = 16  # up to here the first convolutions work on single pixels
-_LARGEST_HALVED_SIDE = 48  # up to here on squares of 2 x 2 pixels, above on 4 x 4: at most 28 x 28 of them
+_LARGEST_SIDE = 112  # pixels; larger inputs are pooled first: a student does not need fine detail
+_LARGEST_WHOLE_SIDE = 16  # up to here, the first convolutions work on single pixels
+_LARGEST_HALVED_SIDE = 48  # up to here, on squares of 2 x 2 pixels; above, on at most 28 x 28 of 4 x 4
 _LEAST_SIDE = 4
 _STAGES = (1, 2, 4)  # channels, in multiples of the width
-_LAYERS = 2  # convolutions a stage
-_LONGEST = 256  # steps of a sequence; longer ones are averaged first
-_HIDDEN_LAYERS = 2  # of a student of vectors
+_LAYERS = 2  # convolutions per stage
+_LONGEST = 256  # steps of a sequence; longer ones are pooled first
+_HIDDEN_LAYERS = 2  # of a student for vectors
 _LAYOUT = tuple((stage, layer) for stage in range(len(_STAGES)) for layer in range(_LAYERS))
-_STEP = 8  # widths are multiples of it: what processors compute at once
-_SHARES = (0.09, 0.18, 0.35)  # of the base model's multiplications and additions
-_VECTOR_SHARES = (0.04, 0.08, 0.18)  # a network of vectors knows most of what it knows in its first layers
-_LARGEST_SHARE = 0.6  # a student that costs more than this saves little even if it is always right
+_STEP = 8  # widths are multiples of this, to fill SIMD registers
+_SHARES = (0.09, 0.18, 0.35)  # of the base model's FLOPs
+_VECTOR_SHARES = (0.04, 0.08, 0.18)  # networks on vectors learn most in their first layers
+_LARGEST_SHARE = 0.6  # above this cost, a student saves little even if it is always right
 
 
 class _Look(NamedTuple):
-    """A student's view of an input [C, H, W]: averaged, then squares of pixels become channels.
+    """A student's view of an input [C, H, W]: average-pooled, then squares of pixels become channels.
 
-    Sides are padded before either to what it divides; not all at once before both, because ONNX Runtime
-    merges padding into the pooling after it and refuses more than a window.
+    Sides are padded separately before each step to make them divisible. Padding once for both would fail:
+    ONNX Runtime merges padding into the pooling after it and rejects more than a window.
     """
 
     channels: int
@@ -45,17 +45,17 @@ class _Look(NamedTuple):
 
 @register_predictor("student", reads="input")
 def student(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
-    """A small network from the input, of shape `hidden_shape` without the batch, to logits of the classes.
+    """A small network from the input, of shape `hidden_shape` without the batch, to class logits.
 
-    - *Pictures* (C, H, W) of any size and number of channels: two 3 x 3 convolutions each of `width`,
-      2 `width`, 4 `width` channels, average and maximum. Squares of pixels become channels first, so the
-      convolutions are few, wide and on small maps, which every engine runs near its peak. Pictures of more
-      than 112 pixels a side are averaged to fewer; sides that do not divide are padded with zeros, the mean
-      of a normalised input.
-    - *Sequences* (T, D): the same stages along the steps T. More than 256 steps are averaged to fewer.
+    - *Images* (C, H, W) of any size and number of channels: two 3 x 3 convolutions each with `width`,
+      2 `width` and 4 `width` channels, then average and maximum pooling. Squares of pixels become channels
+      first, so that the convolutions are few, wide and on small maps, which every engine runs near its peak.
+      Images of more than 112 pixels a side are average-pooled; sides that do not divide evenly are padded
+      with zeros, the mean of a normalised input.
+    - *Sequences* (T, D): the same stages along the steps T. More than 256 steps are average-pooled.
     - *Vectors* (D,): two hidden layers of `width` units.
 
-    **Raises:** `VariantError` for pictures of fewer than 4 pixels a side, and for a width below 1.
+    **Raises:** `VariantError` for images of fewer than 4 pixels a side, and for a width below 1.
     """
     _check(hidden_shape, width)
     if len(hidden_shape) == 1:
@@ -111,10 +111,10 @@ def _convolutions(
 
 
 def student_operations(hidden_shape: tuple[int, ...], classes: int, width: int) -> int:
-    """Multiplications and additions, two for each pair, of `student(width)` on one input of that shape.
+    """Return the FLOPs of `student(width)` on one input of that shape (two per multiply-add).
 
-    Counted as `torch.utils.flop_counter` counts, in convolutions and linear layers alone, so that it compares
-    with what `gati.costs.least.Arithmetic` counts of a network.
+    Counts convolutions and linear layers only, like `torch.utils.flop_counter`, so that it is comparable with
+    `gati.costs.least.Arithmetic`.
     """
     _check(hidden_shape, width)
     if len(hidden_shape) == 1:
@@ -135,11 +135,11 @@ def student_operations(hidden_shape: tuple[int, ...], classes: int, width: int) 
 
 
 def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations: int) -> tuple[int, ...]:
-    """Widths of students worth training, rising: about 9 %, 18 % and 35 % of the base model's arithmetic.
+    """Return student widths worth training, ascending: about 9 %, 18 % and 35 % of the base model's FLOPs.
 
-    Half as much for vectors. `base_operations` are the multiplications and additions, two for each pair, of
-    the base model on one input. Widths are multiples of 8. Fewer than three where the base model is so small
-    that neighbours coincide, and none where the smallest student costs more than 60 % of it.
+    About half as much for vectors. `base_operations` is the base model's FLOPs on one input (two per
+    multiply-add). Widths are multiples of 8. Fewer than three are returned if the base model is so small that
+    neighbours coincide, and none if the smallest student costs more than 60 % of it.
 
     **Raises:** `VariantError` for inputs that `student` cannot read.
     """
@@ -161,16 +161,16 @@ def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations:
 def _check(hidden_shape: tuple[int, ...], width: int) -> None:
     if not 1 <= len(hidden_shape) <= 3:
         raise VariantError(
-            f"a student reads pictures (C, H, W), sequences (T, D) and vectors (D,), not inputs of shape "
+            f"a student reads images (C, H, W), sequences (T, D) and vectors (D,), not inputs of shape "
             f"{hidden_shape}: leave it out with --variants"
         )
     if len(hidden_shape) == 3 and min(hidden_shape[1:]) < _LEAST_SIDE:
         raise VariantError(
-            f"a student needs pictures of {_LEAST_SIDE} pixels a side or more, not of shape {hidden_shape}: "
+            f"a student needs images of at least {_LEAST_SIDE} pixels a side, not of shape {hidden_shape}: "
             "leave it out with --variants"
         )
     if width < 1:
-        raise VariantError(f"student({width}): the width must be 1 or more")
+        raise VariantError(f"student({width}): the width must be at least 1")
 
 
 def _look(hidden_shape: tuple[int, ...]) -> _Look:

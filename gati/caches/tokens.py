@@ -1,7 +1,8 @@
-"""Predictors of sequences of tokens: hidden outputs [B, length, D] in which padding is zero.
+"""Predictors for token sequences: hidden outputs [B, length, D] in which padding is zero.
 
-They read tokens alone and know no length, so that padding never changes an answer. What is zero in every
-channel counts as padding: `gati.model.masks` makes it so, and no layer that normalises hands on such a token.
+They ignore padding and do not depend on the length, so padding never changes an answer. A position that is
+zero in every channel counts as padding: `gati.model.masks` zeroes padding, and normalisation layers never
+output an all-zero token.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from gati.caches.predictors import register_predictor
 from gati.model.inputs import TensorInputs
 from gati.model.masks import MASK
 
-# What is tried by default at the blocks of a network that reads tokens, in place of predictors of maps.
+# Variants tried by default at the blocks of a token network, instead of predictors for maps.
 TOKEN_VARIANTS = ("tokens-mean(256)", "tokens-attention(4,128)", "tokens-conv(96)")
-_UNSEEN = 0.05  # of the numbers of a word that was never seen in training: it should say little
+_UNSEEN = 0.05  # initial embedding scale: small, so that words unseen in training contribute little
 _WIDTH = 64
-_NEVER = -1e4  # an attention score whose weight is exactly 0, in half precision too
+_NEVER = -1e4  # an attention score whose weight is exactly 0, even in half precision
 
 
 def of_any_length(variant: str) -> bool:
-    """Whether a variant reads sequences of any length, and padding changes nothing."""
+    """Whether a variant reads sequences of any length and ignores padding."""
     return variant.startswith("tokens-")
 
 
 def is_token(hidden: Tensor) -> Tensor:
-    """Where tokens are in [B, length, D]: bool [B, length, 1]."""
+    """Return a bool mask [B, length, 1] of the tokens in [B, length, D]."""
     return hidden.abs().amax(2, keepdim=True) > 0
 
 
@@ -34,27 +35,27 @@ class TokenMean(nn.Module):
     """Tokens [B, length, D] -> their mean [B, D]."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Average; of no tokens it is zero."""
+        """Average the tokens; zero if there are none."""
         return hidden.sum(1) / is_token(hidden).to(hidden.dtype).sum(1).clamp_min(1.0)
 
 
 class FirstToken(nn.Module):
-    """Tokens [B, length, D] -> the first one [B, D], where many networks gather what they know."""
+    """Tokens [B, length, D] -> the first one [B, D], where many networks aggregate information."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Take it."""
+        """Take the first token."""
         return hidden[:, 0]
 
 
 class TokenAttention(nn.Module):
-    """Tokens [B, length, D] -> `heads` weighted means of them, and the plain one: [B, (heads + 1) D]."""
+    """Tokens [B, length, D] -> `heads` weighted means and the plain mean: [B, (heads + 1) D]."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.score = nn.Linear(channels, heads)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Weigh tokens by learned scores."""
+        """Weight tokens by learned scores."""
         token = is_token(hidden)
         scores = self.score(hidden).masked_fill(~token, _NEVER)  # [B, length, heads]
         weights = scores.softmax(1).transpose(1, 2)  # [B, heads, length]
@@ -63,23 +64,23 @@ class TokenAttention(nn.Module):
 
 
 class TokenConvolution(nn.Module):
-    """Tokens [B, length, D] -> what `width` filters of three tokens find: mean and maximum [B, 2 width]."""
+    """Tokens [B, length, D] -> mean and maximum of `width` filters over three tokens: [B, 2 width]."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.filters = nn.Conv1d(channels, width, 3, padding=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Filter, and leave out what was found at padding."""
+        """Apply the filters and mask out padding."""
         token = is_token(hidden).to(hidden.dtype)
         found = self.filters(hidden.transpose(1, 2)).relu().transpose(1, 2) * token  # [B, length, width]
         return torch.cat((found.sum(1) / token.sum(1).clamp_min(1.0), found.amax(1)), 1)
 
 
 class TokenReader(nn.Module):
-    """Packed whole numbers [B, arrays, length] or ids alone [B, length] -> their embeddings, padding zero.
+    """Packed integers [B, arrays, length], or only ids [B, length] -> embeddings, with padding zero.
 
-    `ids` and `mask` say which of the arrays is which; without a mask it is that of the ids.
+    `ids` and `mask` are indices of arrays; without a mask, `mask` equals `ids`.
     """
 
     def __init__(self, vocabulary: int, width: int, ids: int, mask: int) -> None:
@@ -89,8 +90,8 @@ class TokenReader(nn.Module):
         nn.init.normal_(self.words.weight, std=_UNSEEN)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look words up, [B, length, width]."""
-        whole = x.long()  # training hands them on as float32
+        """Look up word embeddings, [B, length, width]."""
+        whole = x.long()  # training passes them as float32
         if whole.dim() == 2:
             whole = whole.unsqueeze(1)
         hidden: Tensor = self.words(whole[:, self.ids])
@@ -103,10 +104,10 @@ class TokenReader(nn.Module):
 def tokens_student(
     hidden_shape: tuple[int, ...], classes: int, width: int, vocabulary: int, ids: int = 0, mask: int = 0
 ) -> nn.Module:
-    """Words of `width` numbers each, filters of three words, their mean and maximum -> classes.
+    """Embeddings of `width` numbers -> filters over three words -> mean and maximum -> classes.
 
-    A student of a network that reads tokens: `vocabulary` is how many there are; `ids` and `mask` are the
-    places of both among the packed arrays, equal where there is no mask.
+    A student for token networks with `vocabulary` tokens. `ids` and `mask` are indices into the packed
+    arrays, equal if there is no mask.
     """
     arrays = hidden_shape[0] if len(hidden_shape) == 2 else 1
     if len(hidden_shape) > 2 or min(width, vocabulary) < 1 or max(ids, mask) >= arrays:
@@ -119,7 +120,7 @@ def tokens_student(
 
 
 def token_students(tensors: TensorInputs) -> tuple[str, ...]:
-    """The students that fit a network which takes these, by default; none where no embedding reads them."""
+    """Return the default students for a network with these inputs; none if no embedding reads them."""
     ids = [place for place, part in enumerate(tensors.parts) if part.rows and len(part.shape) == 1]
     one_length = len({part.shape for part in tensors.parts}) == 1
     if tensors.dtype != torch.int64 or not ids or not one_length:
@@ -143,16 +144,16 @@ def tokens_first(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.
 
 @register_predictor("tokens-attention")
 def tokens_attention(hidden_shape: tuple[int, ...], classes: int, heads: int, width: int) -> nn.Module:
-    """`heads` weighted means of the tokens, and the plain one -> `width` units -> classes."""
+    """`heads` weighted means of the tokens and the plain mean -> `width` units -> classes."""
     if heads < 1:
-        raise ValueError("it needs 1 head or more")
+        raise ValueError("it needs at least 1 head")
     channels = _channels(hidden_shape)
     return nn.Sequential(TokenAttention(channels, heads), *_light((heads + 1) * channels, width, classes))
 
 
 @register_predictor("tokens-conv")
 def tokens_convolved(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
-    """`width` filters of three tokens each, their mean and maximum -> `width` units -> classes."""
+    """`width` filters over three tokens -> mean and maximum -> `width` units -> classes."""
     return nn.Sequential(TokenConvolution(_channels(hidden_shape), width), *_light(2 * width, width, classes))
 
 
@@ -164,6 +165,6 @@ def _channels(hidden_shape: tuple[int, ...]) -> int:
 
 def _light(values: int, width: int, classes: int) -> list[nn.Module]:
     if width < 1:
-        raise ValueError("the width must be 1 or more")
+        raise ValueError("the width must be at least 1")
     hidden = nn.Linear(values, width, bias=False)
     return [hidden, nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes)]

@@ -1,1 +1,1 @@
-"""Costs of a network, a segment or a lookup on a backend: measured, bounded from below, and stored."""
+"""Costs of a network, a segment or a lookup on a backend: measurements, lower bounds and storage."""

@@ -1,13 +1,12 @@
-"""Whether a measurement shows the network, or other work on the machine at the same time.
+"""Detect whether other work on the machine disturbed a measurement.
 
-Three signs are looked for in each round of a measurement; each may come without the others.
+Each round of a measurement is checked for three independent signs.
 
-- The thread that measures could have run and had no core: more than a tenth of the time, as Linux counts it.
-  It is the surest sign where another program takes the same share all the time, which slows every request
-  alike.
-- Requests that do the same work take very different times: their mean is a quarter above their median. Pauses
-  of the whole machine, which its operating system cannot see, show in this way.
-- The base model took a quarter more time, at its median, than in the best round.
+- The measuring thread was runnable but had no core for more than a tenth of the time, as counted by Linux.
+  This is the most reliable sign if another program takes a constant share and slows every request equally.
+- Requests that do the same work take very different times: their mean is a quarter above their median. This
+  reveals pauses of the whole machine, which its operating system cannot see.
+- The base model's median time is a quarter above that of the best round.
 
 Disturbed rounds are measured again after the others, when the machine may be quiet.
 """
@@ -21,10 +20,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Generic, TypeVar
 
-_WAITING = 0.1  # of the time
-_SPIKES = 1.25  # mean over median of like requests
-_DRIFT = 1.25  # over the best round
-_ENOUGH = 5  # requests that did the same work, for their median to mean anything
+_WAITING = 0.1  # share of the time
+_SPIKES = 1.25  # mean / median of requests that do the same work
+_DRIFT = 1.25  # relative to the best round
+_ENOUGH = 5  # fewest requests that do the same work for a meaningful median
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 T = TypeVar("T")
@@ -32,14 +31,14 @@ Alike = Sequence[Sequence[float]]
 
 
 class Machine:
-    """The clocks that measurements read."""
+    """The clocks that measurements use."""
 
     def now_ns(self) -> int:
-        """A time that only goes forward."""
+        """Return a monotonic time."""
         return time.perf_counter_ns()
 
     def waited_ns(self) -> int | None:
-        """How long the calling thread was ready to run and had no core; None if not counted."""
+        """Return how long the calling thread was runnable but had no core; None if not counted."""
         try:
             return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1])
         except (OSError, IndexError, ValueError):
@@ -47,10 +46,10 @@ class Machine:
 
 
 class Uncounted(Machine):
-    """For systems that do not count how long a thread waits: only the other two signs are used."""
+    """A machine that does not count waiting time: only the other two signs are used."""
 
     def waited_ns(self) -> int | None:
-        """Never known."""
+        """Return None: not counted."""
         return None
 
 
@@ -59,23 +58,23 @@ MACHINE = Machine()
 
 @dataclass(frozen=True)
 class MeasuringRound(Generic[T]):
-    """What one round found; `alike` are times of requests that did the same work, the base model's first."""
+    """Result of one round; `alike` groups times of requests that did the same work, base model first."""
 
     found: T
     alike: Alike
-    waiting: float  # share of the round in which the calling thread had no core
+    waiting: float  # share of the round that the calling thread waited for a core
 
     @property
     def base_ms(self) -> float:
-        """The base model's median."""
+        """The base model's median time."""
         return median(self.alike[0]) if self.alike and self.alike[0] else 0.0
 
     def why(self, best_ms: float) -> str:
-        """What disturbed it, empty if nothing did; `best_ms` is the base model's time in the best round."""
+        """Return what disturbed the round, or ""; `best_ms` is the base model's time in the best round."""
         if self.waiting > _WAITING:
-            return f"other programs had the processor for {self.waiting:.0%} of the time"
+            return f"other programs used the processor for {self.waiting:.0%} of the time"
         if (ratio := spikes(self.alike)) > _SPIKES:
-            return f"requests that do the same work took {ratio:.2f} times their median"
+            return f"requests that do the same work took {ratio:.2f} times their median on average"
         if len(self.alike[0]) >= _ENOUGH and self.base_ms > _DRIFT * best_ms:
             return f"the base model took {self.base_ms / best_ms:.2f} times as long as in the best round"
         return ""
@@ -83,7 +82,7 @@ class MeasuringRound(Generic[T]):
 
 @dataclass(frozen=True)
 class Steady(Generic[T]):
-    """The rounds in their order; `disturbed` of them stayed so, the first of them for that reason."""
+    """The rounds in order; `disturbed` counts those that stayed disturbed, `reason` is that of the first."""
 
     rounds: tuple[T, ...]
     disturbed: int
@@ -91,7 +90,7 @@ class Steady(Generic[T]):
 
     @property
     def note(self) -> str:
-        """One line for the reader, empty if nothing was disturbed."""
+        """One line for the user; empty if nothing was disturbed."""
         if not self.disturbed:
             return ""
         several = f"{self.disturbed} of {len(self.rounds)} rounds"
@@ -100,7 +99,7 @@ class Steady(Generic[T]):
 
 
 def spikes(alike: Alike) -> float:
-    """Mean of all times over the median of those that are alike; 1 where there are too few to tell."""
+    """Return the mean ratio of a time to the median of its group; 1 if there are too few to tell."""
     relative = [each / median(times) for times in alike if len(times) >= _ENOUGH for each in times]
     return mean(relative) if relative else 1.0
 
@@ -112,10 +111,10 @@ def measure_steadily(
     machine: Machine = MACHINE,
     passes: int = 3,
 ) -> Steady[T]:
-    """Measure every round, then repeat disturbed ones while that helps, at most `passes` times in all.
+    """Measure every round, then repeat disturbed ones while that helps, for at most `passes` passes in total.
 
-    `alike` gives the times of what a round found, see `MeasuringRound`. Of a round that stays disturbed the
-    last measurement is kept.
+    `alike` returns the times of a round's result, see `MeasuringRound`. If a round stays disturbed, its last
+    measurement is kept.
     """
     kept = [_measured(each, alike, machine) for each in rounds]
     reasons = _reasons(kept)
@@ -127,7 +126,7 @@ def measure_steadily(
             kept[index] = _measured(rounds[index], alike, machine)
         reasons = _reasons(kept)
         if sum(map(bool, reasons)) >= len(again) > 1:
-            break  # it is no passing moment
+            break  # not a transient disturbance
     left = [reason for reason in reasons if reason]
     return Steady(tuple(each.found for each in kept), len(left), left[0] if left else "")
 

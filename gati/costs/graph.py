@@ -1,10 +1,9 @@
-"""Costs of network and lookups inside one compiled graph, at batch size 1, on the machine that will serve.
+"""Costs of network and lookups inside one compiled graph, at batch size 1, on the serving machine.
 
-Each is measured where it will be, as a graph with one exit, alternating with the plain network, as a share of
-its time, so that a slow moment affects both. An exit that nothing takes shows what its lookup and its
-decision add to a miss; one that everything takes shows the time to reach its block. A lookup timed alone
-would be charged for waking threads that a running network has awake. Blocks that do the same work share their
-time.
+Each exit is measured in place, as a graph with one exit, alternating with the plain network and relative to
+it, so that a slow moment affects both. An exit that is never taken shows what its lookup and decision add to
+a miss; one that is always taken shows the time to reach its block. A lookup timed alone would also pay for
+waking threads, which are awake in a running network. Blocks that do the same work share their time.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, OutputsKind, Profile
 
-_ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
+_ANCHORS = 6  # blocks measured; the others are interpolated with the library's own profile
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
 _TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
-_ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
-_PASSES, _PATIENCE = 3, 2  # after this many that stayed disturbed the others are measured once
+_ENOUGH_S = 1.0  # after this, fewer rounds are enough: timings of large networks vary less
+_PASSES, _PATIENCE = 3, 2  # after _PATIENCE disturbed measurements, the rest are measured once
 _NEVER = 1e30
 
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Latencies of the network; `if_ms` is what a decision without lookup adds to a request that continues.
+    """Latencies of the network; `if_ms` is what a decision without a lookup adds to a miss.
 
-    `lookup_ms` is what each lookup adds, the decision after it included.
+    `lookup_ms` is what each lookup adds, including its decision.
     """
 
     profile: Profile
@@ -48,7 +47,7 @@ class GraphCosts:
 
 
 class _Glance(nn.Module):
-    """A lookup without work: a few values of the hidden output."""
+    """A lookup that does no work: it returns a few values of the hidden output."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -72,11 +71,11 @@ def measure_graph(
     cuts: Collection[str] = (),
     machine: Machine = MACHINE,
 ) -> GraphCosts:
-    """Time the base model, how long it takes to get to each block, and lookups, for one request on `backend`.
+    """Time the base model, the way to each block, and lookups, for one request on `backend`.
 
-    `known` is a profile of the same network elsewhere, for the proportions between measured blocks. `caches`
-    are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs, and
-    `convert` and `cuts` are as for `GraphBackend.assembled`.
+    `known` is a profile of the same network on another backend, used to interpolate between measured blocks.
+    `caches` are the lookups to measure, each with its block. `progress(done, of)` counts graphs; `convert`
+    and `cuts` are as for `GraphBackend.assembled`.
     """
     names = [block.name for block in known.blocks]
     at = anchors(known)
@@ -117,7 +116,7 @@ def places_to_measure(known: Profile, caches: Mapping[str, tuple[str, nn.Module]
 
 
 def anchors(known: Profile) -> list[int]:
-    """Return the blocks to measure, by index: a few at even distances, the first among them."""
+    """Return the indices of the blocks to measure: a few, evenly spaced, including the first."""
     last = len(known.blocks) - 1
     return sorted({round(position) for position in np.linspace(0, last, _ANCHORS + 1)[:-1]})
 
@@ -131,15 +130,15 @@ def profile_between(
     device: str = "cpu",
     work: Sequence[str] = (),
 ) -> Profile:
-    """Return the profile of a backend on which the blocks `at` are reached after `reached_ms`.
+    """Return the profile of a backend that reaches the blocks `at` after `reached_ms`.
 
-    The blocks between them lie where they do in `known`, a profile of the same network elsewhere. Those with
-    the same `work` share their time.
+    The blocks between them are interpolated from `known`, a profile of the same network on another backend.
+    Blocks with the same `work` share their time.
     """
     rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
     elsewhere = [*(known.blocks[index].reach_ms for index in at), known.base_ms]
     here = [*rising, base_ms]
-    if elsewhere[0] > 0.0:  # else the first is the input: what it takes to get there is the call itself
+    if elsewhere[0] > 0.0:  # else the first is the input, reached after the call overhead alone
         elsewhere, here = [0.0, *elsewhere], [0.0, *here]
     reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, here)
     own_ms = _shared_ms(np.diff(reach_ms, prepend=0.0), work)
@@ -152,12 +151,12 @@ def profile_between(
 
 
 def of_many(notes: Sequence[str], measurements: int) -> str:
-    """One line about a figure made of several measurements, of which those with a note stayed disturbed."""
+    """Return one line on how many of several measurements stayed disturbed (one note each), or ""."""
     return f"{len(notes)} of {measurements} measurements: {notes[0]}" if notes else ""
 
 
 def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDArray[np.float64]:
-    """The mean of those that do the same, so that their sum stays."""
+    """Average the times of blocks that do the same work, which keeps the sum."""
     alike: dict[str, list[int]] = {}
     for index, what in enumerate(work):
         alike.setdefault(what, []).append(index)
@@ -170,9 +169,9 @@ def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDAr
 def by_turns_ms(
     graphs: Sequence[Graph], request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
 ) -> list[float]:
-    """Median milliseconds that each of `graphs` takes, a few requests in a row before the next one's turn.
+    """Return the median milliseconds of each of `graphs`, alternating after a few requests in a row.
 
-    If they stay disturbed, a line that says so is added to `notes`.
+    If the measurement stays disturbed, a line is added to `notes`.
     """
 
     def measure() -> list[list[float]]:
@@ -185,7 +184,7 @@ def by_turns_ms(
                 for number in range(_IN_A_ROW):
                     start_ns = machine.now_ns()
                     graph.answer(request)
-                    if number >= _IN_A_ROW // 2:  # its weights are in the processor's caches by now
+                    if number >= _IN_A_ROW // 2:  # its weights are in the CPU caches by now
                         taken.append((machine.now_ns() - start_ns) / 1e6)
         return times
 
@@ -195,9 +194,9 @@ def by_turns_ms(
 def _medians(
     base: Graph, graph: Graph, request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
 ) -> tuple[float, float]:
-    """Milliseconds of the plain network and of `graph`, in turns; `notes` as for `by_turns_ms`.
+    """Return milliseconds of the plain network and `graph`, alternating; `notes` as for `by_turns_ms`.
 
-    No more than these two: with many, each would find the processor's caches full of the others' weights.
+    Only two alternate: with more, each would find the CPU caches full of the others' weights.
     """
 
     def measure() -> list[list[float]]:

@@ -1,7 +1,7 @@
-"""Lower bounds on the cost of network and lookups, whatever was measured.
+"""Lower bounds on the cost of network and lookups, regardless of what was measured.
 
-On a busy machine the difference of two medians may come out as anything, 0 included. An exit that costs
-nothing would be chosen wherever it is offered, and its gain expected in vain.
+On a busy machine the difference of two medians can be anything, including 0. An exit that seems free would be
+chosen everywhere, and its expected gain would not materialise.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from gati.costs.graph import GraphCosts
 from gati.model.segments import TracedModel
 from gati.types import Profile
 
-# A lookup has a few large layers where a network has many small ones, so it may take a smaller share of the
-# time than of the arithmetic: from 0.7 of it on, as measured layer by layer.
+# A lookup has a few large layers, a network many small ones, so a lookup's share of the time may be smaller
+# than its share of the arithmetic: measured at 0.7 times that share or more.
 _SHARE_OF_ARITHMETIC = 0.5
-_CALL_MS = 0.005  # the decision and a handful of layers, however small: measured from 0.02 on
-# Another engine distributes its time differently over the network: from 0.6 of the known share, as measured.
+_CALL_MS = 0.005  # the decision and a few layers, however small: measured at 0.02 or more
+# Another engine spreads its time differently over the network: measured at 0.6 of the known share or more.
 _SHARE_OF_WAY = 0.5
 
 
 class Arithmetic:
-    """How much lookups compute, as a share of what the base network does."""
+    """FLOPs of lookups, as a share of the base network's."""
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        self.base = max(_operations(traced.base, traced.example()[:1]), 1)  # of the network, for one input
+        self.base = max(
+            _operations(traced.base, traced.example()[:1]), 1
+        )  # FLOPs of the network for one input
 
     def share(self, lookup: nn.Module, block: str) -> float:
-        """Of a predictor or cache after that block, for one input."""
+        """Return the share of a predictor or cache after `block`, for one input."""
         shape, device = self._traced.hidden_shapes[block], self._traced.device
         return _operations(lookup, torch.zeros(1, *shape, device=device)) / self.base
 
@@ -42,10 +44,10 @@ class Arithmetic:
 def at_least(
     costs: GraphCosts, known: Profile, traced: TracedModel, caches: Mapping[str, tuple[str, nn.Module]]
 ) -> GraphCosts:
-    """Return `costs` with nothing below what it must be; `known` and `caches` as they were measured with.
+    """Return `costs` raised to their lower bounds; `known` and `caches` are those used to measure them.
 
-    A lookup takes half the share of time that it has of the arithmetic, and a moment for the call. The way
-    to a block takes half the share that it has in `known`, and no less than that to the block before.
+    A lookup's share of the time is at least half its share of the arithmetic, plus a constant for the call.
+    The time to a block is at least half its share in `known`, and at least the time to the previous block.
     """
     arithmetic = Arithmetic(traced)
     base_ms = costs.profile.base_ms
@@ -66,7 +68,7 @@ def at_least(
 
 @torch.no_grad()
 def _operations(network: Callable[[Tensor], object], x: Tensor) -> int:
-    """Multiplications and additions of one call."""
+    """Return the FLOPs of one call."""
     with FlopCounterMode(display=False) as counter:
         network(x.clone())
     return int(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""Costs of a network of sequences: the mean over the lengths that its inputs have."""
+"""Costs of a sequence network: the mean over the lengths of its inputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gati.types import Profile
 
 
 def profile_at_lengths(traced: TracedModel) -> Profile:
-    """`measure_profile`, at each length that takes a good part of the time: the mean over the inputs."""
+    """Return the mean over inputs of `measure_profile`, at each length that takes a good part of the time."""
     return mean_profile([(share, measure_profile(each)) for share, each in at_lengths(traced)], traced)
 
 
 def mean_profile(parts: Sequence[tuple[float, Profile]], traced: TracedModel) -> Profile:
-    """The mean of profiles of one network, by their shares; output shapes are those of `traced`."""
+    """Return the mean of one network's profiles, weighted by share; output shapes are those of `traced`."""
     first = parts[0][1]
     blocks = tuple(
         replace(
@@ -39,7 +39,7 @@ def mean_profile(parts: Sequence[tuple[float, Profile]], traced: TracedModel) ->
 
 
 def mean_costs(parts: Sequence[tuple[float, GraphCosts]], traced: TracedModel) -> GraphCosts:
-    """The mean of costs of one network, by their shares."""
+    """Return the mean of one network's costs, weighted by share."""
     profile = mean_profile([(share, costs.profile) for share, costs in parts], traced)
     if_ms = sum(share * costs.if_ms for share, costs in parts)
     names = parts[0][1].lookup_ms

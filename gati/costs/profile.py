@@ -1,8 +1,8 @@
-"""Measured latencies of the base model and of lookups, at batch size 1, on the machine that will serve.
+"""Measured latencies of the base model and of lookups, at batch size 1, on the serving machine.
 
-Everything compared is measured in turns, round by round, so that a slow moment of the machine hits both
-sides; medians are kept. Blocks that do the same work share their measurements. What the machine disturbed is
-measured again; what stays so says so.
+Quantities to compare are measured alternately, round by round, so that a slow moment of the machine hits
+both; the median is kept. Blocks that do the same work share their measurements. Disturbed measurements are
+repeated; results that stay disturbed carry a note.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKUP_MAXIMUM = 200
 
 
 class OverlapCost(NamedTuple):
-    """A lookup in parallel: time from hand-over to answer, and its cost to the base model."""
+    """Costs of a parallel lookup: time from submission to answer, and the slowdown of the base model."""
 
     lookup_ms: float
     penalty_ms: float
@@ -52,12 +52,12 @@ def measure_profile(
     backend: str = "torch",
     machine: Machine = MACHINE,
 ) -> Profile:
-    """Time the base model whole and block by block for one request.
+    """Time the base model, as a whole and block by block, for one request.
 
-    `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never falls
-    from block to block and never exceeds `base_ms`, the time of the whole flat network: the cost of cutting
-    at every block, which no composition does, is taken out in proportion. Blocks of the same operators and
-    shapes have the same time, the median of all of theirs. The input is reached after 0 ms.
+    `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never decreases
+    from block to block and never exceeds `base_ms`, the time of the uncut network: the cost of cutting at
+    every block, which no composition does, is scaled out. Blocks with the same operators and shapes get the
+    same time, the median over all of them. The input is reached after 0 ms.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
@@ -78,9 +78,9 @@ def measure_profile(
     (walks,) = found.rounds
     shared_ms = _shared_ms(walks, work_of(traced, names))
     if names and traced.block_kinds[names[0]] == INPUT_KIND:
-        shared_ms[0] = 0.0  # nothing runs before it; a function call that does nothing was timed
+        shared_ms[0] = 0.0  # nothing runs before the input; an empty function call was timed
     *reach, total_ms = accumulate(shared_ms)
-    base_ms = min(median(walks.whole_ms), total_ms)  # the pieces do all of the work: more is noise
+    base_ms = min(median(walks.whole_ms), total_ms)  # segments do all the work: any excess is noise
     reach_ms = [value * base_ms / total_ms for value in reach]
     own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
     profiles = [
@@ -94,7 +94,7 @@ def measure_profile(
 
 
 class _Walks(NamedTuple):
-    """Milliseconds of requests: through the whole network, and to the end of each segment."""
+    """Milliseconds per request: for the whole network, and to the end of each segment."""
 
     whole_ms: list[float]
     ends_ms: list[list[float]]
@@ -104,7 +104,7 @@ class _Walks(NamedTuple):
 
 
 def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
-    """The time of each segment: the median over all requests and all segments that do the same."""
+    """Return each segment's time: the median over all requests and all segments that do the same work."""
     own: dict[str, list[float]] = {}
     for ends in walks.ends_ms:
         for what, (earlier, later) in zip(work, pairwise([0.0, *ends]), strict=True):
@@ -122,12 +122,12 @@ def measure_lookup(
     notes: list[str] | None = None,
     machine: Machine = MACHINE,
 ) -> float:
-    """Median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
+    """Return the median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
 
-    Takes 15 repetitions, and more until 30 ms are spent. `between`, called untimed before each repetition,
-    can run the base model so that the lookup finds the processor's caches as in use: without it a lookup
-    seems two to three times as fast as it is. It depends on shapes only, never on weights. If it stays
-    disturbed, a line that says so is added to `notes`.
+    Runs at least 15 repetitions, and continues until 30 ms have passed. `between` is called untimed before
+    each repetition and can run the base model, so that the CPU caches are in a realistic state: without it, a
+    lookup seems two to three times as fast as it is. The time depends on shapes only, not on weights. If the
+    measurement stays disturbed, a line is added to `notes`.
     """
     example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
@@ -143,7 +143,7 @@ def measure_lookup(
             ):
                 if between is not None:
                     between()
-                    if example.device.type == "cuda":  # or its work would be counted as the lookup's
+                    if example.device.type == "cuda":  # or its work would count as the lookup's
                         torch.cuda.synchronize(example.device)
                 look = partial(_looked_up, lookup)
                 times.append(time_call_ms(look, example, example.device, machine))
@@ -164,9 +164,9 @@ def measure_overlap(
     lookups: ParallelLookups | None = None,
     notes: list[str] | None = None,
 ) -> OverlapCost:
-    """The cost of a lookup after `block` in parallel with the rest of the base model.
+    """Measure the cost of a lookup after `block` that runs in parallel with the rest of the base model.
 
-    The penalty compares whole requests: with the lookup in parallel, on the remaining cores,
+    The penalty compares whole requests: the base model on the remaining cores with the lookup in parallel,
     against the base model alone on all cores. Pass an open `lookups` to measure many in a row.
     `notes` is as for `measure_lookup`.
     """
@@ -185,7 +185,7 @@ def measure_overlap(
                     alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
                 return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
 
-            # Waiting for a core is part of what is measured where there are few.
+            # With few cores, waiting for one is part of the cost.
             found = measure_steadily([measure], lambda times: times, machine=Uncounted())
     if notes is not None and found.note:
         notes.append(found.note)
@@ -194,7 +194,7 @@ def measure_overlap(
 
 
 class _Overlapped(NamedTuple):
-    """Milliseconds of requests alone, of lookups in parallel with requests, and of those requests."""
+    """Milliseconds of requests alone, of parallel lookups, and of the requests they run alongside."""
 
     alone_ms: list[float]
     lookup_ms: list[float]
@@ -204,7 +204,7 @@ class _Overlapped(NamedTuple):
 def time_call_ms(
     function: Callable[[Tensor], Any], argument: Tensor, device: torch.device, machine: Machine = MACHINE
 ) -> float:
-    """Wall-clock milliseconds of one call, the device's work included."""
+    """Return wall-clock milliseconds of one call, including the device's work."""
     start_ns = machine.now_ns()
     function(argument)
     if device.type == "cuda":
@@ -214,7 +214,7 @@ def time_call_ms(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage collection while something is timed."""
+    """Disable garbage collection while timing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -231,7 +231,7 @@ def _looked_up(lookup: Lookup, hidden: Tensor) -> float:
 def _single(example: Tensor) -> Tensor:
     if example.ndim < 2 or example.shape[0] != 1:
         raise DataError(
-            f"latencies are measured for one input at a time; got an example of shape "
+            f"latencies are measured for one input at a time: got an example of shape "
             f"{list(example.shape)}, give one of shape [1, ...]"
         )
     return example
@@ -240,7 +240,7 @@ def _single(example: Tensor) -> Tensor:
 def _walk_ms(
     segments: Sequence[Segment], request: Tensor, device: torch.device, machine: Machine
 ) -> list[float]:
-    """Milliseconds from the start of a request to the end of each segment."""
+    """Return milliseconds from the start of a request to the end of each segment."""
     carried: Any = (request.clone(),)
     if device.type == "cuda":
         return _walk_cuda_ms(segments, carried)
@@ -284,7 +284,7 @@ def _overlapped_ms(
     device: torch.device,
     repetitions: int,
 ) -> list[tuple[float, float]]:
-    """(hand-over to answer, whole request) of each repetition after two untimed ones."""
+    """Return (submission to answer, whole request) per repetition, after two untimed ones."""
     first, last = segments
     return [
         _overlapped_request_ms(first, last, lookup, request.clone(), lookups, device)
@@ -313,7 +313,7 @@ def _overlapped_request_ms(
     handed_over = time.perf_counter_ns()
     lookups.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
     last.run(*carried)
-    if device.type == "cuda":  # the host runs ahead there: only the answer tells when the lookup ended
+    if device.type == "cuda":  # the host runs ahead: only the answer shows when the lookup ended
         lookups.answer()
         answered = time.perf_counter_ns()
         torch.cuda.synchronize(device)

@@ -91,14 +91,14 @@ def test_folding_normalisation_changes_no_answer(shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (3, 200, 2), (1, 1, 1)])
 def test_pictures_of_too_few_pixels_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(VariantError, match=r"a student needs pictures of 4 pixels"):
+    with pytest.raises(VariantError, match=r"a student needs images of at least 4 pixels"):
         build_predictor("student(8)", shape, 3)
     with pytest.raises(VariantError):
         student_widths(shape, 3, 10**9)
 
 
 def test_a_width_of_none_is_refused() -> None:
-    with pytest.raises(VariantError, match="the width must be 1 or more"):
+    with pytest.raises(VariantError, match="the width must be at least 1"):
         build_predictor("student(0)", (3, 32, 32), 3)
 
 

@@ -268,12 +268,12 @@ def test_it_is_trained_further(library: Library, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "variant", "message"),
     [
-        ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
-        ("Pooled", "reduced(2,3,4)", r"reduced\(2,3,4\): the network takes pictures of 8 pixels: name"),
+        ("Pooled", "reduced(8)", r"reduced\(8\): the network takes images of 8 pixels: name fewer, such"),
+        ("Pooled", "reduced(2,3,4)", r"reduced\(2,3,4\): the network takes images of 8 pixels: name"),
         ("Pooled", "reduced(8,3)", r"reduced\(8,3\): the network has 3 distinct blocks: keep"),
         ("Pooled", "reduced(8,0)", r"reduced\(8,0\): the network has 3 distinct blocks: keep"),
         ("Pooled", "reduced", r"the images are so small, or the blocks so alike, that reduced needs"),
-        ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
+        ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no images of 4 x 4 pixels \("),
     ],
 )  # fmt: skip
 def test_what_it_cannot_be_is_one_line(
