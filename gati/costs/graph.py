@@ -93,9 +93,9 @@ def measure_graph(
         for model in backend.assembled(traced, alike, outputs_kind, convert=convert, cuts=cuts):
             graph = backend.compile(model)
             base = graph if base is None else base
-            beside_ms, own_ms = _medians(base, graph, traced.example(), notes, machine)
-            base_ms.append(beside_ms)
-            shares.append(own_ms / beside_ms)
+            plain_ms, own_ms = _medians(base, graph, traced.example(), notes, machine)
+            base_ms.append(plain_ms)
+            shares.append(own_ms / plain_ms)
         if progress is not None:
             progress(done, len(settings))
     typical_ms = median(base_ms)

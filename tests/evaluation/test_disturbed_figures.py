@@ -84,7 +84,7 @@ def test_a_gain_that_stays_disturbed_is_marked(tmp_path: Path, capsys: pytest.Ca
 def test_a_program_that_slows_every_request_alike_is_noticed(tmp_path: Path) -> None:
     found = evaluated(tmp_path, MadeUp(waiting=lambda number: 0.4), lambda number: 2.0)
     assert found.disturbed
-    assert "other programs had the processor for" in found.disturbance
+    assert "other programs used the processor for" in found.disturbance
 
 
 def test_answers_are_counted_once_however_often_they_are_timed(tmp_path: Path) -> None:
