@@ -1,19 +1,19 @@
-"""What each part of a composition is worth: one part left out at a time, everything else the same.
+"""Ablations: leave out one part of a composition at a time and keep everything else the same.
 
     python -m benchmarks.ablations runs/benchmark/resnet56 --backend openvino
 
-Every row is certified on the same inputs at the same confidence, by a walk through a path that was laid
-without them, and `gain` is that of the certify inputs replayed with the measured latencies of the backend:
+Every row is certified on the same inputs at the same confidence, by a walk along a path that was chosen
+without them. `gain` comes from replaying the certify inputs with the measured latencies of the backend.
 
-* memory: a quarter, half, twice and four times what the composition without a limit takes;
-* families: each family of predictors left out;
-* greedy: exits added one at a time, each the one that saves most, instead of searched together;
-* other latencies: exits and thresholds chosen by the latencies of another backend (`--chosen-on`), then
-  certified, and paid for, on this one: what it is worth that the composer knows the hardware;
-* relaxed, full: the published formulations, whose one setting is certified or not.
+* memory: a quarter, half, twice and four times the memory of the composition without a limit;
+* families: leave out one family of predictors;
+* greedy: add exits one at a time, each the one that saves most, instead of searching them jointly;
+* other latencies: choose exits and thresholds with the latencies of another backend (`--chosen-on`), then
+  certify and replay on this one, to show the value of hardware-aware composition;
+* relaxed, full: the published formulations, whose single setting is either certified or not.
 
-Nothing is timed unless the library lacks the latencies of a backend. What the losses of training are worth
-needs training: `benchmarks.students` has it.
+Nothing is timed unless the library lacks the latencies of a backend. For ablations of the training losses see
+`benchmarks.students`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gati.types import Trial
 
 TARGETS = (0.97, 0.99)
 MEMORY = (0.25, 0.5, 2.0, 4.0)
-_GREEDY_CUTS = 60  # thresholds that greedy tries of each trial
+_GREEDY_CUTS = 60  # thresholds per trial that greedy tries
 
 
 class Without(Library):
@@ -55,21 +55,21 @@ class Without(Library):
 
     @cached_property
     def manifest(self) -> Any:
-        """As `Library.manifest`."""
+        """Same as `Library.manifest`."""
         return self._whole.manifest
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """As `Library.trials`."""
+        """Same as `Library.trials`."""
         return tuple(trial for trial in self._whole.trials if self._keep(trial))
 
 
 def main() -> int:
-    """Compose once a row; print one JSON document on stdout."""
+    """Compose once per row; print one JSON document to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--backend", default="openvino")
-    parser.add_argument("--chosen-on", default="torch", help="whose latencies 'other latencies' chooses by")
+    parser.add_argument("--chosen-on", default="torch", help="backend whose latencies 'other latencies' uses")
     parser.add_argument("--slowdown", type=float, default=SLOWDOWN)
     arguments = parser.parse_args()
     plain = Library.open(arguments.library)
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def rows_of(library: Library, other: Library, settings: Settings) -> list[dict[str, Any]]:
-    """One row for each part left out, and first the composition with all of them."""
+    """Return the full composition's row, then one row per part left out."""
     select, certify = (SplitOutcomes(library, split) for split in (SELECT, CERTIFY))
 
     def exact(of: Library, asked: Settings) -> CandidatePlan:
@@ -114,7 +114,7 @@ def rows_of(library: Library, other: Library, settings: Settings) -> list[dict[s
 
 
 def row(name: str, plan: CandidatePlan) -> dict[str, Any]:
-    """What a plan is worth on the certify inputs; a gain of 1 where it is not certified."""
+    """Return a plan's results on the certify inputs; the gain is 1 if it is not certified."""
     certificate = plan.certificate
     certified = certificate is not None and certificate.certified and bool(plan.exits)
     found = certificate.walked_on if certificate is not None and certified else None
@@ -129,14 +129,14 @@ def row(name: str, plan: CandidatePlan) -> dict[str, Any]:
 
 
 def walked(proposal: Proposal, path: Sequence[ExactChoice], certify: SplitOutcomes) -> CandidatePlan:
-    """The plan where a walk through another path of the same contest ends."""
+    """Return the plan at which a walk along another path of the same contest ends."""
     candidates = tuple(candidates_of(proposal.contest, choice.chosen) for choice in path)
     settings = tuple(range(len(path)))
     return replace(proposal, path=tuple(path), candidates=candidates, main=settings).deploy(certify)
 
 
 def greedy_path(instance: Instance, settings: Settings) -> list[ExactChoice]:
-    """A setting for each budget of the exact path, exits added one at a time while one saves anything."""
+    """Return a setting per budget of the exact path, adding exits one at a time while one saves time."""
     risky = replace(instance, loss=smoothed_loss(instance))
     tolerated = (1.0 - settings.accuracy) * instance.inputs
     path: list[ExactChoice] = []
@@ -167,7 +167,7 @@ def _one_more(instance: Instance, chosen: Chosen, budget: float) -> Chosen | Non
 
 
 def moved(proposal: Proposal, contest: Contest) -> list[ExactChoice]:
-    """The path of another backend as settings of this contest, which has the same trials and scores."""
+    """Return another backend's path as settings of this contest, which has the same trials and scores."""
     position = {trial.trial_id: at for at, trial in enumerate(contest.trials)}
     path = []
     for choice in proposal.path:

@@ -1,13 +1,13 @@
-"""How much one scheduler and one replica can do, and what follows for ten, a hundred and a thousand replicas.
+"""Measure the capacity of one scheduler and one replica, and extrapolate to 10, 100 and 1,000 replicas.
 
     python -m benchmarks.capacity measure LIBRARY --data unseen.npz --json capacity.json
     python -m benchmarks.capacity simulate --trace ../shared/data/llm_traces/azure2023_conv.csv.gz \
         --figures capacity.json
 
-`measure` counts the processor's time of a request, which other work on the machine hardly changes: of the
-scheduler in front of an engine that answers at once, of a replica with a real engine, and of choosing among
-many replicas. `simulate` lets the real choice of `services.scheduler.choice` spread requests, with service
-times as measured, that come at random or as in a trace; see `docs/capacity.md`.
+`measure` counts CPU time per request, which other work on the machine hardly affects: of the scheduler in
+front of an engine that answers at once, of a replica with a real engine, and of choosing among many replicas.
+`simulate` distributes requests with the real `services.scheduler.choice`, using measured service times and
+random or traced arrivals; see `docs/capacity.md`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from tests.services.engines import served
 from tests.services.running import Serving
 
 REPLICAS = (10, 100, 1000)
-MANY = 16  # services of which it is seen what each costs a scheduler that is asked nothing
+MANY = 16  # services used to measure the cost per service of an idle scheduler
 CLIENTS = 8
-POINTS = 200  # of the distribution of service times
-WARM_UP = 0.25  # of the simulated requests
+POINTS = 200  # quantiles of the service times
+WARM_UP = 0.25  # share of the simulated requests
 
 Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Measure, or simulate, or be the engine that answers at once."""
+    """Measure, simulate, or run the engine that answers at once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("engine")
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measure(asked: argparse.Namespace) -> Figures:
-    """What a request costs."""
+    """Measure the cost of a request."""
     return {
         "scheduler": scheduler_costs(asked.seconds),
         "replica": replica_costs(asked.library, asked.composition, asked.data, asked.seconds),
@@ -88,7 +88,7 @@ def measure(asked: argparse.Namespace) -> Figures:
 
 
 def scheduler_costs(seconds: float) -> Figures:
-    """Processor's time of the scheduler: for a request, and for each service that it only watches."""
+    """Measure the scheduler's CPU time per request, and per idle service that it watches."""
     with instant_engine() as address, tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.toml"
         config.write_text(f'[models.m]\naddress = "{address}"\n', encoding="utf-8")
@@ -115,7 +115,7 @@ def scheduler_costs(seconds: float) -> Figures:
 
 
 def replica_costs(library: Path, composition: str, data: str, seconds: float) -> Figures:
-    """Processor's time of a replica for a request, and how an engine's times are distributed."""
+    """Measure a replica's CPU time per request, and the distribution of an engine's times."""
     import torch
 
     import gati
@@ -157,7 +157,7 @@ def replica_costs(library: Path, composition: str, data: str, seconds: float) ->
 
 
 def choosing_us(count: int, repetitions: int = 20_000) -> float:
-    """Processor's time of choosing one of so many replicas, in microseconds."""
+    """Return the CPU time of choosing one of `count` replicas, in microseconds."""
     model = Model("m", host=lambda number: SimpleNamespace(hopeless=None), chance=random.Random(0))  # type: ignore[arg-type, return-value]
     model.replicas = tuple(
         SimpleNamespace(ready=True, number=number, load=ReplicaLoad())  # type: ignore[misc]
@@ -174,7 +174,7 @@ def choosing_us(count: int, repetitions: int = 20_000) -> float:
 
 @contextmanager
 def instant_engine() -> Iterator[str]:
-    """The address of a service in another process that answers at once."""
+    """Start a service in another process that answers at once; yield its address."""
     command = [sys.executable, "-m", "benchmarks.capacity", "engine"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -183,7 +183,7 @@ def instant_engine() -> Iterator[str]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor's time of a process so far, its threads' included."""
+    """Return the CPU time of a process so far, including its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -198,7 +198,7 @@ def _idle_share(running: Serving, seconds: float) -> float:
 
 
 def simulate(asked: argparse.Namespace) -> Figures:
-    """Waits in units of the mean service time, for numbers of replicas, arrivals, loads and policies."""
+    """Simulate waits, in mean service times, by number of replicas, arrivals, load and policy."""
     figures = json.loads(asked.figures.read_text(encoding="utf-8"))
     points = np.array(figures["replica"]["engine_cpu_quantiles_ms"])
     services = np.random.default_rng(0).choice(points / points.mean(), asked.requests)
@@ -220,7 +220,7 @@ def simulate(asked: argparse.Namespace) -> Figures:
 
 
 def schedulers_needed(figures: Figures, replicas: int, busy: float, fullest: float = 0.7) -> int:
-    """How many schedulers, each at most `fullest` of a core busy, feed so many replicas."""
+    """Return how many schedulers, each using at most `fullest` of a core, `replicas` replicas need."""
     rate = 1e3 * busy * replicas / figures["replica"]["request_cpu_ms"]
     used = rate * figures["scheduler"]["request_cpu_ms"] / 1e3
     watching = replicas * max(0.0, figures["scheduler"]["watched_service_cpu_ms_per_s"]) / 1e3
@@ -246,7 +246,7 @@ def _waits(arrivals: Any, services: Any, replicas: int, schedulers: int) -> Figu
 
 
 def _apart(arrivals: Any, services: Any, replicas: int, schedulers: int) -> Any:
-    """Waits, in the order of arrival, where requests go to schedulers in turn, each with its own replicas."""
+    """Return waits in order of arrival; schedulers take requests round-robin and have their own replicas."""
     waits = np.empty(len(arrivals))
     for number, own in enumerate(np.array_split(np.arange(replicas), schedulers)):
         turn = slice(number, None, schedulers)

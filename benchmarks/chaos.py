@@ -1,13 +1,13 @@
-"""A server under load to which a fault happens every few seconds: what became of every request.
+"""Inject a fault every few seconds into a server under load, and check the outcome of every request.
 
     python -m benchmarks.chaos [--minutes 30] [--every 5] [--load 0.7] [--only FAULT] [--json FILE]
 
-Faults, in turn: processes killed, stopped and hanging; connections cut, half sent and slow; a full disk, no
-files left, a clock that jumps; the record store and the repository gone and back; versions loaded meanwhile.
-Every request must be answered rightly or refused with a reason, nothing may be left behind, and memory must
-not grow. The status is 1 where that is not so. Clients, server and faults run on this machine. First it is
-measured how many requests a second the server can answer next to its clients; it is then asked at `--load`
-times that rate, whether or not it answers.
+Faults rotate: processes killed, stopped and hanging; connections cut, half sent and slow; a full disk, no
+file descriptors left, a clock jump; the record store and the repository gone and back; versions loaded
+meanwhile. Every request must be answered correctly or refused with a reason, nothing may be left behind, and
+memory must not grow; otherwise the exit status is 1. Clients, server and faults run on this machine. The
+capacity of the server, next to its clients, is measured first; requests then arrive at `--load` times that
+rate, whether or not earlier ones are answered.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 
 from tests.services.chaos import KINDS, Chaos, Report
 
-GROWTH = 0.10  # of the scheduler's memory, from the second quarter of a run to the last
-SLACK_S = 2.0  # after its deadline a request is answered or refused: the machine is busy, too
+GROWTH = 0.10  # allowed growth of the scheduler's memory from the second to the last quarter of a run
+SLACK_S = 2.0  # allowed delay past a request's deadline, since the machine is busy
 
 
 def growth(report: Report) -> float:
-    """Of the memory, as a share; 0 for a run too short to tell."""
+    """Return the relative growth of memory; 0 if the run is too short to tell."""
     sizes = np.array(report.resident_bytes, dtype=float)
     if len(sizes) < 8:
         return 0.0
@@ -36,7 +36,7 @@ def growth(report: Report) -> float:
 
 
 def verdicts(report: Report) -> dict[str, bool]:
-    """What must hold, and whether it does."""
+    """Return each requirement and whether it holds."""
     before, after = report.before, report.after
     return {
         "every request answered or refused with a reason": not report.unexplained,
@@ -57,10 +57,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--every", type=float, default=5.0, help="seconds from fault to fault")
-    parser.add_argument("--load", type=float, default=0.7, help="of the capacity that is measured first")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between faults")
+    parser.add_argument("--load", type=float, default=0.7, help="share of the measured capacity")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=list(KINDS), help="these faults; all unless given")
+    parser.add_argument("--only", action="append", choices=list(KINDS), help="inject only these faults")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gati-chaos-") as folder:

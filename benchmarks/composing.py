@@ -1,9 +1,9 @@
-"""How long the exact form takes on the largest problem it is meant for, and how large a gap it leaves.
+"""Time the exact formulation on the largest problem it is meant for, and report its optimality gap.
 
     python -m benchmarks.composing
 
 27 blocks, 8 variants, 3,000 select inputs, every threshold between two scores: far more than the 20 of the
-published tables. Synthetic: inputs have a hardness, deeper caches answer harder ones, scores tell with noise.
+published tables. Synthetic data: inputs have a hardness, deeper caches answer harder ones, scores are noisy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def measured(instance: Instance, seed: int) -> list[dict[str, float]]:
-    """Time and gap at each target; the first row's time contains the search that all share."""
+    """Return time and gap per target; the first row's time includes the shared search."""
     rows = []
     began_s = time.monotonic()
     frontier = search_frontier(instance)

@@ -1,10 +1,10 @@
-"""The exact form beside the published ones, at equal agreement measured on images nothing has seen.
+"""Compare the exact formulation with the published ones, at equal agreement on unseen images.
 
     python -m benchmarks.compositions runs/benchmark/resnet56 --unseen runs/benchmark/unseen.npz
 
-Three tables: what each accuracy target gains and keeps (wall clock); the published forms' gain at the same
-measured agreement, on all caches and on those of the published kinds alone; and, on the inputs the choice was
-made on, exact against published at equal agreement.
+Three tables: gain and agreement of each accuracy target (wall clock); gain of the published formulations at
+the same measured agreement, with all caches and with published variants only; and exact against published at
+equal agreement, on the inputs used for the choice.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FORMS = ("relaxed", "full")
 
 
 def main() -> int:
-    """Compose, replay and evaluate; print one JSON document on stdout."""
+    """Compose, replay and evaluate; print one JSON document to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--unseen", type=Path, required=True)
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--slowdown", type=float, default=SLOWDOWN)
-    parser.add_argument("--limit", type=int, help="evaluate only so many inputs by the clock")
+    parser.add_argument("--limit", type=int, help="time only this many inputs")
     parser.add_argument("--no-clock", action="store_true", help="replay only, measure nothing")
     arguments = parser.parse_args()
     library = on_backend(Library.open(arguments.library), arguments.backend)
@@ -82,7 +82,7 @@ def target_row(
     backend: str,
     slowdown: float,
 ) -> dict[str, Any]:
-    """What one certified target comes to on unseen inputs, and what the published forms gain there."""
+    """Return the results of one certified target on unseen inputs, with the published formulations' gains."""
     began_s = time.monotonic()
     composition = gati.compose(
         library.directory,
@@ -114,7 +114,7 @@ def target_row(
 
 
 def clock(library: Library, unseen: Path, target: float, limit: int | None) -> dict[str, float]:
-    """The same by the clock."""
+    """Measure the same by wall clock."""
     measured = gati.evaluate(library.directory, str(unseen), composition=f"target-{target:g}", limit=limit)
     eager = measured.eager_latency_ms
     return {
@@ -131,12 +131,12 @@ def clock(library: Library, unseen: Path, target: float, limit: int | None) -> d
 
 
 def of_published_variants(library: Library) -> Library:
-    """The library without the kinds of cache that are ours; ends the program where a published one lacks."""
+    """Return the library with published variants only; exit if one of them is missing."""
     tried = {trial.variant for trial in library.trials}
     if missing := [variant for variant in PUBLISHED_VARIANTS if variant not in tried]:
         raise SystemExit(
-            f"error: {library.directory} was explored without {', '.join(missing)}, which ours are compared "
-            "with: gati explore ... --variants default,published"
+            f"error: {library.directory} was explored without {', '.join(missing)}, needed for the "
+            "comparison: gati explore ... --variants default,published"
         )
     theirs = copy(library)
     theirs.__dict__["trials"] = tuple(
@@ -146,7 +146,7 @@ def of_published_variants(library: Library) -> Library:
 
 
 def curve(library: Library, form: str, unseen: SplitOutcomes) -> list[dict[str, float]]:
-    """(asked, agreement and gain on unseen inputs) of a published form for rising accuracy."""
+    """Return target, agreement and gain on unseen inputs of a published formulation, by rising accuracy."""
     points = []
     for asked in ASKED:
         settings = Settings(accuracy=asked, confidence=None, objective=form, placement="inline")  # type: ignore[arg-type]
@@ -157,21 +157,21 @@ def curve(library: Library, form: str, unseen: SplitOutcomes) -> list[dict[str, 
 
 
 def at_agreement(points: list[dict[str, float]], agreement: float) -> float | None:
-    """The most a form gains at an agreement, between its points; None above the highest it reaches."""
+    """Interpolate the largest gain of a formulation at an agreement; None above the highest it reaches."""
     reached = [(point["agreement"], point["gain"]) for point in points] + [(1.0, 1.0)]
     best = None
     for low in reached:
         for high in reached:
             if low[0] <= agreement <= high[0]:
                 share = 0.0 if high[0] == low[0] else (agreement - low[0]) / (high[0] - low[0])
-                # a mix of both settings, request by request, has the mean of their latencies
+                # mixing both settings at random gives the weighted mean of their latencies
                 gain = 1.0 / ((1.0 - share) / low[1] + share / high[1])
                 best = gain if best is None else max(best, gain)
     return best
 
 
 def against(library: Library, form: str, asked: float) -> dict[str, Any]:
-    """Expected latency of the published and of the exact form at the agreement the former reaches."""
+    """Compare expected latencies of both formulations at the agreement that the published one reaches."""
     settings = Settings(accuracy=asked, confidence=None, objective=form, placement="inline")  # type: ignore[arg-type]
     theirs = compose_library(library, settings).expected
     if theirs.agreement >= 1.0:
@@ -189,7 +189,7 @@ def against(library: Library, form: str, asked: float) -> dict[str, Any]:
 
 
 def oracle_gain(library: Library, unseen: SplitOutcomes) -> float:
-    """Gain if each input left at its earliest lookup that is right, and no other lookup cost anything."""
+    """Return the gain if each input exits at its earliest correct lookup, and other lookups are free."""
     base_ms = library.manifest.profile.base_ms
     reach_ms = reach_by_block(library.manifest.blocks)
     best_ms = np.full(len(unseen), base_ms)
@@ -202,7 +202,7 @@ def oracle_gain(library: Library, unseen: SplitOutcomes) -> float:
 
 
 def replayed(library: Library, composition: Composition, outcomes: SplitOutcomes) -> Replay:
-    """Send the inputs through a composition, at the costs it was composed for."""
+    """Replay the inputs through a composition, at the costs it was composed for."""
     candidates = tuple(
         Candidate(
             trial_id=one.trial_id,

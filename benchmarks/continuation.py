@@ -1,11 +1,11 @@
-"""How long it takes to say which conversations go on: in process, and from `gati evict serve`.
+"""Latency of predicting which conversations continue: in process, and with `gati evict serve`.
 
     python -m benchmarks.continuation [--dialogues FILE] [--rounds 40] [--requests 500]
 
-Batches are 512 prompts of different dialogues, each with up to four earlier ones, unpacked from JSON right
-before; nothing is remembered from one batch to the next. Times over REST are those of a client on the same
-machine that keeps its connection.
-The load of the machine is printed, and CPU time next to the clock's: others take the difference.
+Batches are 512 prompts of different dialogues, each with up to four earlier ones, parsed from JSON right
+before; nothing is cached between batches. REST times are those of a client on the same machine with a
+keep-alive connection.
+The machine's load is printed, and CPU time next to wall time: the difference is due to other work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Messages = list[dict[str, str]]
 
 
 def spread(name: str, work: Callable[[Any], object], rounds: int, given: Callable[[int], Any]) -> None:
-    """Print percentiles of how long `work` takes for what it is `given`: by the clock, and CPU time."""
+    """Print percentiles of the wall and CPU time of `work` on what `given` returns."""
     clock, cpu = [], []
     for number in range(rounds):
         argument = given(number)
@@ -52,7 +52,7 @@ def spread(name: str, work: Callable[[Any], object], rounds: int, given: Callabl
 
 
 def in_process(model: ContinuationModel, batches: Sequence[Batch]) -> None:
-    """512 predictions at once, and one."""
+    """Time 512 predictions in one batch, and single ones."""
     packed = [orjson.dumps([(each.texts, each.turn) for each in batch]) for batch in batches]
     singles = [prompts for batch in batches for prompts in batch][:2000]
 
@@ -60,14 +60,14 @@ def in_process(model: ContinuationModel, batches: Sequence[Batch]) -> None:
         return [Prompts(tuple(texts), turn) for texts, turn in orjson.loads(packed[number])]
 
     gc.collect()
-    gc.freeze()  # as the service does
+    gc.freeze()  # like the service
     model.predict(unpacked(0))
     spread(f"{BATCH} at once", model.predict, len(batches), unpacked)
     spread("one", lambda prompts: model.predict([prompts]), len(singles), lambda number: singles[number])
 
 
 def over_rest(folder: Path, conversations: Sequence[Messages], requests: int) -> None:
-    """One conversation a request, and 512."""
+    """Time requests with one conversation, and with 512."""
     command = [sys.executable, "-m", "gati", "evict", "serve", str(folder / "learned"), "--port", "0"]
     command += ["--continuation", str(folder / "model"), "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
@@ -82,7 +82,7 @@ def over_rest(folder: Path, conversations: Sequence[Messages], requests: int) ->
 
 
 def messages_of(dialogue: Dialogue, turn: int) -> Messages:
-    """A chat until its prompt number `turn`."""
+    """Return a chat up to its prompt number `turn`."""
     found: Messages = []
     for said in dialogue.messages:
         found.append({"role": "user" if said.user else "assistant", "content": said.text})
@@ -98,7 +98,7 @@ def main() -> None:
     )
     parser.add_argument("--dialogues", type=Path, default=DIALOGUES)
     parser.add_argument("--rounds", type=int, default=40, help="batches")
-    parser.add_argument("--requests", type=int, default=500, help="over REST")
+    parser.add_argument("--requests", type=int, default=500, help="requests over REST")
     given = parser.parse_args()
     learned, held_out = halves(read_dialogues(given.dialogues))
     model = fit_continuation(*samples_of(learned[:1000]))

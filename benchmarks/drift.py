@@ -1,25 +1,24 @@
-"""What an abrupt change of the class mix does to the hit rate, and what retraining wins back.
+"""Effect of an abrupt change in the class mix on the hit rate, and how much of it retraining recovers.
 
     python -m benchmarks.drift LIBRARY --data unseen.npz [--composition NAME] [--json FILE]
 
-After section 7.2.2 of the GATI paper. One request a second of stream time for four and a half hours; how
-often each class comes follows Zipf's law with exponent 1.5 or 3.0 over the classes in some order, and every
-90 minutes the order changes from one request to the next, with another class in front. Retraining every 10,
-20 or 40 minutes, all other settings as they are by default, and not at all. About 10 minutes on a quiet
-core.
+After section 7.2.2 of the GATI paper. One request per second of stream time for four and a half hours. Class
+frequencies follow Zipf's law with exponent 1.5 or 3.0 over some order of the classes. Every 90 minutes the
+order changes abruptly, with another class in front. Caches are retrained every 10, 20 or 40 minutes, with
+default settings otherwise, or not at all. Takes about 10 minutes on a quiet core.
 
-The images must be unknown to the library, as the 2,000 of `unseen.npz` of `resnet_cifar10.py` are: the
+The images must be unknown to the library, like the 2,000 of `unseen.npz` from `resnet_cifar10.py`: the
 network has memorised its training images, and thresholds were chosen on the others. A run has 16,200
-requests, so each class is a deck of its images that is gone through again and again, every image shifted
-and flipped otherwise each time: no input comes twice, but images do. So a quarter of them never comes in
-the stream; at the end of every phase the version that serves is asked for 400 requests of the same mix made
-of these alone (`fresh`), past the adaptation.
+requests, so the images of each class are reused in shuffled passes, shifted and flipped differently each
+time: no input occurs twice, but images do. A quarter of the images is therefore kept out of the stream; at
+the end of every phase the serving version answers 400 requests of the same mix drawn only from these
+(`fresh`), bypassing the adaptation.
 
-A row of the first table is the mean over both changes: hit rate and agreement with the base model in the
-ten minutes before a change, the five after it, and the ten that begin one interval after it, when the next
-retraining has had its chance; beside them the same minutes without retraining (`none`), and how long it
-took from each change to the next version. A guard watches all runs: an alarm stops the caches until others
-have proven themselves, and what comes meanwhile counts as missed.
+A row of the first table is the mean over both changes: hit rate and agreement with the base model in the ten
+minutes before a change, the five after it, and the ten that start one interval after it, when the next
+retraining could have finished. Next to them are the same minutes without retraining (`none`), and the time
+from each change to the next version. A guard watches all runs: an alarm stops the caches until others are
+proven, and requests in the meantime count as misses.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from gati.engine.exits import Prediction
 from gati.model.data import Data, load_data
 
 PHASES = 3
-PHASE_S = 5400  # also requests: one a second
+PHASE_S = 5400  # also the number of requests: one per second
 BEFORE_S, AT_S, AFTER_S = 600, 300, 600
 FRESH_REQUESTS = 400
-SHIFT = 3  # at most so many pixels each way
+SHIFT = 3  # most pixels in each direction
 FORMS = 2 * (2 * SHIFT + 1) ** 2
 WINDOWS = ("before", "at", "after")
 
 
 class Request(NamedTuple):
-    """Which image, and how it is shifted and flipped."""
+    """An image index, and its shift and flip."""
 
     image: int
     form: int
@@ -62,20 +61,20 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One request answered."""
+    """One answered request."""
 
     hit: bool
     agreed: bool
 
 
 def main() -> int:
-    """Print both tables, and write all of it as JSON."""
+    """Print both tables, and write all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="labelled images unknown to the library")
     parser.add_argument("--composition", default="default")
     parser.add_argument("--zipf", type=float, nargs="+", default=[1.5, 3.0])
-    parser.add_argument("--minutes", type=int, nargs="+", default=[10, 20, 40], help="between retrainings")
+    parser.add_argument("--minutes", type=int, nargs="+", default=[10, 20, 40], help="retraining intervals")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -100,7 +99,7 @@ def main() -> int:
 
 
 class Bench:
-    """Streams of images that `served` does not know, with the base model's answers, worked out once each."""
+    """Streams of images unknown to `served`, with cached answers of the base model."""
 
     def __init__(self, served: Served, data: Data, minutes: Sequence[int], seed: int) -> None:
         if data.labels is None:
@@ -115,23 +114,23 @@ class Bench:
         self._base: dict[Request, Prediction] = {}
 
     def input(self, request: Request) -> Tensor:
-        """The image [1, C, H, W] as it comes."""
+        """Return the image [1, C, H, W] as it arrives."""
         return shifted(self.images[request.image : request.image + 1], request.form)
 
     def base(self, request: Request) -> Prediction:
-        """The base model's answer."""
+        """Return the base model's answer."""
         if request not in self._base:
             self._base[request] = self.served.engine.base(self.input(request))[0]
         return self._base[request]
 
     def mix(self, exponent: float, phase: int) -> NDArray[np.float64]:
-        """How often each class comes."""
+        """Return the class frequencies."""
         share = np.empty(self.classes)
         share[self.orders[phase]] = 1.0 / np.arange(1, self.classes + 1) ** exponent
         return share / share.sum()
 
     def run(self, exponent: float, minutes: int | None) -> dict[str, Any]:
-        """Answer one stream, retraining every so many minutes or never."""
+        """Answer one stream, retraining every `minutes` minutes, or never if None."""
         requests = list(self._stream(exponent))
         fresh = [list(self._fresh(exponent, phase)) for phase in range(PHASES)]
         for request in (*requests, *(each for phase in fresh for each in phase)):
@@ -177,7 +176,7 @@ class Bench:
             yield next(decks[drawn])
 
     def _asked(self, served: Served, requests: Sequence[Request]) -> list[Row]:
-        """What a version answers, past the adaptation."""
+        """Return a version's answers, bypassing the adaptation."""
         given = [(served.engine(self.input(request))[0], self.base(request)) for request in requests]
         return [Row(one.exit != "base", one.class_index == base.class_index) for one, base in given]
 
@@ -186,7 +185,7 @@ KINDS = ("retraining", "probation", "activated", "reused", "kept", "alarm", "ret
 
 
 def orders(classes: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
-    """An order of the classes for each phase, each with another class in front."""
+    """Return an order of the classes per phase, each with a different class in front."""
     found: list[NDArray[np.int64]] = []
     while len(found) < PHASES:
         order = random.permutation(classes)
@@ -196,7 +195,7 @@ def orders(classes: int, random: np.random.Generator) -> list[NDArray[np.int64]]
 
 
 def deck(images: NDArray[np.int64], random: np.random.Generator) -> Iterator[Request]:
-    """All images in some order, then in another, each in a form in which it has not come before."""
+    """Yield all images in shuffled passes, each time in a form not used before."""
     forms = random.permuted(np.tile(np.arange(FORMS), (len(images), 1)), axis=1)
     for turn in range(FORMS):
         for at in random.permutation(len(images)):
@@ -204,7 +203,7 @@ def deck(images: NDArray[np.int64], random: np.random.Generator) -> Iterator[Req
 
 
 def shifted(image: Tensor, form: int) -> Tensor:
-    """The image [1, C, H, W] moved by a few pixels, its border repeated, and flipped in every other form."""
+    """Shift the image [1, C, H, W] by a few pixels, repeating its border, and flip it in every other form."""
     side = 2 * SHIFT + 1
     place, flipped = form // 2, form % 2
     top, left = divmod(place, side)
@@ -215,12 +214,12 @@ def shifted(image: Tensor, form: int) -> Tensor:
 
 
 def phase_ends() -> list[int]:
-    """Requests before each change, and all."""
+    """Return the number of requests before each change, and the total."""
     return [phase * PHASE_S for phase in range(1, PHASES + 1)]
 
 
 def windows(rows: Sequence[Row], minutes: Sequence[int]) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean over the changes by window, for retraining every so many minutes."""
+    """Return means over the changes by window, for each retraining interval."""
     found = {}
     for each in minutes:
         later = 60 * each
@@ -233,12 +232,12 @@ def windows(rows: Sequence[Row], minutes: Sequence[int]) -> dict[str, dict[str, 
 
 
 def named(minutes: int | None) -> str:
-    """An interval as it is printed."""
+    """Format an interval."""
     return "none" if minutes is None else f"{minutes} min"
 
 
 def rates(rows: Sequence[Row]) -> dict[str, float]:
-    """Shares of requests."""
+    """Return hit rate and agreement, as shares of requests."""
     return {
         "hit_rate": round(float(np.mean([row.hit for row in rows])), 4),
         "agreement": round(float(np.mean([row.agreed for row in rows])), 4),
@@ -246,13 +245,13 @@ def rates(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def next_version(changes: Sequence[Change], after_s: float) -> float | None:
-    """Seconds from a moment until another version serves, within the phase."""
+    """Return the seconds from `after_s` until another version serves, within the phase."""
     replaced = (each.time_s - after_s for each in changes if each.kind in ("activated", "reused"))
     return next((passed for passed in replaced if 0.0 <= passed < PHASE_S), None)
 
 
 def show(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Print the changes, then the whole runs."""
+    """Print a table of the changes, then one of whole runs."""
     left = {run["zipf"]: run for run in runs if run["minutes"] is None}
     print("| zipf | every | hits before, at, after | none | agreement | none | next version |")
     print("|---|---|---|---|---|---|---|")
@@ -284,7 +283,7 @@ def show(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def minutes(run: Mapping[str, Any]) -> str:
-    """From each change to the next version."""
+    """Format the minutes from each change to the next version."""
     waits = run["new_version_after_s"][1:]
     return ", ".join("none" if each is None else f"{each / 60:.0f} min" for each in waits)
 

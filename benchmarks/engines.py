@@ -1,11 +1,11 @@
-"""Gati on every engine beside the plain network on every engine, in turns in one process.
+"""Compare Gati and the plain network on every engine, alternating in one process.
 
     python -m benchmarks.engines LIBRARY --data TEST.npz --composition NAME [NAME ...]
 
-Compose one composition an engine first (`gati compose LIBRARY --backend openvino --name openvino-0.97`). Each
-request is answered by all in turns. `gain` is over the plain network on the same engine, `gain_fastest` over
-whichever plain network is the fastest, of any precision. Agreement is with the float32 network. `oracle` is
-the gain if every input left at its earliest right lookup and lookups cost nothing. Prints JSON.
+First make one composition per engine (`gati compose LIBRARY --backend openvino --name openvino-0.97`). All
+contenders answer each request in turn. `gain` is over the plain network on the same engine, `gain_fastest`
+over the fastest plain network of any precision. Agreement is with the float32 network. `oracle` is the gain
+if every input exits at its earliest correct lookup and lookups are free. Prints JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gati.model.data import load_data
 
 
 def main() -> int:
-    """Print one object a contender."""
+    """Print one object per contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def table(contenders: dict[str, BenchEntry], served: list[Served], reference: Any) -> list[dict[str, Any]]:
-    """Rows of the plain networks and of the compositions."""
+    """Return the rows of the plain networks and the compositions."""
     means = {name: np.array([np.mean(times) for times in each.times_ms]) for name, each in contenders.items()}
     static = [name for name, each in contenders.items() if not each.early]
     fastest = min(static, key=lambda name: float(means[name].mean()))
@@ -83,17 +83,17 @@ def table(contenders: dict[str, BenchEntry], served: list[Served], reference: An
 
 
 def tail_ms(contender: BenchEntry) -> float:
-    """The 99th percentile of all repetitions."""
+    """Return the 99th percentile over all repetitions."""
     return float(np.percentile(np.concatenate([np.array(times) for times in contender.times_ms]), 99))
 
 
 def spread(values: Any) -> str:
-    """Mean, and the least and the largest of the repetitions."""
+    """Format the mean, minimum and maximum over repetitions."""
     return f"{values.mean():.2f} ({values.min():.2f}-{values.max():.2f})"
 
 
 def oracle(library: Library, backend: str) -> float:
-    """The gain with each input leaving where a lookup is first right, at no cost of looking."""
+    """Return the gain if each input exits at its first correct lookup and lookups are free."""
     costed = as_composed(library, backend)
     base = library.base_outcomes()
     rows = base.split == CERTIFY

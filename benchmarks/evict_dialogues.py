@@ -1,12 +1,12 @@
-"""What LPC gains on conversations: streams made of real dialogues, over seeds.
+"""Gain of LPC on conversations: streams built from real dialogues, over several seeds.
 
     python -m benchmarks.evict_dialogues [--seeds 3] [--size 210,300,400,500,600,700,850] [--dialogues FILE]
     python -m benchmarks.evict_dialogues --speed
 
-For every seed the dialogues are split in halves that share none; a model learns from one, streams are made of
-the other. Prints Matthews' correlation with the text, with the count of prompts alone, and with the texts of
-other prompts; then hit rates with 95 % intervals over the seeds. `shuffled` gives each request the texts of
-another, `inverted` turns each probability round. `gap` is the share of what `lpc-oracle` gains over LRU.
+For every seed the dialogues are split into disjoint halves: one trains the model, the other provides the
+streams. Prints Matthews correlations using the text, the prompt count alone, and the texts of other prompts;
+then hit rates with 95 % intervals over the seeds. `shuffled` gives each request the texts of another,
+`inverted` inverts each probability. `gap` is the share of `lpc-oracle`'s gain over LRU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = ("lru", "lpc", "laru+lpc", "lpc-oracle", "lpc shuffled", "laru+lpc inv
 
 
 def shuffled(prompts: Sequence[Prompts], seed: int) -> list[Prompts]:
-    """Each with its own count of prompts and the texts of another."""
+    """Return prompts that keep their count but have the texts of another."""
     order = np.random.default_rng(seed).permutation(len(prompts))
     return [Prompts(prompts[other].texts, each.turn) for other, each in zip(order, prompts, strict=True)]
 
@@ -44,7 +44,7 @@ def shuffled(prompts: Sequence[Prompts], seed: int) -> list[Prompts]:
 def learn(
     dialogues: Sequence[Dialogue], limit: int, seed: int
 ) -> tuple[ContinuationModel, list[Dialogue], list[float]]:
-    """The model, the half held out, and correlations: text, count of prompts alone, texts shuffled."""
+    """Return the model, the held-out half, and correlations: text, prompt count alone, texts shuffled."""
     learned, held_out = halves(dialogues, seed=seed)
     prompts, goes_on = samples_of(learned[:limit])
     model = fit_continuation(prompts, goes_on, ContinuationSettings(seed=seed))
@@ -58,7 +58,7 @@ def learn(
 
 
 def rates(trace: Trace, model: ContinuationModel, sizes: Sequence[int], seed: int) -> list[list[float]]:
-    """Hit rates, [sizes, COLUMNS]."""
+    """Return hit rates [sizes, COLUMNS]."""
     prompts = [talk.prompts for talk in trace.talks or ()]
     said, mixed = model.predict(prompts), model.predict(shuffled(prompts, seed))
     plain = replay(trace, sizes, COLUMNS[:4], continuation=said)
@@ -73,7 +73,7 @@ def rates(trace: Trace, model: ContinuationModel, sizes: Sequence[int], seed: in
 
 
 def table(sizes: Sequence[int], found: np.ndarray) -> None:
-    """`found` is [seeds, sizes, COLUMNS]."""
+    """Print the hit rates `found` [seeds, sizes, COLUMNS]."""
     print(f"\n| blocks | {' | '.join(COLUMNS)} | lpc / lru | gap |")
     print("|---" * (len(COLUMNS) + 3) + "|")
     for row, size in enumerate(sizes):
@@ -88,7 +88,7 @@ def table(sizes: Sequence[int], found: np.ndarray) -> None:
 
 
 def speed(model: ContinuationModel, prompts: Sequence[Prompts]) -> None:
-    """One prediction at a time; `benchmarks.continuation` has more."""
+    """Time single predictions; see `benchmarks.continuation` for more."""
     singles = []
     for each in prompts[:2000]:
         began = time.perf_counter()
@@ -105,8 +105,8 @@ def main() -> None:
     parser.add_argument("--dialogues", type=Path, default=DIALOGUES)
     parser.add_argument("--size", default=SIZES)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=4000, help="dialogues to learn from, and to judge by")
-    parser.add_argument("--speed", action="store_true", help="only how long predictions take")
+    parser.add_argument("--limit", type=int, default=4000, help="dialogues per half")
+    parser.add_argument("--speed", action="store_true", help="only time predictions")
     given = parser.parse_args()
     dialogues = read_dialogues(given.dialogues)
     sizes = [int(size) for size in given.size.split(",")]

@@ -1,17 +1,17 @@
-"""How long a pooled sum of embedding rows takes where most rows are in Redis: `gati` beside LRU, in one run.
+"""Latency of pooled sums of embedding rows with most rows in Redis: `gati` against LRU, in one run.
 
     python -m benchmarks.evict_embedding [--trace zipf,games] [--share 0.01,0.02,0.03]
         [--batches 120] [--seeds 2] [--skew 1.05] [--rows 200000]
 
 Starts a redis-server on the loopback interface and fills it with rows of 128 floats. A batch is 512 sums.
-`zipf` draws 50 ids a sum, of `--rows` rows, with the power `--skew`; `games` sums the last items of a user,
-up to 50, after every event of Amazon's users, who take turns at random. Each batch goes to all caches, in
-changing order, so that what else the machine does meets all alike; the first third, when caches fill, is not
-counted. `lru+` is LRU with the memory of the predictor spent on more rows.
+`zipf` draws 50 ids per sum from `--rows` rows with exponent `--skew`. `games` sums a user's last items, up to
+50, after every event in the Amazon data, with users interleaved at random. Each batch goes to all caches in
+changing order, so that other work on the machine affects all equally; the first third, while caches fill, is
+not counted. `lru+` is LRU that spends the predictor's memory on more rows.
 
 Prints mean latency, its ratio to LRU's with a 95 % interval (bootstrap over blocks of ten batches), the same
-ratio of processor time of cache and server together, which other programs disturb less, throughput, and hit
-rates: of all ids, and of the different ids of a batch, each of which is fetched once.
+ratio for the CPU time of cache and server together, which other programs disturb less, throughput, and hit
+rates: of all ids, and of the distinct ids of a batch, each of which is fetched once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def zipf(rows: int, skew: float, seed: int) -> Iterator[Bags]:
 
 
 def games(seed: int) -> Iterator[Bags]:
-    """Every user's latest items after each event, users interleaved at random."""
+    """Yield each user's latest items after every event, with users interleaved at random."""
     users: dict[str, list[int]] = {}
     with gzip.open(GAMES, "rt") as file:
         for line in file:
@@ -84,7 +84,7 @@ def games_rows() -> int:
 
 @contextmanager
 def redis_server() -> Iterator[str]:
-    """A server on the loopback interface; its address."""
+    """Start a server on the loopback interface; yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -104,7 +104,7 @@ def redis_server() -> Iterator[str]:
 def run(
     slow: RedisTier, batches: list[Bags], rows: int, seed: int, server: Any
 ) -> tuple[NDArray[np.float64], dict[str, tuple[float, float]]]:
-    """Wall and processor seconds of every batch counted, [2, batches, caches], and the two hit rates."""
+    """Return wall and CPU seconds per counted batch, [2, batches, caches], and the two hit rates."""
     caches = {
         name: EmbeddingCache(slow, rows, mode="sum", policy=name, seed=seed) for name in ("lru", "gati")
     }
@@ -133,13 +133,13 @@ def run(
 
 
 def used_s(server: Any) -> float:
-    """Processor time of this process and the server so far."""
+    """Return the CPU time of this process and the server so far."""
     info = server.info("cpu")
     return time.process_time() + float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
 def ratio(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Ratio of mean latencies, and its 95 % interval: blocks of ten batches drawn again."""
+    """Return the ratio of mean latencies and its 95 % interval, by bootstrap over blocks of ten batches."""
     blocks = [np.arange(at, min(at + 10, len(ours))) for at in range(0, len(ours), 10)]
     source = np.random.default_rng(0)
     drawn = []

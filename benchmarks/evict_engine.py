@@ -3,19 +3,18 @@
     python -m benchmarks.evict_engine [hits] [--repetitions 15]
     python -m benchmarks.evict_engine arrivals --requests 2000 --sizes 500,1000,2000 [--json FILE]
 
-`hits`: prompts of 1,000 tokens that are there or not, and 50 that never are, in turns; also through
-`gati evict engine` and OpenAI's client over loopback (`--socket`).
+`hits`: alternates between prompts with a cached and an uncached prefix of 1,000 tokens, each followed by 50
+new tokens; also through `gati evict engine` and OpenAI's client over loopback (`--socket`).
 
-`arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16:
-the engine decides block for block what a large one would; each request generates two tokens. Arrivals are
-scaled so that the network would be busy for `--load` of the time if nothing was cached.
+`arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16,
+so the engine makes the same decision per block as a large one; each request generates two tokens. Arrivals
+are scaled so that the network would be busy for `--load` of the time if nothing were cached.
 
-What the network takes for a batch is measured first, as a + b tokens + c tokens x context + d requests, and
-then added to the clock instead of being computed, so that thousands of requests take minutes and what else
-the machine does counts for nothing. All else is the engine as it is: admission, pages, policy, predictor and
-its fits take the processor's time that they take. Where nothing is to be done the clock goes on to the next
-arrival. `--computed` runs a smaller network instead of adding; `--fits elsewhere` leaves out the time of the
-predictor's fits, as where a service makes them.
+The network's time per batch is first fitted as a + b tokens + c tokens x context + d requests, and then added
+to the clock instead of being computed, so that thousands of requests take minutes and other work on the
+machine has no effect. Everything else is the real engine: admission, pages, policy, predictor and its fits
+take their real CPU time. When idle, the clock jumps to the next arrival. `--computed` runs a smaller network
+instead; `--fits elsewhere` leaves out the time of the predictor's fits, as if a service made them.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SINGLE_LAYER = DecoderSettings(layers=1, width=8, heads=2, key_heads=1, inner_wi
 
 
 class EngineClock:
-    """Processor time of this thread, plus the time that was skipped."""
+    """CPU time of this thread plus skipped time."""
 
     def __init__(self) -> None:
         self._skipped_s = 0.0
@@ -75,7 +74,7 @@ class EngineClock:
 
 
 class NetworkCost(NamedTuple):
-    """Seconds of a batch, of each token, of each pair that attention looks at, of each request in it."""
+    """Seconds per batch, per token, per pair that attention computes, and per request."""
 
     step_s: float
     token_s: float
@@ -87,7 +86,7 @@ class NetworkCost(NamedTuple):
 
 
 class AddedTime(Decoder):
-    """Takes the time of a network, and computes nothing."""
+    """Advances the clock by a network's time without computing anything."""
 
     def __init__(self, cost: NetworkCost) -> None:
         super().__init__(SINGLE_LAYER)
@@ -105,7 +104,7 @@ def _amounts(batch: TokenBatch) -> list[float]:
 
 
 def measured_cost(settings: DecoderSettings) -> NetworkCost:
-    """Least squares over batches of several shapes, each the fastest of three."""
+    """Fit costs by least squares over batches of several shapes, each the fastest of three runs."""
     decoder = Decoder.random(settings, seed=0)
     pool = pool_for(decoder, 2**28)
     cache = PrefixPages(
@@ -121,7 +120,7 @@ def measured_cost(settings: DecoderSettings) -> NetworkCost:
             began_s = time.thread_time()
             decoder(batch, cache)
             took.append(time.thread_time() - began_s)
-        weight = 1.0 / min(took)  # relative errors count
+        weight = 1.0 / min(took)  # minimise relative errors
         rows.append([weight * amount for amount in _amounts(batch)])
         times.append(weight * min(took))
     found, _ = nnls(np.array(rows), np.array(times))
@@ -137,7 +136,7 @@ def _batch(count: int, length: int, before: int) -> TokenBatch:
 
 
 class Replaying:
-    """One engine that gets the requests of a trace as they arrive, by its own clock."""
+    """An engine that receives the requests of a trace as they arrive on its own clock."""
 
     def __init__(
         self,
@@ -173,14 +172,14 @@ class Replaying:
         predictor.refit = untimed  # type: ignore[method-assign]
 
     def serve(self, count: int) -> bool:
-        """Take in so many requests more, and step until they are taken in; False at the end of all."""
+        """Step until `count` more requests are admitted; False after the last request."""
         self.clock.resume()
         goal = max(len(self._coming) - count, 0)
         while len(self._coming) > goal or (not goal and self.engine.step()):
             while self._coming and self._coming[0][0] <= self.clock():
                 at_s, prompt = self._coming.popleft()
                 generation = self.engine.submit(GenerationRequest(prompt, 2, ends_early=False))
-                generation.arrived_s = at_s  # it came while a step was under way
+                generation.arrived_s = at_s  # it arrived during a step
                 self.done.append(generation)
             if not self.engine.step() and self._coming:
                 idle_s = max(self._coming[0][0] - self.clock(), 0.0)
@@ -191,12 +190,12 @@ class Replaying:
 
 
 def tokens_of(block: int) -> bytes:
-    """Sixteen tokens that stand for a block."""
+    """Return sixteen tokens that represent a block."""
     return hashlib.sha256(str(block).encode()).digest()[:PAGE_TOKENS]
 
 
 def prompts_of(trace: Trace, limit: int) -> list[tuple[int, ...]]:
-    """A prompt for each request: its blocks, and a token to answer."""
+    """Return a prompt per request: its blocks and one token to answer."""
     return [(*b"".join(tokens_of(block) for block in ids[:limit]), 0) for ids in trace.requests]
 
 
@@ -266,7 +265,7 @@ def _figures(replayed: Replaying) -> dict[str, Any]:
 
 
 def hits(given: argparse.Namespace) -> dict[str, Any]:
-    """Time to first token of prompts whose head is there, and of prompts whose head is not, in turns."""
+    """Measure time to first token, alternating prompts with cached and uncached prefixes."""
     ask = _over_a_socket if given.socket else _in_process
     random = np.random.default_rng(0)
     known = random.integers(0, 256, HEAD)

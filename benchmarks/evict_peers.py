@@ -1,16 +1,16 @@
-"""Policies of libcachesim next to Gati's, on the same traces.
+"""Compare libcachesim's policies with Gati's on the same traces.
 
     pip install --target DIR libcachesim==0.3.5
     python -m benchmarks.evict_peers --packages DIR [--trace conversation] [--size 1000,2000,5000,10000,20000]
 
-libcachesim (GPL-3) runs in a process of its own and knows no prefix tree: every block is an object of size 1,
-asked for by itself, so that of a request some blocks may leave while others are looked up, and what is below
-a block that left stays. An engine can only use the leading run of a request that is cached: `leading` counts
-those hits, `hits` all. Blocks are asked for from the root on, or (`up`) from the last block on, which keeps
-the root longest, as Gati's LRU does. Gati's rows lock a request while it is served and cache at most the
-first k blocks of it. `Belady` knows the sequence of blocks, `opt-leaf` that of requests.
+libcachesim (GPL-3) runs in its own process and has no prefix tree: every block is an independent object of
+size 1, so blocks of a request may be evicted while others are looked up, and descendants of an evicted block
+stay. An engine can only use a request's leading run of cached blocks: `leading` counts those hits, `hits`
+counts all. Blocks are requested from the root, or (`up`) from the last block, which keeps the root longest,
+as Gati's LRU does. Gati's policies lock a request while it is served and cache at most its first k blocks.
+`Belady` knows the future sequence of blocks, `opt-leaf` that of requests.
 
-libcachesim takes no seeds; of Gati's policies `--seeds` are averaged.
+libcachesim takes no seeds; Gati's policies are averaged over `--seeds`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORKER = Path(__file__).with_name("libcachesim_worker.py")
 def peers(
     trace: Trace, sizes: str, policies: str, packages: str, *, up: bool
 ) -> dict[tuple[int, str], dict[str, float]]:
-    """What libcachesim says of each size and policy."""
+    """Run libcachesim for each size and policy."""
     with tempfile.TemporaryDirectory(prefix="gati-peers-") as folder:
         file = Path(folder) / "trace.npz"
         np.savez(file, blocks=trace.blocks, starts=trace.starts, time_s=trace.time_s)
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--packages", required=True, help="folder that libcachesim was installed to")
+    parser.add_argument("--packages", required=True, help="folder where libcachesim is installed")
     parser.add_argument("--trace", default="conversation", help="conversation, synthetic, games, or a file")
     parser.add_argument("--size", default="1000,2000,5000,10000,20000")
     parser.add_argument("--policy", default=PEERS)

@@ -1,4 +1,4 @@
-"""What eviction policies hit on real traces of LLM serving, side by side, over seeds.
+"""Hit rates of eviction policies on real LLM serving traces, over several seeds.
 
     python -m benchmarks.evict_policies [--trace conversation] [--size 1000,2000,5000,10000,20000] [--seeds 5]
     python -m benchmarks.evict_policies --noise --size 5000
@@ -6,10 +6,11 @@
     python -m benchmarks.evict_policies --noise --policy gati --size 1000,2000,5000,10000,20000,40000
     python -m benchmarks.evict_policies --trace games --limit 20000 --size 300,1000
 
-Prints a table: mean hit rate with a 95 % interval over the seeds (Student's t), the same without what half of
-    python -m benchmarks.evict_policies --trace games --limit 20000 --size 300,1000
-`synthetic` are Mooncake's traces, `games` the items of Amazon's users, who take turns at random, another way
-for each seed. With `--noise`, predictions are the truth turned round with probability 0 to 1: a column each.
+Prints a table: mean hit rate with a 95 % interval over the seeds (Student's t), the same without blocks that
+at least half of all requests share, hits relative to LRU, and the worst seed's margin over LRU.
+`conversation` and `synthetic` are Mooncake's traces; `games` are the items of Amazon users, interleaved at
+random for each seed. With `--noise`, predictions are the truth, inverted with probability 0 to 1: one
+column each.
 
 The settings of `reuse` were tuned on the first quarter of `conversation`; the other quarters are also shown.
 """
@@ -42,7 +43,7 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
 def games(seed: int = 0) -> Trace:
-    """Every user's items in their order, users interleaved at random: each draw takes the next of one."""
+    """Return all users' items in order, with users interleaved at random."""
     users: dict[str, list[str]] = {}
     with gzip.open(GAMES, "rt") as file:
         for line in file:
@@ -62,7 +63,7 @@ def load(name: str, limit: int | None, seed: int = 0) -> Trace:
 
 
 class Seeds:
-    """Replays of one trace, or of one for each seed."""
+    """Replays of one trace, or of one trace per seed."""
 
     def __init__(self, name: str, limit: int | None, seeds: int) -> None:
         count = seeds if name == "games" else 1
@@ -70,7 +71,7 @@ class Seeds:
         self.seeds = [[seed] for seed in range(seeds)] if count > 1 else [list(range(seeds))]
 
     def outcomes(self, size: int, policies: Sequence[str], predictor: str) -> list[PolicyOutcome]:
-        """Of all seeds; LRU is among the policies."""
+        """Return the outcomes of all seeds; `policies` includes LRU."""
         return [
             each
             for trace, seeds in zip(self.traces, self.seeds, strict=True)
@@ -79,7 +80,7 @@ class Seeds:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval."""
+    """Return the mean and half the width of its 95 % interval."""
     mean = float(np.mean(values))
     if len(values) < 2 or np.ptp(values) == 0.0:
         return mean, 0.0
@@ -92,14 +93,14 @@ def rates(outcomes: Sequence[PolicyOutcome], policy: str) -> list[float]:
 
 
 def least(outcomes: Sequence[PolicyOutcome], policy: str) -> float:
-    """Points above LRU, of the worst seed; LRU has one hit rate, or one for each seed."""
+    """Return the worst seed's margin over LRU in points; LRU has one hit rate, or one per seed."""
     lru, mine = rates(outcomes, "lru"), rates(outcomes, policy)
     pairs = zip(mine, lru if len(lru) == len(mine) else lru[:1] * len(mine), strict=True)
     return min(100.0 * (rate - base) for rate, base in pairs)
 
 
 def shown(values: Sequence[float]) -> str:
-    """In %, with the interval where there is one."""
+    """Format in %, with the interval if there is one."""
     rate, wide = interval(values)
     return f"{100.0 * rate:.2f}" + (f" ± {100.0 * wide:.2f}" if wide else "")
 
@@ -127,8 +128,8 @@ def compare(replays: Seeds, sizes: Sequence[int], policies: Sequence[str], predi
 
 
 def noise(replays: Seeds, sizes: Sequence[int], policies: Sequence[str]) -> None:
-    """A row for each size and policy, a column for each share of predictions turned round."""
-    print(title(replays, "hit rates by the share turned round, %; in brackets the least above LRU, points"))
+    """Print a row per size and policy, a column per share of inverted predictions."""
+    print(title(replays, "hit rates by share inverted, %; in brackets the smallest margin over LRU, points"))
     print(f"| blocks | policy | {' | '.join(f'{share:g}' for share in SHARES)} |")
     print(f"|---|---|{'---|' * len(SHARES)}")
     for size in sizes:
@@ -144,7 +145,7 @@ def noise(replays: Seeds, sizes: Sequence[int], policies: Sequence[str]) -> None
 
 
 def quarters(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
-    """LRU and gati by quarters of the requests, of which the first was tuned on."""
+    """Print LRU and gati per quarter of the requests; settings were tuned on the first."""
     print("\n| blocks | policy | first quarter (tuned on) | second | third | fourth |")
     print("|---|---|---|---|---|---|")
     maker = predictor_named("reuse", flat=trace.kind == "flat")

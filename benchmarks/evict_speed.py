@@ -1,12 +1,12 @@
-"""How long eviction takes: whole replays, and single decisions with tens of thousands of leaves.
+"""Eviction speed: whole replays, and single decisions with tens of thousands of leaves.
 
     python -m benchmarks.evict_speed [--trace conversation] [--profile]
 
-Prints blocks replayed a second for LRU and `gati` with its learned predictor, what refits add to requests,
-how long 10,000 candidates take to score, and the 50th and 99th percentile of evicting 4 and 2,500 blocks
-where every leaf is one block, by the clock and in processor time, which other programs disturb less. They
-evict from the same number of leaves: LRU, `gati` before there is a model, and with the one that the trace
-gave. As many blocks as were evicted are loaded between the measurements. `--profile` adds where time goes.
+Prints blocks replayed per second for LRU and `gati` with its learned predictor, the cost that refits add to
+requests, the time to score 10,000 candidates, and the 50th and 99th percentile of evicting 4 and 2,500 blocks
+when every leaf is one block, in wall time and in CPU time, which other programs disturb less. All evict from
+the same number of leaves: LRU, `gati` without a model, and `gati` with the trace's model. Between
+measurements, as many blocks are loaded as were evicted. `--profile` adds a profile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAVES = 41_000
 
 
 def requests(trace: Trace, blocks: int) -> HazardModel:
-    """Print the processor's time for requests with and without fits; return the last model."""
+    """Print CPU time of requests with and without fits; return the last model."""
     cache = build("gati", blocks, predictor_named("reuse"))
     assert isinstance(cache.predictor, Reuse)
     work, fits = [], []
@@ -58,7 +58,7 @@ def requests(trace: Trace, blocks: int) -> HazardModel:
 def decisions(
     name: str, count: int, repetitions: int, model: HazardModel | None = None
 ) -> tuple[list[float], list[float]]:
-    """p50 and p99 in ms of evicting `count` of LEAVES leaves of one block: by the clock, and CPU time."""
+    """Return p50 and p99 in ms of evicting `count` of LEAVES one-block leaves: wall time, and CPU time."""
 
     def predictor(capacity: int, seed: int) -> Reuse:
         return Reuse(capacity, model=model, flat=True, fits=model is None, seed=seed)

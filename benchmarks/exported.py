@@ -1,10 +1,10 @@
-"""An exported early-exit network beside the engine, and beside the plain network on the same runtimes.
+"""Compare an exported early-exit network with the engine and with the plain network on the same runtimes.
 
     python benchmarks/exported.py LIBRARY --data TEST.npz --composition NAME
 
-Everything is asked the same inputs, one at a time, in turn, in one process. ONNX Runtime and OpenVINO
-(float32) run the files as anybody would; `base` is the same network exported without exits. Each time is the
-least of the repetitions of that input, so that other programs on the machine count less.
+All contenders answer the same inputs in turn, one at a time, in one process. ONNX Runtime and OpenVINO
+(float32) run the files with a plain session; `base` is the same network exported without exits. Each time is
+the minimum over repetitions of that input, which reduces the effect of other programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP = 50
 
 
 class Runner(NamedTuple):
-    """Answers one input; `before` and `after` are not timed."""
+    """A function that answers one input; `before` and `after` are not timed."""
 
     run: Callable[[npt.NDArray[np.float32]], Answer]
     before: Callable[[], None] = lambda: None
@@ -42,7 +42,7 @@ class Runner(NamedTuple):
 
 
 def main() -> int:
-    """Measure and print one JSON document on stdout."""
+    """Measure and print one JSON document to stdout."""
     arguments = parse_arguments()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -69,14 +69,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--composition", default="default")
     parser.add_argument("--limit", type=int, default=500, help="inputs")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="of every runtime; default: what each takes by itself")
+    parser.add_argument("--threads", type=int, help="threads of every runtime; default: each runtime's own")
     return parser.parse_args()
 
 
 def export_both(library: Path, composition: str, scratch: Path) -> dict[str, Path]:
-    """The composition, and the same network without exits, as ONNX files."""
+    """Export the composition, and the same network without exits, to ONNX files."""
     opened = Library.open(library)
-    view = Library(scratch / "library")  # the plain composition must not be left in the user's library
+    view = Library(scratch / "library")  # keeps the plain composition out of the user's library
     view.directory.mkdir()
     for entry in library.resolve().iterdir():
         if entry.name != "compositions":
@@ -90,7 +90,7 @@ def export_both(library: Path, composition: str, scratch: Path) -> dict[str, Pat
 
 
 def make_runners(engine: gati.Engine, files: dict[str, Path], threads: int | None) -> dict[str, Runner]:
-    """Functions of one preprocessed input, by name."""
+    """Return functions of one preprocessed input, by name."""
     runners: dict[str, Runner] = {"engine": of_engine(engine), "engine base": of_engine(engine, base=True)}
     for name, path in files.items():
         runners[f"onnxruntime {name}"] = in_onnxruntime(path, threads)
@@ -106,7 +106,7 @@ def of_engine(engine: gati.Engine, *, base: bool = False) -> Runner:
         (answer,) = ask(torch.from_numpy(x))
         return answer.class_index, exits.get(answer.exit, len(exits))
 
-    # Overlapped lookups take cores for themselves, which the others must have back.
+    # Overlapped lookups reserve cores, which the other runners need back.
     return Runner(run) if base else Runner(run, engine.open, engine.close)
 
 
@@ -115,7 +115,7 @@ def in_onnxruntime(path: Path, threads: int | None) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
-    # Several sessions here share the cores; threads of one left spinning would starve the others.
+    # Several runtimes share the cores; spinning threads of one would starve the others.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -145,11 +145,11 @@ def in_openvino(path: Path, threads: int | None) -> Runner:
 def measure(
     runners: dict[str, Runner], inputs: list[npt.NDArray[np.float32]], repetitions: int
 ) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[Answer]]]:
-    """Milliseconds and answers of every runner, which take turns."""
+    """Return milliseconds and answers of all runners, measured alternately."""
     times_ms = {name: np.full(len(inputs), np.inf) for name in runners}
     answers: dict[str, list[Answer]] = {name: [(0, 0)] * len(inputs) for name in runners}
     order = list(runners)
-    for repetition in range(-1, repetitions):  # the first is a warm-up
+    for repetition in range(-1, repetitions):  # the first is warm-up
         for index, x in enumerate(inputs if repetition >= 0 else inputs[:WARM_UP]):
             order.append(order.pop(0))
             for name in order:
@@ -160,7 +160,7 @@ def measure(
 
 
 def timed(runner: Runner, x: npt.NDArray[np.float32]) -> tuple[float, Answer]:
-    """One request, after one that brings the network back into the caches of the processor."""
+    """Time one request, after an untimed one that brings the network back into the CPU caches."""
     runner.before()
     runner.run(x)
     start = time.perf_counter_ns()
@@ -173,7 +173,7 @@ def timed(runner: Runner, x: npt.NDArray[np.float32]) -> tuple[float, Answer]:
 def report(
     times_ms: dict[str, npt.NDArray[np.float64]], answers: dict[str, list[Answer]], blocks: list[str]
 ) -> dict[str, Any]:
-    """Latencies, gains over the same runtime's base, and whether the files answer as the engine does."""
+    """Return latencies, gains over the same runtime's base, and whether files and engine agree."""
     engine = answers["engine"]
     left_at = np.array([exit for _, exit in engine])
     early = left_at < len(blocks)

@@ -1,4 +1,4 @@
-"""Outcomes of a library's caches on inputs that neither explore nor compose has seen."""
+"""Outcomes of a library's caches on inputs unseen by explore and compose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 250
 
 
 def probabilities_of(library: Library, data: Path, trials: Sequence[Trial]) -> dict[TrialId, torch.Tensor]:
-    """Class probabilities [n, K] of the trials' predictors on all inputs of `data`."""
+    """Return class probabilities [n, K] of the trials' predictors on all inputs of `data`."""
     manifest = library.manifest
     module = load_model(manifest.model_source, manifest.checkpoint_path).module
     inputs = load_data(str(data), Preprocessing.from_json(manifest.preprocessing))
@@ -37,7 +37,7 @@ def probabilities_of(library: Library, data: Path, trials: Sequence[Trial]) -> d
 
 
 class FreshOutcomes(SplitOutcomes):
-    """As the held-out outcomes of a library, but of other inputs: all trained trials are run on `data`."""
+    """Like a library's held-out outcomes, but for other inputs: runs all trained trials on `data`."""
 
     def __init__(self, library: Library, data: Path) -> None:
         super().__init__(library, SELECT)

@@ -1,9 +1,9 @@
-"""Messages that no client should send, over HTTP and Thrift, to a real server: 10,000 of each.
+"""Fuzz a real server with 10,000 malformed messages each over HTTP and Thrift.
 
     python -m benchmarks.fuzz [--cases 10000] [--seed 0]
 
-No status but 503 and 504 may blame the server, no connection may hang, no traceback may be logged, and no
-process may end. The same seed sends the same bytes; a failure names its case.
+No 5xx status except 503 and 504 may occur, no connection may hang, no traceback may be logged, and no process
+may exit. The same seed sends the same bytes; a failure names its case.
 """
 
 from __future__ import annotations

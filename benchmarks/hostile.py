@@ -1,12 +1,12 @@
-"""What hostile clients cost the others: bodies of 64 MiB of every kind, and a thousand that say nothing.
+"""Cost of hostile clients to others: 64 MiB bodies of every kind, and a thousand silent connections.
 
     python -m benchmarks.hostile [--connections 990] [--seconds 6] [--times 3] [--only KIND]
 
-For each body, the worst of some times that it is sent: by how much the scheduler's memory rose at most, and
-how long its event loop stood still at most, told by a client that asks again and again whether it lives. Then
-the latency of honest clients, in turns with and without silent and half-sent connections; next to those no
-request may be refused. Everything runs on this machine. The status is 1 where a bound is not kept: 100 MiB,
-200 ms, 1.2 times the p99.
+Each body is sent several times. Reports the worst rise of the scheduler's memory and the longest stall of its
+event loop, as seen by a client that polls the health endpoint. Then measures the latency of honest clients,
+alternately with and without silent and half-sent connections, during which no request may be refused.
+Everything runs on this machine. The exit status is 1 if a bound is exceeded: 100 MiB, 200 ms, 1.2 times the
+p99.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOST_RISE_MIB, MOST_STALL_MS, MOST_RATIO = 100, 200, 1.2
 
 
 def binary() -> tuple[bytes, dict[str, str]]:
-    """A tensor that the model does not take, as its bytes."""
+    """Return a tensor that the model rejects, in binary."""
     count = SIZE // 4
     tensor = {"name": "input", "shape": [1, count], "datatype": "FP32"}
     text = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 4 * count}}]}).encode()
@@ -56,13 +56,13 @@ def binary() -> tuple[bytes, dict[str, str]]:
 
 
 def text_and_binary() -> tuple[bytes, dict[str, str]]:
-    """A tensor in binary behind as much JSON as the server parses."""
+    """Return a binary tensor after as much JSON as the server parses."""
     text = b'{"id":"' + b"x" * (SIZE // 6 - 100) + b'"}'
     return text + bytes(SIZE - len(text)), {"Inference-Header-Content-Length": str(len(text))}
 
 
 def texts_in_binary(text: bytes) -> tuple[bytes, dict[str, str]]:
-    """As many texts as fit."""
+    """Return as many texts as fit."""
     each = struct.pack("<I", len(text)) + text
     count = (SIZE - 1024) // len(each)
     tensor = {"name": "text", "shape": [count], "datatype": "BYTES"}
@@ -72,7 +72,7 @@ def texts_in_binary(text: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def picture(side: int = 3500, noise: bool = False) -> bytes:
-    """An image with about as many pixels as the server decodes, a few bytes of it or many."""
+    """Return an image near the server's pixel limit; highly compressed, or not if `noise`."""
     pixels = np.zeros((side, side, 3), np.uint8)
     if noise:
         pixels[:] = np.random.default_rng(0).integers(0, 256, pixels.shape, np.uint8)
@@ -82,35 +82,35 @@ def picture(side: int = 3500, noise: bool = False) -> bytes:
 
 
 def form() -> tuple[bytes, dict[str, str]]:
-    """A form with a file that is no image."""
+    """Return a form with a file that is not an image."""
     head = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
     return head + bytes(SIZE) + b"\r\n--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
 
 
 def tensor_of(data: bytes, count: int = 1) -> bytes:
-    """A request with this text as the data, of so many numbers."""
+    """Return a request with `data` as the text of `count` numbers."""
     shape = str(count).encode()
     return b'{"inputs":[{"name":"input","shape":[' + shape + b'],"datatype":"FP32","data":' + data + b"}]}"
 
 
 def fitting(part: bytes, value_bytes: int) -> int:
-    """How many of a part of JSON the server takes to fit into memory, each so much more than its text."""
+    """Return how many copies of a JSON part the server accepts, if each value takes `value_bytes`."""
     return int(0.99 * ServeConfig().largest_json_bytes) // (3 * len(part) + value_bytes)
 
 
 def just_parsed(part: bytes, value_bytes: int, numbers: int = 1) -> bytes:
-    """A tensor whose data are as many parts as the server parses, a list but for the last comma."""
+    """Return a tensor whose data are as many parts as the server parses, with an invalid trailing comma."""
     count = fitting(part, value_bytes)
     return tensor_of(b"[" + (part * count)[:-1] + b"]", numbers * count)
 
 
 def text_of(character: bytes, width: int = 1) -> bytes:
-    """A tensor whose data are one text, as long as the server parses."""
+    """Return a tensor whose data are one string, as long as the server parses."""
     return tensor_of(b'"' + character * (fitting(b"", width + 2 * len(character)) - 100) + b'"')
 
 
 def keys() -> bytes:
-    """A request with as many names in it as the server parses."""
+    """Return a request with as many keys as the server parses."""
     count = fitting(b'"123456":1,', 504)
     return b"{" + b",".join(b'"%06d":1' % number for number in range(count)) + b"}"
 
@@ -153,7 +153,7 @@ KINDS: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
 
 
 def send(url: str, path: str, body: bytes, headers: dict[str, str]) -> int:
-    """The status that a body is answered with. It is not copied, and other threads run meanwhile."""
+    """Send a body and return the status. Does not copy the body, and lets other threads run."""
     address = urlsplit(url)
     connection = HTTPConnection(str(address.hostname), address.port, timeout=60.0)
     with closing(connection):
@@ -162,7 +162,7 @@ def send(url: str, path: str, body: bytes, headers: dict[str, str]) -> int:
 
 
 def resident_bytes(pid: int, name: str) -> int:
-    """Resident memory: `VmRSS` now, `VmHWM` at most since `forget_peak`."""
+    """Return resident memory: `VmRSS` is current, `VmHWM` the peak since `forget_peak`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name + ":")).split()[1])
 
@@ -173,7 +173,7 @@ def forget_peak(pid: int) -> None:
 
 @contextmanager
 def heartbeat(url: str) -> Iterator[list[float]]:
-    """A client that asks whether the server lives; what each answer took, in ms."""
+    """Poll the server's health; yield the latencies in ms."""
     took: list[float] = []
     over = threading.Event()
 
@@ -195,7 +195,7 @@ def heartbeat(url: str) -> Iterator[list[float]]:
 
 
 def bodies(running: Serving, kinds: list[str], times: int) -> bool:
-    """What each body costs; whether all keep within the bounds."""
+    """Measure the cost of each body; return whether all stay within bounds."""
     pid = running.process.pid
     kept = True
     print(f"{'body':34}{'MiB':>6}{'status':>7}{'rise MiB':>10}{'longest ms':>12}{'p50 ms':>9}")
@@ -220,7 +220,7 @@ def bodies(running: Serving, kinds: list[str], times: int) -> bool:
 
 
 def latencies_ms(url: str, seconds: float) -> tuple[list[float], list[str]]:
-    """Of one honest client's answers, and what the refused ones were told."""
+    """Return latencies of one honest client's answers, and the reasons of refusals."""
     found, refused, body = [], [], request()
     with httpx.Client(base_url=url, timeout=60.0) as client:
         end_s = time.monotonic() + seconds
@@ -235,7 +235,7 @@ def latencies_ms(url: str, seconds: float) -> tuple[list[float], list[str]]:
 
 
 def silent(running: Serving, count: int, seconds: float) -> bool:
-    """Honest clients, alone and next to many silent or half-sent ones: as bounded?"""
+    """Measure honest clients, alone and next to many silent ones; return whether bounds hold."""
     address = urlsplit(running.url)
     place = (str(address.hostname), int(address.port or 0))
     whole = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{{".encode()
@@ -258,7 +258,7 @@ def silent(running: Serving, count: int, seconds: float) -> bool:
             ask(crowded=True)
         time.sleep(1.0)
     print(f"{'honest client':34}{'answers':>9}{'refused':>9}{'p50 ms':>9}{'p99 ms':>9}")
-    for crowded, name in ((False, "alone"), (True, f"beside {count} others")):
+    for crowded, name in ((False, "alone"), (True, f"with {count} others")):
         p50, p99 = np.percentile(rows[crowded], (50, 99))
         print(f"{name:34}{len(rows[crowded]):>9}{len(refused[crowded]):>9}{p50:>9.2f}{p99:>9.2f}")
     for each in sorted({*refused[False], *refused[True]}):
@@ -272,10 +272,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--connections", type=int, default=990, help="that say nothing; 0 for bodies only")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each turn")
-    parser.add_argument("--times", type=int, default=3, help="that each body is sent")
-    parser.add_argument("--only", action="append", choices=list(KINDS), help="these bodies; all unless given")
+    parser.add_argument("--connections", type=int, default=990, help="silent connections; 0 for none")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds per measurement")
+    parser.add_argument("--times", type=int, default=3, help="repetitions of each body")
+    parser.add_argument("--only", action="append", choices=list(KINDS), help="send only these bodies")
     given = parser.parse_args()
     gc.disable()  # a collection in this process takes 0.2 s, which would count as the server's
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Draw latency against agreement, Gati beside its peers, from the tables in `benchmarks/README.md`.
+"""Plot latency against agreement of Gati and its peers, from the tables in `benchmarks/README.md`.
 
     python -m benchmarks.latency_plot [--out docs/images]
 
@@ -28,7 +28,7 @@ MARKERS = {"Gati": "o", "cascade": "s", "BranchyNet-style exits": "^", "SDN-styl
 
 
 class Point(NamedTuple):
-    """One way to answer on one engine: how often as the network does, and how many times as fast."""
+    """One method on one engine: its agreement with the network, and its speedup."""
 
     engine: str
     method: str
@@ -38,12 +38,12 @@ class Point(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Mean latency as a share of the network's on the same engine."""
+        """Mean latency relative to the network's on the same engine."""
         return 1.0 / self.gain
 
 
 def measured_points(text: str) -> list[Point]:
-    """Return the points in the text of `benchmarks/README.md`. Raises ValueError where a table differs."""
+    """Return the points in the text of `benchmarks/README.md`. Raises ValueError if a table differs."""
     students = _table(text, "### Students", "same answer: Gati, cascade")
     peers = _table(text, "#### Peers", "over the same engine alone")
     points = [point for row in students for point in _students(row)]
@@ -69,7 +69,7 @@ def _factor(cell: str) -> float:
 
 
 def _table(text: str, heading: str, column: str) -> list[list[str]]:
-    """Rows of the table with a column of that name, in the section below a heading."""
+    """Return the rows of the table with that column, in the section below a heading."""
     section = text.partition(f"\n{heading}\n")[2]
     lines = section.splitlines()
     head = next(
@@ -86,7 +86,7 @@ def _table(text: str, heading: str, column: str) -> list[list[str]]:
 
 
 def draw(points: list[Point], ink: str, path: Path) -> None:
-    """Write one picture; its background is transparent."""
+    """Write one image with a transparent background."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -97,7 +97,7 @@ def draw(points: list[Point], ink: str, path: Path) -> None:
             ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink
         ),
         "svg.fonttype": "none",
-        "svg.hashsalt": "gati",  # the same file from the same figures
+        "svg.hashsalt": "gati",  # reproducible output
         "font.family": "sans-serif",
         "font.size": 10,
     }
@@ -153,11 +153,9 @@ def _line(axes: object, points: list[Point], method: str) -> None:
 
 
 def main() -> None:
-    """Read the tables, write both pictures."""
+    """Read the tables and write both images."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=REPOSITORY / "docs" / "images", help="a folder that exists"
-    )
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "images", help="an existing folder")
     out = parser.parse_args().out
     points = measured_points(MEASURED.read_text(encoding="utf-8"))
     for name, ink in INKS.items():

@@ -1,10 +1,10 @@
-"""Replays blocks under policies of libcachesim, which is under the GPL: a process of its own without Gati.
+"""Replay blocks under libcachesim's policies, in a separate process without Gati because of the GPL.
 
     python benchmarks/libcachesim_worker.py FILE --size 2000,5000 --policy ARC,LIRS [--up]
 
-FILE is what `benchmarks.evict_peers` writes: `blocks` of all requests, `starts` of requests, `time_s`. Prints
-a line of JSON for each size and policy: shares of the blocks that were hits, and that were hits with all
-blocks before them in the request, as an engine can use them.
+FILE is written by `benchmarks.evict_peers`: `blocks` of all requests, `starts` of requests, `time_s`. Prints
+one line of JSON per size and policy: the share of blocks that hit, and the share that hit along with all
+earlier blocks of the request, which an engine can use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEVER = 2**63 - 1
 
 
 def next_asked(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where in the sequence each block is asked for next, NEVER where it is not, [n]."""
+    """Return the position [n] of each block's next request, or NEVER."""
     found = np.full(len(blocks), NEVER, dtype=np.int64)
     order = np.argsort(blocks, kind="stable")
     again = blocks[order[1:]] == blocks[order[:-1]]
@@ -30,7 +30,7 @@ def next_asked(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def replay(cache: Any, blocks: NDArray[np.int64], seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each block was a hit, [n]."""
+    """Return whether each block hit, [n]."""
     hits = np.zeros(len(blocks), dtype=np.bool_)
     given = zip(blocks.tolist(), seconds.tolist(), next_asked(blocks).tolist(), strict=True)
     for at, (block, second, following) in enumerate(given):
@@ -48,11 +48,11 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--size", required=True)
     parser.add_argument("--policy", required=True)
-    parser.add_argument("--up", action="store_true", help="ask for the blocks of a request from the last on")
+    parser.add_argument("--up", action="store_true", help="request blocks from last to first")
     given = parser.parse_args()
     trace = np.load(given.file)
     starts, lengths = trace["starts"][:-1], np.diff(trace["starts"])
-    number = np.repeat(np.arange(len(lengths)), lengths)  # of the request of each block
+    number = np.repeat(np.arange(len(lengths)), lengths)  # request index of each block
     order = np.arange(len(number))
     if given.up:
         order = (2 * starts + lengths - 1)[number] - order

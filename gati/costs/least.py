@@ -31,9 +31,7 @@ class Arithmetic:
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        self.base = max(
-            _operations(traced.base, traced.example()[:1]), 1
-        )  # FLOPs of the network for one input
+        self.base = max(_operations(traced.base, traced.example()[:1]), 1)  # FLOPs for one input
 
     def share(self, lookup: nn.Module, block: str) -> float:
         """Return the share of a predictor or cache after `block`, for one input."""
