@@ -5,10 +5,10 @@
     python -m benchmarks.pipelines live FOLDER LIBRARIES --unseen UNSEEN.npz --slo 5.0
 
 LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`.
-`collect` lets every engine answer every image of KNOWN and UNSEEN in turns, in mixed order, twice. Options
-are measured on KNOWN alone, which is all that policies see. `table` replays each policy request by request on
-the answers and latencies of UNSEEN, those of the first time for the root and of the second for its
-followers. `live` executes the policies for real, request by request in turns.
+`collect` runs every engine on every image of KNOWN and UNSEEN twice, alternately and in shuffled order.
+Options are measured on KNOWN alone, which is all that policies see. `table` replays each policy request by
+request on the answers and latencies of UNSEEN: those of the first run for the root, those of the second for
+its followers. `live` executes the policies for real, alternating request by request.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from gati.pipelines.policies import Choice, StaticPlan
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pipeline" / "pipeline.toml"
 KINDS = ("plain", "caches", "both")
 POLICIES = ("static", "best-static", "equal", "proportional", "dynamic")
-TIGHTNESS = (0.0, 0.2, 0.4, 0.7, 1.0)  # from all stages' fastest plain options to their slowest
+TIGHTNESS = (0.0, 0.2, 0.4, 0.7, 1.0)  # from the fastest to the slowest plain options of all stages
 
 Ask = Callable[[str, str, int], tuple[Labelled, float]]  # stage, option, input -> answer, latency_ms
 
 
 @register_policy("best-static")
 class BestStatic:
-    """The best of all plans that fix every option in advance, found by trying each; for a root and followers.
+    """The best plan that fixes every option in advance, by exhaustive search; for a root and followers.
 
-    Also an example of a policy of one's own.
+    Also an example of a custom policy.
     """
 
     def __init__(self, pipeline: Pipeline, attainment: float) -> None:
@@ -50,7 +50,7 @@ class BestStatic:
         choices = product(*(stage.options for stage in pipeline.stages.values()))
         self.plans = [dict(zip(names, options, strict=True)) for options in choices]
         self.accuracies = []
-        self.latencies_ms = []  # of each plan: sums over its paths, with the share of each path
+        self.latencies_ms = []  # per plan: sums over its paths, with each path's share
         root = pipeline.stages[pipeline.input]
         for plan in self.plans:
             first = root.options[plan[root.name]]
@@ -68,7 +68,7 @@ class BestStatic:
             self.latencies_ms.append(sums)
 
     def begin(self, latency_slo_ms: float) -> StaticPlan:
-        """The most accurate plan among those that meet the SLO often enough, else the one that does most."""
+        """Return the most accurate plan that meets the SLO often enough, else the one that meets it most."""
         in_time = [sum(self._part(path, latency_slo_ms) for path in sums) for sums in self.latencies_ms]
         enough = [index for index, share in enumerate(in_time) if share >= self.attainment]
         best = max(enough, key=self.accuracies.__getitem__) if enough else int(np.argmax(in_time))
@@ -122,7 +122,7 @@ def main() -> int:
 
 
 def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: str) -> None:
-    """Write both pipelines with their measurements, and what every engine did on the unseen inputs."""
+    """Write both pipelines with their measurements, and the results of every engine on the unseen inputs."""
     out.mkdir(parents=True, exist_ok=True)
     text = EXAMPLE.read_text(encoding="utf-8")
     lines = text.replace('"pipeline"', f'"{composition}"').splitlines()
@@ -138,7 +138,7 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
     pipelines = {kind: load_pipeline(out / f"{kind}.toml", measured=False) for kind in KINDS}
     arrays, images = [dict(np.load(path)) for path in (known, unseen)], out / "images.npz"
     counts = [len(array["labels"]) for array in arrays]
-    order = np.random.default_rng(0).permutation(sum(counts))  # what is slow for a while is slow for both
+    order = np.random.default_rng(0).permutation(sum(counts))  # slow moments affect both data sets
     joined = {key: np.concatenate([array[key] for array in arrays])[order] for key in ("images", "labels")}
     np.savez(images, **joined)
     from_known = np.flatnonzero(order < counts[0])
@@ -160,13 +160,13 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
 
 
 def pick(outcomes: Outcomes, indices: Any) -> Outcomes:
-    """The outcomes of some inputs."""
+    """Return the outcomes of some inputs."""
     exits = tuple(outcomes.exits[index] for index in indices)
     return Outcomes(outcomes.latency_ms[indices], outcomes.probabilities[indices], exits, outcomes.backend)
 
 
 def key_of(source: Any) -> str:
-    """A name for an engine."""
+    """Return a name for an engine."""
     return f"{source.directory.name}-{source.composition or 'plain'}"
 
 
@@ -186,7 +186,7 @@ def table(folder: Path) -> list[Row]:
 
 
 def slos(plain: Pipeline) -> list[float]:
-    """From what the fastest options need to what the slowest do."""
+    """Return SLOs between the latencies of the fastest and the slowest options."""
     ends = []
     for pick in (min, max):
         need = {
@@ -198,7 +198,7 @@ def slos(plain: Pipeline) -> list[float]:
 
 
 def replayed(pipeline: Pipeline, arrays: dict[str, Any]) -> Ask:
-    """Answers and latencies as they were collected."""
+    """Return collected answers and latencies."""
 
     def ask(stage: str, option: str, index: int) -> tuple[Labelled, float]:
         chosen = pipeline.stages[stage].options[option]
@@ -210,7 +210,7 @@ def replayed(pipeline: Pipeline, arrays: dict[str, Any]) -> Ask:
 
 
 def live(folder: Path, unseen: Path, slo_ms: float, limit: int) -> list[Row]:
-    """Execute every policy for real on every input, one after the other, who is first moves on by one."""
+    """Execute every policy for real on every input, one after the other, in rotating order."""
     archive = np.load(unseen)
     images, labels = archive["images"][:limit], archive["labels"][:limit]
     contenders = []
@@ -221,7 +221,7 @@ def live(folder: Path, unseen: Path, slo_ms: float, limit: int) -> list[Row]:
         ask = executed(pipeline, engines, images)
         contenders += [(kind, Planner(pipeline, policy), ask) for policy in POLICIES]
     answers: list[list[Answer]] = [[] for _ in contenders]
-    for index in range(-20, len(images)):  # the first ones warm up
+    for index in range(-20, len(images)):  # the first ones are warm-up
         for place in range(len(contenders)):
             turn = (index + place) % len(contenders)
             answer = query(contenders[turn][1], slo_ms, contenders[turn][2], abs(index))
@@ -234,7 +234,7 @@ def live(folder: Path, unseen: Path, slo_ms: float, limit: int) -> list[Row]:
 
 
 def executed(pipeline: Pipeline, engines: dict[Any, Any], images: Any) -> Ask:
-    """Answers as the engines give them now."""
+    """Return live answers of the engines."""
 
     def ask(stage: str, option: str, index: int) -> tuple[Labelled, float]:
         chosen = pipeline.stages[stage].options[option]
@@ -255,7 +255,7 @@ class Answer(NamedTuple):
 
 
 def query(planner: Planner, slo_ms: float, ask: Ask, index: int) -> Answer:
-    """Send one input through the pipeline, stages in turn."""
+    """Send one input through the pipeline, stage by stage."""
     run = planner.begin(slo_ms)
     elapsed_ms = 0.0
     while not run.done:
@@ -267,7 +267,7 @@ def query(planner: Planner, slo_ms: float, ask: Ask, index: int) -> Answer:
 
 
 def row(planner: Planner, slo_ms: float, kind: str, answers: list[Answer], labels: Any) -> Row:
-    """Sum up one policy at one SLO."""
+    """Summarise one policy at one SLO."""
     names = [*planner.pipeline.stages["vehicles"].labels, *planner.pipeline.stages["animals"].labels]
     order = sorted(names)  # the classes of CIFAR-10 are numbered in alphabetical order
     right = np.array([answer.label == order[label] for answer, label in zip(answers, labels, strict=True)])
@@ -285,7 +285,7 @@ def row(planner: Planner, slo_ms: float, kind: str, answers: list[Answer], label
 
 
 def show(rows: list[Row]) -> None:
-    """Print a table for people on stderr and JSON on stdout."""
+    """Print a table to stderr and JSON to stdout."""
     head = f"{'SLO ms':>7} {'options':8} {'policy':13} {'right':>7} {'in time':>8} {'mean ms':>8} {'met':>7}"
     print(head, file=sys.stderr)
     for r in rows:

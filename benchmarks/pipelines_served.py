@@ -1,18 +1,18 @@
-"""Policies of a pipeline through `gati serve`, side by side: static, offline, live, an oracle.
+"""Compare policies of a pipeline through `gati serve`: static, offline, live and an oracle.
 
     gati pipeline measure PIPELINE.toml --data KNOWN.npz
     python -m benchmarks.pipelines_served PIPELINE.toml --known KNOWN.npz --unseen UNSEEN.npz [--json FILE]
 
-PIPELINE is a root with followers, as `examples/pipeline`, whose stages all have the same options. One server
-has it under policies `static` and `dynamic` with what was measured offline, under `dynamic` with figures that
-follow the traffic, and once for each plan that fixes the options of root and followers. One client sends
-every image to each in turn, over a socket; who is first moves on by one. What is counted are right answers,
-right answers that the client had within the SLO (refused ones count as wrong), and latencies at the client.
+PIPELINE is a root with followers, like `examples/pipeline`, whose stages all have the same options. One
+server hosts it under the policies `static` and `dynamic` with offline measurements, under `dynamic` with
+figures updated from traffic, and once per plan that fixes the options of root and followers. One client sends
+every image to each of them over a socket, in rotating order. It counts correct answers, correct answers
+within the SLO (refusals count as wrong), and latencies at the client.
 
-`best fixed` and `cheapest fixed` are chosen for each SLO by what they do on KNOWN, served in the same way;
-`oracle` takes for each image of UNSEEN the fastest fixed plan that is right in time. SLOs lie between the
-95th percentiles of the fastest fixed plan and the slowest, both served. Before each row every policy gets
-`--warm-up` images of KNOWN with that SLO, so that figures can follow.
+`best fixed` and `cheapest fixed` are chosen per SLO by their results on KNOWN, served in the same way;
+`oracle` takes for each image of UNSEEN the fastest fixed plan that is correct in time. SLOs lie between the
+95th percentiles of the fastest and the slowest fixed plan, both served. Before each row, every policy gets
+`--warm-up` images of KNOWN with that SLO, so that the figures can adapt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Outcomes(NamedTuple):
-    """What became of some images, [n] each: right, refused, and after how many milliseconds."""
+    """Outcomes of images, [n] each: correct, refused, and milliseconds."""
 
     right: Bools
     refused: Bools
@@ -51,7 +51,7 @@ class Outcomes(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One policy at one SLO; shares of all images, latencies of those that were answered."""
+    """One policy at one SLO; shares are of all images, latencies of those answered."""
 
     slo_ms: float
     policy: str
@@ -61,26 +61,26 @@ class Row(NamedTuple):
     refused: float
     mean_ms: float
     p95_ms: float
-    gain: float  # mean latency of `static` over its own
-    options: dict[str, float]  # how often each option ran, of all stages that did
+    gain: float  # mean latency of `static` / own mean latency
+    options: dict[str, float]  # share of each option among the stages that ran
 
 
 class Images(NamedTuple):
-    """Images as requests for any pipeline, and what each shows."""
+    """Images as requests for any pipeline, with their labels."""
 
     tensors: list[bytes]
     labels: list[str]
 
 
 def main() -> int:
-    """Run it all and print a table on stderr, JSON on stdout."""
+    """Run all measurements; print a table to stderr and JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("pipeline", type=Path)
     parser.add_argument("--known", type=Path, required=True)
     parser.add_argument("--unseen", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=2000, help="images of UNSEEN")
     parser.add_argument(
-        "--calibrate", type=int, default=400, help="images of KNOWN that choose the fixed plans"
+        "--calibrate", type=int, default=400, help="images of KNOWN used to choose the fixed plans"
     )
     parser.add_argument("--warm-up", type=int, default=300)
     parser.add_argument("--tightness", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0])
@@ -105,14 +105,14 @@ def main() -> int:
 
 
 def load(path: Path, names: list[str], limit: int) -> Images:
-    """The first images of an archive."""
+    """Load the first images of an archive."""
     archive = np.load(path)
     images, labels = archive["images"][:limit], archive["labels"][:limit]
     return Images([tensor(image) for image in images], [names[label] for label in labels.tolist()])
 
 
 def tensor(image: Any) -> bytes:
-    """Head and data of an inference request, without parameters; as `ask` sends it."""
+    """Return header and data of an inference request, without parameters, as `ask` sends it."""
     data = np.ascontiguousarray(image[None]).tobytes()
     head = {
         "name": "input",
@@ -124,7 +124,7 @@ def tensor(image: Any) -> bytes:
 
 
 def prepare(path: Path, document: dict[str, Any], until_done: ExitStack) -> tuple[Path, list[str]]:
-    """Write the fixed pipelines and the configuration, all next to PIPELINE; names of the fixed."""
+    """Write the fixed pipelines and the configuration next to PIPELINE; return its path and their names."""
     measured = json.loads(measurements_file(path).read_text(encoding="utf-8"))
     root = next(name for name in document["stages"] if all(edge["to"] != name for edge in document["edges"]))
     options = list(document["stages"][root]["options"])
@@ -151,12 +151,12 @@ def prepare(path: Path, document: dict[str, Any], until_done: ExitStack) -> tupl
 
 
 def entry(name: str, file: str, policy: str, live: bool) -> list[str]:
-    """A pipeline in the configuration."""
+    """Return a pipeline's lines of the configuration."""
     return [f"[pipelines.{name}]", f'file = "{file}"', f'policy = "{policy}"', f"live = {str(live).lower()}"]
 
 
 def only(text: str, keep: dict[str, str]) -> str:
-    """A pipeline's TOML with one option a stage, each option being a line below `[stages.NAME.options]`."""
+    """Keep one option per stage of a pipeline's TOML; each option is a line below `[stages.NAME.options]`."""
     written, stage = [], None
     for line in text.splitlines():
         if line.startswith("["):
@@ -169,7 +169,7 @@ def only(text: str, keep: dict[str, str]) -> str:
 
 
 def write(until_done: ExitStack, file: Path, text: str) -> None:
-    """Write a file that goes when all is done."""
+    """Write a file and delete it at the end."""
     file.write_text(text, encoding="utf-8")
     until_done.callback(file.unlink)
 
@@ -177,7 +177,7 @@ def write(until_done: ExitStack, file: Path, text: str) -> None:
 async def measure(
     port: int, plans: list[str], known: Images, unseen: Images, asked: argparse.Namespace
 ) -> list[Row]:
-    """All rows."""
+    """Measure all rows."""
     rows = []
     async with Connection(port) as connection:
         await run(connection, plans, known, PATIENT_MS, 30)
@@ -205,7 +205,7 @@ async def measure(
 async def run(
     connection: Connection, pipelines: list[str], images: Images, slo_ms: float, limit: int | None = None
 ) -> dict[str, tuple[Outcomes, dict[str, int]]]:
-    """Every pipeline on every image, in turns; with it how often each option ran."""
+    """Send every image to every pipeline in rotating order; also return how often each option ran."""
     names = list(dict.fromkeys(pipelines))
     found: dict[str, list[tuple[bool, bool, float]]] = {name: [] for name in names}
     ran: dict[str, dict[str, int]] = {name: {} for name in names}
@@ -229,7 +229,7 @@ async def run(
 
 
 def query(pipeline: str, data: bytes, slo_ms: float) -> bytes:
-    """The HTTP request."""
+    """Return the HTTP request."""
     head, _, tensor = data.partition(b"\n")
     parameters = json.dumps({"latency_slo_ms": slo_ms}).encode()
     header = b'{"inputs": [' + head + b'], "parameters": ' + parameters + b"}"
@@ -238,17 +238,17 @@ def query(pipeline: str, data: bytes, slo_ms: float) -> bytes:
 
 
 def right_in_time(found: Outcomes, slo_ms: float) -> float:
-    """The share of images that got the right answer within the SLO."""
+    """Return the share of images with a correct answer within the SLO."""
     return float((found.right & (found.latency_ms <= slo_ms)).mean())
 
 
 def mean_ms(found: Outcomes) -> float:
-    """Of those that were answered."""
+    """Return the mean latency of answered images."""
     return float(found.latency_ms[~found.refused].mean()) if not found.refused.all() else float("nan")
 
 
 def oracle(plans: list[Outcomes], slo_ms: float) -> Outcomes:
-    """For each image the fastest plan that is right in time, else the fastest of all."""
+    """Pick for each image the fastest plan that is correct in time, else the fastest of all."""
     latency_ms = np.stack([plan.latency_ms for plan in plans])
     good = np.stack([plan.right for plan in plans]) & (latency_ms <= slo_ms)
     price = np.where(good, latency_ms, np.where(good.any(axis=0), np.inf, latency_ms))
@@ -257,7 +257,7 @@ def oracle(plans: list[Outcomes], slo_ms: float) -> Outcomes:
 
 
 def row(slo_ms: float, name: str, found: Outcomes, ran: dict[str, int], base_ms: float) -> Row:
-    """Sum up."""
+    """Summarise one policy at one SLO."""
     answered = found.latency_ms[~found.refused]
     total = sum(ran.values())
     return Row(
@@ -275,7 +275,7 @@ def row(slo_ms: float, name: str, found: Outcomes, ran: dict[str, int], base_ms:
 
 
 def show(rows: list[Row]) -> None:
-    """Print a table for people on stderr."""
+    """Print a table to stderr."""
     head = f"{'SLO ms':>7} {'policy':32} {'right':>7} {'in time':>8} {'met':>7} {'refused':>7} {'mean':>7}"
     print(f"{head} {'p95':>7} {'gain':>5}  options", file=sys.stderr)
     for r in rows:

@@ -1,11 +1,11 @@
-"""How long the planner takes to decide: 10 stages with 5 options each, every policy.
+"""Decision time of the planner: 10 stages with 5 options each, for every policy.
 
     python -m benchmarks.planning
 
-Microseconds of `begin`, of one `start` and of one `finish` over whole queries, and how long building took.
-For planners that follow the traffic (`live`) `finish` includes the observation, and `refresh_s` is how long
-planning again takes. `cpu_us` is the processor's time for all three together, a stage: other work on the
-machine does not change it. `tree` is a root with two followers, three options each, and findings.
+Microseconds of `begin`, one `start` and one `finish` over whole queries, and the time to build the planner.
+For planners that follow traffic (`live`), `finish` includes the observation and `refresh_s` is the time to
+replan. `cpu_us` is the CPU time of all three together per stage, which other work on the machine does not
+change. `tree` is a root with two followers, with three options each and findings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def synthetic(edges: list[tuple[str, str]]) -> Pipeline:
-    """Ten stages of five options, each with 400 latencies."""
+    """Return ten stages with five options, each with 400 latencies."""
     draw = np.random.default_rng(0)
     stages = {
         f"s{i}": {
@@ -74,7 +74,7 @@ def synthetic(edges: list[tuple[str, str]]) -> Pipeline:
 
 
 def tree() -> Pipeline:
-    """A root and two followers, whose options behave as the confidence of the root lets expect."""
+    """Return a root and two followers, whose options' accuracy depends on the root's confidence."""
     draw = np.random.default_rng(0)
     option = {"model": "synthetic", "accuracy": 0.9}
     stage = {"options": {f"o{j}": {**option, "latency_ms": 2.0**j} for j in range(3)}}
@@ -101,15 +101,15 @@ def tree() -> Pipeline:
 
 
 def refresh(planner: LivePlanner) -> float:
-    """Processor seconds of planning again, after the queries that `decide` ran."""
+    """Return the CPU seconds of replanning after the queries of `decide`."""
     start = time.process_time()
     if not planner.refresh():
-        raise SystemExit("no figure has moved")
+        raise SystemExit("no figure has changed")
     return round(time.process_time() - start, 3)
 
 
 def decide(planner: Planner | LivePlanner) -> dict[str, Any]:
-    """Times of single calls in microseconds, over whole queries."""
+    """Return times of single calls in microseconds, over whole queries."""
     times: dict[str, list[int]] = {"begin": [], "start": [], "finish": []}
     draw = np.random.default_rng(1)
     slos_ms = draw.uniform(10.0, 150.0, QUERIES).tolist()
@@ -139,7 +139,7 @@ def decide(planner: Planner | LivePlanner) -> dict[str, Any]:
 
 
 def whole(planner: Planner | LivePlanner, slo_ms: float) -> None:
-    """One query."""
+    """Run one query."""
     run, elapsed_ms = planner.begin(slo_ms), 0.0
     while not run.done:
         stage = run.ready[0]

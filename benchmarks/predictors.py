@@ -1,4 +1,4 @@
-"""Our exits and the published variants side by side: same block, batches and number of steps."""
+"""Compare our exits with the published variants: same block, batches and number of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = (
 
 
 def main() -> int:
-    """Train, measure, and print one JSON document: a row a variant a block, ours and the published."""
+    """Train, measure, and print one JSON document: one row per block and variant, ours and published."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/predictors"))

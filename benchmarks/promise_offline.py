@@ -1,24 +1,24 @@
-"""How often a certified composition breaks its promise: whole commands on a population with known truth.
+"""How often a certified composition breaks its promise: full commands on a population with known truth.
 
     python -m benchmarks.promise_offline [--draws 2000] [--json FILE]
 
-A population of 60,000 made-up inputs with the answers of a base model, of three caches and of three engines
-of reduced precision that lose answers by themselves; so the true agreement of every setting is known.
-Everything is as near the target as it can be, where errors are most likely: the engines' own losses lie just
-above what is tolerated, and the select split, drawn once, is one on which they seem well below it.
+The population has 60,000 synthetic inputs with the answers of a base model, three caches and three
+reduced-precision engines that lose answers themselves, so the true agreement of every setting is known.
+Everything is as close to the target as possible, where errors are most likely: the engines' own losses lie
+just above the tolerance, and the select split, drawn once, is one on which they seem well below it.
 
-Each draw takes a new certify split, at random from the population, and runs what the command runs on it:
+Each draw takes a new random certify split from the population and runs the command's code on it:
 
 * `auto`: `gati compose --backend auto` over float32 and the three engines (`sharing.deploy_one`);
 * `per_class`: the same in float32, with `--per-class`: false if any class is below the target;
-* `pareto`: `gati compose --pareto`: false if any of the agreements it says are certified is not reached;
+* `pareto`: `gati compose --pareto`: false if any agreement reported as certified is not reached;
 * `certify`: `gati certify --write` ten times in a row on new data, with a composition that is just below the
   target: false if any attempt certifies it.
 
-Beside each stands what the same draws come to with every test at the full delta (`unshared`), as once in
-`auto` and `certify`. A row holds if the share of false draws is at most delta and two standard errors. The
-proposals, made on the select split alone, are the same in all draws and made once; of the first draws of
-`auto` the whole command is run on files, and must deploy the same. About 6 minutes on one core.
+Each row also shows the same draws with every test at the full delta (`unshared`), as `auto` and `certify`
+once did. A row passes if the share of false draws is at most delta plus two standard errors. Proposals depend
+only on the select split, so they are made once for all draws. For the first draws of `auto` the full command
+also runs on files and must deploy the same composition. Takes about 6 minutes on one core.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ ACCURACY, DELTA = 0.95, 0.05
 CLASSES, BLOCKS = 3, 3
 POPULATION, SELECTED, CERTIFIED = 60_000, 800, 600
 ATTEMPTS = 10
-# backend: how many times as fast as float32, and its own loss; 0.05 is tolerated
+# backend: speedup over float32, and its own loss; 0.05 is tolerated
 ENGINES = {
     "openvino-bf16": (2.0, 0.0502),
     "onnxruntime-int8": (2.5, 0.0502),
     "openvino-int8": (3.0, 0.0502),
 }
-JUST_BELOW = 0.0502  # how often the composition that `certify` is asked about is wrong
-CHECKED = 10  # draws that the whole command is run on, too
+JUST_BELOW = 0.0502  # error rate of the composition that `certify` tests
+CHECKED = 10  # draws on which the full command also runs
 PARETO_POINTS = 16
 IN_MEMORY = "/dev/shm"  # for ledgers, which are flushed to disk at every change
 
@@ -72,7 +72,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Population:
-    """Every input there is: answers of the base model, of the caches, and where engines lose theirs."""
+    """All inputs: answers of the base model and the caches, and the inputs that engines lose."""
 
     base_class: Ints  # [n]
     trials: dict[TrialId, TrialOutcomes]
@@ -80,7 +80,7 @@ class Population:
 
 
 class Rows(Library):
-    """Some inputs of a population as a library, in memory: all of one split."""
+    """Some inputs of a population as an in-memory library, all in one split."""
 
     def __init__(self, library: Library, population: Population, rows: Ints, split: int) -> None:
         super().__init__(library.directory)
@@ -100,14 +100,14 @@ class Rows(Library):
 
 
 class LossyEngine:
-    """Answers for an engine that loses some inputs wherever they leave, and does as the tables say else."""
+    """An engine that loses some inputs at any exit, and otherwise follows the tables."""
 
     def __init__(self, library: Library, lost: Bools) -> None:
         self._library, self._lost = library, lost
         self._base = library.base_outcomes().base_class
 
     def __call__(self, setting: Sequence[Candidate]) -> tuple[Ints, Ints]:
-        """Return where each input leaves and its class."""
+        """Return the exit and the class of each input."""
         left_at = np.full(len(self._base), len(setting))
         answer = np.where(self._lost, (self._base + 1) % CLASSES, self._base)
         for position, candidate in enumerate(setting):
@@ -118,10 +118,10 @@ class LossyEngine:
         return left_at, answer
 
     def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
-        """Nothing is to be converted."""
+        """Do nothing: there is nothing to convert."""
 
     def keep(self, exits: object) -> None:
-        """There is no graph to be written."""
+        """Do nothing: there is no graph to write."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class World:
         return random.integers(0, POPULATION, inputs)
 
     def split(self, library: Library, rows: Ints) -> SplitOutcomes:
-        """Return these inputs as the certify split, as the engine of `library` answers them."""
+        """Return these inputs as the certify split, with the answers of `library`'s engine."""
         backend = library.manifest.profile.backend
         held = Rows(library, self.population, rows, CERTIFY)
         if backend not in ENGINES:
@@ -146,14 +146,14 @@ class World:
         return EngineOutcomes(held, CERTIFY, engine)
 
     def engine(self, backend: str, certified: Ints) -> CostedLibrary:
-        """Return the library on an engine of reduced precision."""
+        """Return the library on a reduced-precision engine."""
         rows = np.concatenate([self.selected, certified])
         reduced = CostedLibrary(self.library, _costs(self.library, backend))
         reduced.__dict__["answers"] = LossyEngine(self.library, self.population.lost[backend][rows])
         return reduced
 
     def truth(self, proposal: Proposal, candidates: tuple[Candidate, ...]) -> float:
-        """Return the true agreement, with `per_class` of the worst class."""
+        """Return the true agreement; with `per_class`, that of the worst class."""
         whole = self.split(proposal.library, np.arange(POPULATION))
         replay = replay_of(proposal.library, proposal.settings, candidates, whole)
         counts = counts_of(proposal.library, proposal.settings, replay, whole)
@@ -163,10 +163,10 @@ class World:
 def make_world(directory: Path, *, hard_class: int | None = None, seed: int = 0) -> World:
     """Make a population, draw a select split that flatters the engines, and write the library.
 
-    With `hard_class` the caches are hardly ever wrong of any other class.
+    With `hard_class`, the caches are hardly ever wrong on other classes.
     """
     random = np.random.default_rng(seed)
-    common = 1.0 / CLASSES if hard_class is None else 0.8  # enough of the hard class for fine steps near it
+    common = 1.0 / CLASSES if hard_class is None else 0.8  # enough of the hard class for fine steps
     often = np.full(CLASSES, (1.0 - common) / (CLASSES - 1))
     often[hard_class or 0] = common
     base_class = random.choice(CLASSES, POPULATION, p=often)
@@ -198,7 +198,7 @@ def make_world(directory: Path, *, hard_class: int | None = None, seed: int = 0)
 
 
 def write_outcomes(world: World, certified: Ints) -> None:
-    """Write what the base model and the caches answer to the select and these certify inputs."""
+    """Write the answers of base model and caches for the select split and these certify inputs."""
     rows = np.concatenate([world.selected, certified])
     split = np.repeat(np.array([SELECT, CERTIFY], dtype=np.uint8), (len(world.selected), len(certified)))
     base = world.population.base_class[rows]
@@ -258,19 +258,19 @@ def _costs(library: Library, backend: str) -> BackendCosts:
     return BackendCosts(profile, 0.0, {f"{shape} pool(64)": 0.01 for shape in shapes})
 
 
-# Scenarios: each returns a function that says of a draw whether a promise is broken, with shares and without
+# Scenarios: each returns a function that says whether a draw breaks a promise, with and without shares
 
 
 Judge = Callable[[np.random.Generator, bool], bool]
 
 
 def settings_of(*, per_class: bool = False) -> Settings:
-    """Return what the commands are asked for."""
+    """Return the settings of the commands."""
     return Settings(accuracy=ACCURACY, confidence=1.0 - DELTA, slowdown=None, per_class=per_class)
 
 
 def entrants_of(world: World) -> tuple[Entrant, ...]:
-    """Return the engines that `gati compose --backend auto` lets take part, from the select split alone."""
+    """Return the engines that `gati compose --backend auto` admits, based on the select split alone."""
     settings, no_draw = settings_of(), world.draw(np.random.default_rng(0))
 
     def proposed(library: Library) -> Proposal:
@@ -304,7 +304,7 @@ def auto(world: World) -> Judge:
 
 
 def per_class(_: World) -> Judge:
-    """`gati compose --per-class`, in float32, where one class alone is hard; one walk takes all of delta."""
+    """`gati compose --per-class` in float32, with a single hard class; one walk uses all of delta."""
     folder = tempfile.TemporaryDirectory()
     world = make_world(Path(folder.name), hard_class=0)
     select = outcomes_of(world.library, SELECT)
@@ -319,7 +319,7 @@ def per_class(_: World) -> Judge:
 
 
 def pareto(world: World) -> Judge:
-    """`gati compose --pareto`; without shares each limit is at the full delta."""
+    """`gati compose --pareto`; without shares, each limit uses the full delta."""
     settings, select = settings_of(), outcomes_of(world.library, SELECT)
     proposal = propose(world.library, settings, ["inline"], select, CERTIFIED)
     truths: dict[tuple[tuple[str, ...], tuple[float, ...]], float] = {}
@@ -360,7 +360,7 @@ def pareto(world: World) -> Judge:
 
 
 def certify(world: World) -> Judge:
-    """`gati certify --write`, `ATTEMPTS` times on new data each."""
+    """`gati certify --write`, repeated `ATTEMPTS` times on new data."""
 
     def broken(random: np.random.Generator, shared: bool) -> bool:
         passed = []
@@ -391,18 +391,18 @@ SCENARIOS: dict[str, Callable[[World], Judge]] = {
 
 
 def allowed(draws: int) -> float:
-    """Return delta and two standard errors."""
+    """Return delta plus two standard errors."""
     return DELTA + 2.0 * (DELTA * (1.0 - DELTA) / draws) ** 0.5
 
 
 def false_share(judge: Judge, draws: int, *, shared: bool, seed: int = 1) -> float:
-    """Return the share of draws in which a promise was broken."""
+    """Return the share of draws that break a promise."""
     random = np.random.default_rng(seed)
     return sum(judge(random, shared) for _ in range(draws)) / draws
 
 
 def whole_command(world: World, certified: Ints) -> Composition:
-    """Run `gati.compose` on files, with these inputs to certify on."""
+    """Run `gati.compose` on files, with these certify inputs."""
     write_outcomes(world, certified)
     others = [world.engine(backend, certified) for backend in ENGINES]
     before = composing.choose_backend, composing.reduced_precisions
@@ -417,7 +417,7 @@ def whole_command(world: World, certified: Ints) -> Composition:
 
 
 def check_against_whole_command(world: World, draws: int) -> None:
-    """Check that the halves deploy what the whole command does. Raises AssertionError."""
+    """Check that the two halves deploy the same as the full command. Raises AssertionError."""
     entrants, random = entrants_of(world), np.random.default_rng(1)
     for _ in range(draws):
         rows = world.draw(random)
@@ -430,7 +430,7 @@ def check_against_whole_command(world: World, draws: int) -> None:
 
 
 def main() -> None:
-    """Run every scenario and print a table as JSON."""
+    """Run every scenario and print the table as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--json", type=Path)

@@ -1,16 +1,15 @@
-"""Does anything ever answer that should not? Streams of a day through all that decides who may answer.
+"""Check that nothing answers without permission: day-long streams through all code that grants it.
 
     python -m benchmarks.promise_streams [--streams 200] [--requests 17280]
 
-What decides is the real thing: draws, the queue of audits, watches, proofs, the file that survives restarts,
-the trial of new versions, their settings and those of memory. What is made up is the world: scenes that
-change, and for each setting of a version in each scene the chance that its answer is wrong, most of them
-exactly at the smallest that must not be proven. New versions are faster than what serves. There are
-retrainings, earlier versions that are brought back, restarts, and a queue of audits that is full half of the
-time.
+The deciding code is real: draws, the audit queue, watches, proofs, the file that survives restarts, trials of
+new versions, their settings and those of memory. The world is synthetic: scenes change, and each setting of a
+version has an error probability per scene, usually exactly the smallest that must not be proven. New versions
+are faster than the serving one. There are retrainings, rollbacks to earlier versions, restarts, and an audit
+queue that is full half of the time.
 
-A stream breaks its promise if anything is released by a proof at each of whose audits it was wrong with more
-than the tolerated probability. The delay is that of alarms, in audits, against ln(R) / KL.
+A stream breaks its promise if a proof releases something whose error probability exceeded the tolerance at
+every audit of that proof. The delay is that of alarms, in audits, relative to ln(R) / KL.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from gati.versions.engines import Setting
 
 AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0
 ALPHA = 1.0 - AGREEMENT
-KNOWN = 0.5  # of requests, by memory
+KNOWN = 0.5  # share of requests that memory knows
 SCENES = 3
-HOPELESS = 0.8  # of the versions are as bad as must not be proven in every scene, the others any of these
+HOPELESS = 0.8  # share of versions that must not be proven in any scene; the others vary
 QUALITIES = (ALPHA, 0.3 * ALPHA, 3.0 * ALPHA)
-FAST_MS, SLOW_MS = 0.1, 0.2  # of an early answer of a new version, and of what serves
-LEVELS = 3  # settings of a version that was retrained, from strict to loose
-STRICTER = 0.3  # times as many losses in its strictest setting, where not all are as bad
+FAST_MS, SLOW_MS = 0.1, 0.2  # an early answer of a new version, and of the serving version
+LEVELS = 3  # settings of a retrained version, from strict to loose
+STRICTER = 0.3  # loss factor of its strictest setting, unless all settings are equally bad
 FEATURELESS = np.zeros(FEATURES)
 X = torch.zeros(1, 1)
 PROBABILITIES = torch.tensor([0.9, 0.1])
@@ -73,7 +72,7 @@ TRUE, RIGHT, WRONG = said(0, BASE), said(0, "block"), said(1, "block")
 
 
 def composition(number: int) -> Composition:
-    """Caches that are told apart by when they were made; the library's own are certified."""
+    """Return caches distinguished by creation time; the library's own are certified."""
     leaving = Exit(
         TrialId("t"), "block", 0, "v", "s", 0.5, "inline", 0.9, 0.99, 0.1, 8, FAST_MS if number else SLOW_MS
     )
@@ -88,7 +87,7 @@ def composition(number: int) -> Composition:
 
 @dataclass
 class World:
-    """What is true: how often each version, and memory, is wrong in each scene."""
+    """The ground truth: error rates of each version and of memory in each scene."""
 
     random: np.random.Generator
     scene: int = 0
@@ -97,7 +96,7 @@ class World:
     activated: int | None = None
 
     def version(self, number: int) -> Deployed:
-        """A version as deployments open it; a new number makes a new one."""
+        """Return a version, as deployments open it; a new number creates one."""
         if number not in self.wrong:
             self.wrong[number] = self.qualities() if number else (0.5 * ALPHA, 3.0 * ALPHA, ALPHA)
         served: Any = SimpleNamespace(composition=composition(number), number=number)
@@ -105,22 +104,22 @@ class World:
         return Deployed(number, served, settings=(laid,) * LEVELS if number else ())
 
     def at(self, number: int, level: int) -> Deployed:
-        """A version at one of its settings."""
+        """Return a version at one of its settings."""
         return self.version(number)
 
     def qualities(self) -> tuple[float, ...]:
-        """How often something is wrong in each scene."""
+        """Draw error rates for each scene."""
         if self.random.random() < HOPELESS:
             return (ALPHA,) * SCENES
         return tuple(float(each) for each in self.random.choice(QUALITIES, SCENES))
 
     def chance(self, number: int, level: int) -> float:
-        """That an answer of this version at that setting is wrong now; the strictest may be better."""
+        """Return the current error probability of a version at a setting; the strictest may be better."""
         stricter = number and level == 1 and number % 2 == 0
         return self.wrong[number][self.scene] * (STRICTER if stricter else 1.0)
 
     def answer(self, number: int, level: int = 1) -> Prediction:
-        """What its caches say of the request at hand."""
+        """Return the answer of its caches to the current request."""
         return WRONG if self.random.random() < self.chance(number, level) else RIGHT
 
     # As deployments
@@ -143,7 +142,7 @@ class World:
         return lambda x: [self.answer(served.number)]
 
     def probe(self, version: Deployed) -> Callable[[Any, Prediction], list[Probed]]:
-        """What looser settings get wrong includes what stricter ones do."""
+        """Probe a version; looser settings are wrong wherever stricter ones are."""
 
         def probed(x: Any, base: Prediction) -> list[Probed]:
             drawn = self.random.random()
@@ -154,7 +153,7 @@ class World:
 
 
 class Queue:
-    """Does jobs at once; full in every other stretch of requests."""
+    """A queue that runs jobs at once and is full in every other stretch of requests."""
 
     threaded = False
 
@@ -180,9 +179,9 @@ class Queue:
 
 
 class Memory(Recall):
-    """Memory that knows half of the requests, and is wrong as often as the world says, at every setting.
+    """Memory that knows half of the requests, with the world's error rate at every setting.
 
-    That is of its answers; of all requests if memory answers `alone`.
+    The rate is over its answers, or over all requests if memory answers `alone`.
     """
 
     def __init__(self, world: World, *, answers_alone: bool, **options: Any) -> None:
@@ -193,7 +192,7 @@ class Memory(Recall):
         self._risk = Risk(np.random.default_rng(0).normal(size=(60, FEATURES)), np.zeros(60, bool), FURTHER)
 
     def chance(self, *, of_all: bool) -> float:
-        """How often its answer is wrong now, of those that it gives or of all requests."""
+        """Return its current error rate, over its answers or over all requests."""
         own = self._world.memory[self._world.scene] / (KNOWN if self._answers_alone else 1.0)
         return own * KNOWN if of_all else own
 
@@ -221,9 +220,9 @@ def at_once(job: Callable[[], None]) -> bool:
 
 @dataclass
 class Day:
-    """What came of a stream."""
+    """Results of a stream."""
 
-    broken: int = 0  # releases of what was too often wrong at every audit of its proof
+    broken: int = 0  # releases with too high an error rate at every audit of the proof
     released: int = 0
     stopped: int = 0
     early: int = 0
@@ -239,16 +238,16 @@ class Stream:
         self.world = World(self.random)
         self.day = Day()
         self._seed, self._path, self._queue = seed, folder / f"{seed}.json", Queue(stretch)
-        self._alone = seed % 4 == 3  # no lookups are made: memory answers next to the reference
+        self._alone = seed % 4 == 3  # no lookups: memory answers next to the reference
         self._starts = 0
-        self._least: dict[Any, float] = {}  # the lowest chance of a loss since its proof began
-        self._levels: dict[int, int] = {}  # settings proven, by version
-        self._since: dict[str, tuple[int, float]] = {}  # audits when it began to be wrong that often
+        self._least: dict[Any, float] = {}  # lowest loss probability since the proof began
+        self._levels: dict[int, int] = {}  # proven settings, by version
+        self._since: dict[str, tuple[int, float]] = {}  # audit count at which the current error rate began
         self.world.memory = self.world.qualities()
         self.start()
 
     def start(self) -> None:
-        """The process begins, or begins again."""
+        """Start or restart the process."""
         self._starts += 1
         lock = threading.RLock()
         standing = Standing(1.0 - CONFIDENCE, self._path, audits_to_false_alarm=FALSE_ALARM)
@@ -273,7 +272,7 @@ class Stream:
         )
         standing.keep("memory", self.recall.state)
         self.succession.begin(0)
-        self._levels.clear()  # going on is no release
+        self._levels.clear()  # continuing is not a release
         self._follow = FollowUp(
             Draws(0.05, 0.1, 1.0, seed=1000 * self._seed + self._starts),
             self.succession,
@@ -314,7 +313,7 @@ class Stream:
         return [post for post in (self.succession.serving, self.succession.trial) if post is not None]
 
     def _note(self) -> None:
-        """Keep the lowest chance of a loss while each proof runs."""
+        """Record the lowest loss probability while each proof runs."""
         for post in self._posts():
             number, watch = post.version.number, post.watch
             self._levels.setdefault(number, watch.level)
@@ -335,7 +334,7 @@ class Stream:
             self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
 
     def _proven(self, post: Post[Deployed]) -> None:
-        """Count the settings that were released with this request."""
+        """Count the settings released by this request."""
         number, level = post.version.number, post.watch.level
         for each in range(self._levels.get(number, level) + 1, level + 1):
             self._released((number, each), self.world.chance(number, each))
@@ -361,19 +360,19 @@ class Stream:
 
 
 def _kept(standing: Standing) -> Remembered | None:
-    """What is kept of memory; all else of it is made up."""
+    """Return the stored state of memory; the rest is synthetic."""
     state, nothing = standing.kept("memory", math.inf), np.empty((0, FEATURES))
     return None if state is None else Remembered(state, {}, (nothing, np.empty(0, bool)), nothing)
 
 
 def quickly_saved(standing: Standing, save: Callable[[], None], *, really: bool = False) -> None:
-    """The file is written where it is read next; a disk flushed a thousand times a stream shows nothing."""
+    """Write the file only before it is read: flushing the disk on every change tests nothing."""
     if really:
         save()
 
 
 def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
-    """A stream of so many requests: eight scenes, sixty retrainings at most, six restarts."""
+    """Run a stream of `requests` requests: eight scenes, at most sixty retrainings, six restarts."""
     stream = Stream(seed, folder, stretch=stretch)
     numbers = 0
     for number in range(requests):
@@ -395,7 +394,7 @@ def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
 
 
 def summary(days: list[Day]) -> dict[str, float]:
-    """What all streams came to."""
+    """Summarise all streams."""
     delta, count = 1.0 - CONFIDENCE, len(days)
     delays = [delay for day in days for delay in day.delays]
     return {
@@ -412,10 +411,10 @@ def summary(days: list[Day]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print one JSON document for a queue with room, and one that is full half of the time."""
+    """Print one JSON document for a queue with room, and for one that is full half of the time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=17_280, help="of a day: one every five seconds")
+    parser.add_argument("--requests", type=int, default=17_280, help="per day: one every five seconds")
     arguments = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:

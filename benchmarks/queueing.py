@@ -1,9 +1,8 @@
-"""A simulation of many replicas behind schedulers, each of which chooses as `gati serve` does.
+"""Simulate many replicas behind schedulers that choose as `gati serve` does.
 
-Requests come when they are said to come and take as long as they are said to take; a replica answers them one
-at a time, in turn. `TWO_CHOICES` asks the real `services.scheduler.choice`; each scheduler knows only what it
-sent itself. `RANDOM` and `ONE_QUEUE` are what it is compared with: no one looks; all replicas take from one
-queue, the best that can be.
+Arrival and service times are given; a replica answers requests one at a time, in order. `TWO_CHOICES` calls
+the real `services.scheduler.choice`; each scheduler knows only its own requests. `RANDOM` and `ONE_QUEUE` are
+baselines: a random choice, and one queue shared by all replicas, which is optimal.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Clock:
 
 
 class _Known:
-    """A replica as one scheduler knows it."""
+    """A scheduler's view of a replica."""
 
     def __init__(self, number: int, clock: Callable[[], float]) -> None:
         self.number = number
@@ -47,9 +46,9 @@ class _Known:
 def waits_s(
     arrivals_s: Floats, services_s: Floats, policy: str, replicas: int, *, schedulers: int = 1, seed: int = 0
 ) -> Floats:
-    """How long each request waits for its replica: arrivals [n] in seconds, rising, and service times [n].
+    """Return each request's wait for its replica, given ascending arrivals [n] in seconds and service times.
 
-    Requests go to the schedulers in turn.
+    Requests go to the schedulers round-robin.
     """
     chance = random.Random(seed)
     if policy == ONE_QUEUE:
@@ -61,12 +60,12 @@ def waits_s(
 
 
 def poisson(rate: float, count: int, seed: int = 0) -> Floats:
-    """So many arrivals at random, `rate` a second."""
+    """Return `count` Poisson arrivals at `rate` per second."""
     return np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count))
 
 
 def read_arrivals(file: Path) -> Floats:
-    """Seconds since the first request of a trace of Azure's: a gzipped CSV whose first column is a time."""
+    """Read seconds since the first request of an Azure trace: gzipped CSV with times in the first column."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         next(lines)
         times = [datetime.fromisoformat(line.partition(",")[0][:26]) for line in lines if line.strip()]
@@ -75,9 +74,9 @@ def read_arrivals(file: Path) -> Floats:
 
 
 def traced(trace_s: Floats, rate: float, count: int, copies: int, seed: int = 0) -> Floats:
-    """So many arrivals, `rate` a second on average over the whole trace, of several groups of users.
+    """Return `count` arrivals from several user groups, `rate` per second averaged over the whole trace.
 
-    Each group is a copy of the trace, squeezed in time, that begins at a moment of its own.
+    Each group is a copy of the trace, compressed in time, with its own starting point.
     """
     dice = np.random.default_rng(seed)
     length_s = len(trace_s) * copies / rate

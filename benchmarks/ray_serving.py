@@ -1,4 +1,4 @@
-"""Replicas, here and on a Ray cluster of several nodes on this machine: what they bring, cost and survive.
+"""Benefit, overhead and fault tolerance of replicas, local and on a multi-node Ray cluster on this machine.
 
     python -m benchmarks.ray_serving overhead          # REST, Thrift and engine, with and without Ray
     python -m benchmarks.ray_serving replicas [--ray]  # two replicas against one
@@ -7,8 +7,8 @@
     python -m benchmarks.ray_serving grow              # replicas follow the load, down to none and back
     python -m benchmarks.ray_serving explore           # two nodes of one core against one
 
-Each takes less than five minutes on two idle cores and prints JSON. Load comes at a bounded rate, whether or
-not earlier requests are answered. Without LIBRARY a small network with random weights is served.
+Each takes less than five minutes on two idle cores and prints JSON. Requests arrive at a fixed rate, whether
+or not earlier ones are answered. Without LIBRARY, a small network with random weights is served.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tests.waiting import until
 
 OTHER = "other"
 REFUSALS = (429, 503, 504)
-FAULT_AT = (0.25, 0.6)  # of the load: a replica, then a node
+FAULT_AT = (0.25, 0.6)  # share of the run: a replica fails, then a node
 LOOK_S = 0.1
 LEAST_SLO_MS = 50.0
-SLO_FACTOR = 4.0  # of the 99th percentile of a model that is left alone: other programs are at work, too
+SLO_FACTOR = 4.0  # times the undisturbed p99, since other programs run, too
 
 Figures = dict[str, Any]
 
 
 class Served:
-    """A library in a folder with a configuration, and requests for it."""
+    """A library in a folder, with a configuration and requests for it."""
 
     def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Served:
             self._of = f'library = "{MODEL}"\ncomposition = "{asked.composition}"\n'
 
     def configuration(self, settings: str = "replicas = 2", other: str | None = None) -> Path:
-        """A file with the model, and another one of the same library."""
+        """Write a configuration with the model, and optionally another one from the same library."""
         each = f'{self._of}threads = 1\nworkers = 1\nstate = "state"\n'
         text = f"[models.{MODEL}]\n{each}{settings}\n"
         if other is not None:
@@ -71,7 +71,7 @@ class Served:
         return file
 
     def messages(self, model: str = MODEL, slo_ms: float | None = None) -> list[bytes]:
-        """Requests for one input each."""
+        """Return requests with one input each."""
         return [infer_message(model, row[None], slo_ms) for row in self.inputs]
 
 
@@ -85,29 +85,29 @@ def _inputs(library: Path, data: str) -> Any:
 
 
 def port_of(running: Replicated) -> int:
-    """Where it listens."""
+    """Return the port it listens on."""
     return int(running.serving.url.rpartition(":")[2])
 
 
 def capacity(running: Replicated, messages: list[bytes], clients: int, seconds: float = 4.0) -> float:
-    """Requests a second that it answers when each of so many clients asks again at once."""
+    """Return answers per second with `clients` clients that each send the next request at once."""
     asyncio.run(closed_loop(port_of(running), messages, 1.0, clients))
     replies = asyncio.run(closed_loop(port_of(running), messages, seconds, clients))
     return replies.statuses().get("200", 0) / seconds
 
 
 def load(running: Replicated, messages: list[bytes], rate: float, seconds: float) -> Replies:
-    """So many requests a second, at random."""
+    """Send random requests at `rate` per second."""
     return load_at(port_of(running), messages, rate, seconds)
 
 
 def load_at(port: int, messages: list[bytes], rate: float, seconds: float) -> Replies:
-    """As `load`."""
+    """Same as `load`, for a port."""
     return asyncio.run(open_loop(port, messages, rate, seconds))
 
 
 def outcome(replies: Replies, slo_ms: float | None = None) -> Figures:
-    """What became of a load. `unexplained` requests were neither answered nor refused with a reason."""
+    """Summarise replies. `unexplained` requests were neither answered nor refused with a reason."""
     count = len(replies.rows)
     refused = sum(row[2] in REFUSALS for row in replies.rows)
     answered = replies.latencies_ms()
@@ -126,7 +126,7 @@ def outcome(replies: Replies, slo_ms: float | None = None) -> Figures:
 
 
 def _reasons(replies: Replies) -> Counter[str]:
-    """Why requests were refused, whatever the numbers."""
+    """Count the reasons of refusals, ignoring numbers in them."""
     found: Counter[str] = Counter()
     for reason, count in replies.reasons.items():
         found[re.sub(r"\d+(\.\d+)?", "N", reason)] += count
@@ -137,7 +137,7 @@ def _reasons(replies: Replies) -> Counter[str]:
 
 
 def run_overhead(served: Served, asked: argparse.Namespace) -> Figures:
-    """The same requests of the engine in this process and over REST, without Ray and with it."""
+    """Time the same requests with the engine in this process and over REST, without and with Ray."""
     library = served.folder / MODEL
     file = served.configuration("")
     found = {}
@@ -149,7 +149,7 @@ def run_overhead(served: Served, asked: argparse.Namespace) -> Figures:
 
 
 def run_replicas(served: Served, asked: argparse.Namespace) -> Figures:
-    """Requests a second of one replica and of two, each with one thread."""
+    """Measure requests per second of one replica and of two, each with one thread."""
     place = on_ray if asked.ray else on_this_machine
     messages = served.messages()
     with place(served.configuration("replicas = 1")) as running:
@@ -170,7 +170,7 @@ def run_replicas(served: Served, asked: argparse.Namespace) -> Figures:
 
 
 def run_flood(served: Served, asked: argparse.Namespace) -> Figures:
-    """One model is asked three times what it can answer, the other a fifth of that, each with an SLO."""
+    """Load one model with three times its capacity and another with a fifth of that, each with an SLO."""
     place = on_ray if asked.ray else on_this_machine
     seconds = asked.seconds or 30.0
     with place(served.configuration("queue_capacity = 32", other="queue_capacity = 32")) as running:
@@ -178,7 +178,7 @@ def run_flood(served: Served, asked: argparse.Namespace) -> Figures:
         quiet = load(running, served.messages(OTHER), 0.2 * able, 5.0)
         slo_ms = max(LEAST_SLO_MS, SLO_FACTOR * float(np.quantile(quiet.latencies_ms(), 0.99)))
         alone = load(running, served.messages(OTHER, slo_ms), 0.2 * able, 5.0)
-        # In a process of its own: the client that floods would delay what this one measures.
+        # In a separate process: the flooding client would delay this one's measurements.
         with ProcessPoolExecutor(1, get_context("spawn")) as neighbour:
             neighbour.submit(os.getpid).result()
             port, wanted = port_of(running), served.messages(OTHER, slo_ms)
@@ -195,7 +195,7 @@ def run_flood(served: Served, asked: argparse.Namespace) -> Figures:
 
 
 def run_faults(served: Served, asked: argparse.Namespace) -> Figures:
-    """A replica is killed and then a node is lost, while requests come at 0.7 of what two can answer."""
+    """Kill a replica and then a node, under 0.7 times the capacity of two replicas."""
     seconds = asked.seconds or 60.0
     with on_ray(served.configuration("replicas = 2\nspare = true")) as running:
         running.wait_for_all()
@@ -219,7 +219,7 @@ def run_faults(served: Served, asked: argparse.Namespace) -> Figures:
 
 
 def run_grow(served: Served, asked: argparse.Namespace) -> Figures:
-    """Three times what one replica can answer, then a tenth of it, then nothing, then one request."""
+    """Send three times the capacity of one replica, then a tenth of it, then nothing, then one request."""
     settings = "replicas_min = 0\nreplicas_max = 2\nreplicas_delay_ms = 20\nreplicas_cooldown_s = 5"
     with on_this_machine(served.configuration(f"{settings}\nreplicas_idle_s = 5")) as running:
         able = capacity(running, served.messages(), clients=1)
@@ -239,7 +239,7 @@ def run_grow(served: Served, asked: argparse.Namespace) -> Figures:
 
 
 def run_explore(served: Served, asked: argparse.Namespace) -> Figures:
-    """The same exploration on one worker and on two, each a node of one core; the same weights come out."""
+    """Run the same exploration on one and on two single-core nodes, and check that the weights are equal."""
     import torch
     from safetensors.torch import save_file
 
@@ -304,7 +304,7 @@ def _coloured_squares(path: Path, count: int) -> Path:
 
 
 def _recovered_after_s(running: Replicated, fault: Callable[[], Any]) -> float:
-    """How long it takes after a fault until both replicas answer again."""
+    """Return the time from a fault until both replicas answer again."""
     began_s = time.monotonic()
     fault()
     until(lambda: any(each["state"] != "ready" for each in running.replicas()), every_s=0.01)
@@ -314,7 +314,7 @@ def _recovered_after_s(running: Replicated, fault: Callable[[], Any]) -> float:
 
 @contextmanager
 def _watched(running: Replicated) -> Iterator[list[str]]:
-    """How many replicas were wanted and ready, once a second."""
+    """Record how many replicas are wanted and ready, once per second."""
     seen: list[str] = []
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 ResNets with learned caches beside the same networks without, on images nothing has seen."""
+"""CIFAR-10 ResNets with and without learned caches, on unseen images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TARGETS = (0.97, 0.99)
 
 
 def main() -> int:
-    """Run the networks asked for and print one JSON document on stdout; progress goes to stderr."""
+    """Run the requested networks and print one JSON document to stdout; progress goes to stderr."""
     arguments = parse_arguments()
     if not (arguments.data / "cifar10" / "cifar10_val.npz").is_file():
         print(f"error: no cifar10/cifar10_val.npz in {arguments.data}; give --data FOLDER", file=sys.stderr)
@@ -45,9 +45,9 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="libraries stay here")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="folder for the libraries")
     parser.add_argument("--models", nargs="+", choices=CHECKPOINTS, default=list(CHECKPOINTS))
-    parser.add_argument("--budget", help="of each explore, such as 20m")
+    parser.add_argument("--budget", help="for each explore, such as 20m")
     return parser.parse_args()
 
 
@@ -77,7 +77,7 @@ def measure(model: str, data: Path, out: Path, budget_s: float | None) -> dict[s
 
 
 def compose_and_evaluate(library: gati.Library, unseen: Path, target: float) -> dict[str, Any]:
-    """The numbers of one accuracy target, ratios first."""
+    """Return the numbers for one accuracy target, ratios first."""
     name = f"benchmark-{target:g}"
     began_s = time.monotonic()
     composition = gati.compose(library.directory, accuracy=target, backend="torch", name=name)
@@ -106,7 +106,7 @@ def compose_and_evaluate(library: gati.Library, unseen: Path, target: float) -> 
 
 
 def split_validation(source: Path, out: Path) -> tuple[Path, Path]:
-    """Write the part that Gati may see and the part it is judged on, once."""
+    """Write the part that Gati may see and the part used for evaluation, unless they exist."""
     paths = out / "known.npz", out / "unseen.npz"
     if not all(path.is_file() for path in paths):
         out.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def split_validation(source: Path, out: Path) -> tuple[Path, Path]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe the machine."""
     import os
 
     import torch
@@ -137,7 +137,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name as the system tells it, or its architecture."""
+    """Return the processor's name from the system, or its architecture."""
     information = Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text(encoding="utf-8").splitlines():

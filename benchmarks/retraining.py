@@ -1,17 +1,16 @@
-"""What retraining beside the requests costs them, and how long it takes for each cache.
+"""Effect of background retraining on request latency, and its duration per cache.
 
     python -m benchmarks.retraining LIBRARY --data unseen.npz [--composition NAME] [--json FILE]
 
-A request every 20 ms, one thread to serve and one torch thread, 700 samples in the window from the
-beginning, and everything else as an adaptation has it: samples and audits in one thread beside, retraining
-in another. Ten retrainings, 400 quiet requests before each: they take turns, so that a slow moment of the
-machine hits both, and every retraining is compared with the same version at rest, for it weighs as much as
-the requests before it.
+One request every 20 ms, one serving thread and one torch thread, 700 samples in the window from the start,
+and otherwise the normal setup of an adaptation: samples and audits in one background thread, retraining in
+another. Ten retrainings alternate with 400 quiet requests each, so that a slow moment of the machine affects
+both. Every retraining is compared with the same version at rest, and both have the same weight.
 
-A request is late from the moment at which it was due, so waiting for the interpreter to wake up counts. It
-is of a retraining when any of that was under way while it was answered: collecting what the blocks hand on,
-training, choosing, and making the next version ready to serve. Caches trained are those that serve and
-those tried at early blocks.
+Latency is counted from the time at which a request was due, so it includes waiting for the interpreter. A
+request counts as during retraining if any of these steps was running while it was answered: collecting hidden
+outputs, training, choosing, and preparing the next version. The caches trained are those that serve and those
+tried at early blocks.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from gati.samples.record import Record
 WINDOW = 700
 QUIET = 400  # requests before each retraining
 WARM_UP = 100
-INTERVAL_S = 1e6  # of stream time, which jumps by so much when a retraining is wanted
+INTERVAL_S = 1e6  # of stream time, which jumps by this to trigger a retraining
 PATIENCE_S = 120.0
 
 
 class Request(NamedTuple):
-    """When it was due and answered, in seconds, and what the caller waited for."""
+    """Times at which a request was due and answered, in seconds, and what the caller waited for."""
 
     due_s: float
     done_s: float
 
     @property
     def latency_ms(self) -> float:
-        """From when it was due."""
+        """Latency from the time it was due."""
         return 1e3 * (self.done_s - self.due_s)
 
 
 class Retraining(NamedTuple):
-    """From its beginning until the next version served, or was refused."""
+    """A retraining, from its start until the next version serves or is rejected."""
 
     began_s: float
     ended_s: float
@@ -63,7 +62,7 @@ class Retraining(NamedTuple):
 
 
 def main() -> int:
-    """Print a table, and write all of it as JSON."""
+    """Print a table, and write all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="images unknown to the library")
@@ -88,7 +87,7 @@ def main() -> int:
 
 
 class Bench:
-    """Serves at a steady pace, and remembers when retraining was under way."""
+    """Serves at a steady pace and records when retraining was running."""
 
     def __init__(self, served: Served, inputs: Tensor, period_s: float) -> None:
         self.served, self.period_s = served, period_s
@@ -98,7 +97,7 @@ class Bench:
         self._began_s: float | None = None
 
     def run(self, retrainings: int) -> None:
-        """Answer requests until so many retrainings have come to an end."""
+        """Answer requests until `retrainings` retrainings have finished."""
         settings = AdaptSettings(interval_s=INTERVAL_S, window_s=1e9, window_inputs=WINDOW, falls_to=0.0)
         with Adaptation(
             self.served, settings, history=self._history(), on_change=self._changed
@@ -112,10 +111,10 @@ class Bench:
                 while len(self.retrainings) == ended:
                     self.requests += paced.answer(1)
                     if time.perf_counter() - began_s > PATIENCE_S:
-                        raise SystemExit(f"error: no retraining came to its end in {PATIENCE_S:g} s")
+                        raise SystemExit(f"error: no retraining finished within {PATIENCE_S:g} s")
 
     def _history(self) -> list[Record]:
-        """A window that is full from the beginning."""
+        """Return a window that is full from the start."""
         found = []
         for number, (x, base) in enumerate(
             zip(self.known, self.served.engine.base(self.known), strict=True), -WINDOW
@@ -133,7 +132,7 @@ class Bench:
             self._began_s = None
 
     def document(self) -> dict[str, Any]:
-        """All that was measured."""
+        """Return all measurements."""
         found = {name: latencies(self._turns(busy=name != "quiet")) for name in ("quiet", "retraining")}
         rises = {name: round(found["retraining"][name] / found["quiet"][name], 3) for name in QUANTILES}
         return {
@@ -145,7 +144,7 @@ class Bench:
         }
 
     def _turns(self, *, busy: bool) -> list[list[float]]:
-        """Latencies in ms while each retraining was under way, or between it and the one before."""
+        """Return latencies in ms during each retraining, or between it and the previous one."""
         ended_s, turns = 0.0, []
         for each in self.retrainings:
             if busy:
@@ -159,7 +158,7 @@ class Bench:
 
 
 class Pace:
-    """One request a period; one that is late does not put off those after it."""
+    """Sends one request per period; a late one does not delay those after it."""
 
     def __init__(self, adaptation: Adaptation, inputs: Tensor, period_s: float) -> None:
         self.adaptation, self.period_s = adaptation, period_s
@@ -169,7 +168,7 @@ class Pace:
         self._due_s = time.perf_counter()
 
     def answer(self, count: int) -> list[Request]:
-        """Answer so many."""
+        """Answer `count` requests."""
         found = []
         for _ in range(count):
             self._due_s += self.period_s
@@ -185,7 +184,7 @@ QUANTILES = ("p50", "p90", "p99")
 
 
 def latencies(turns: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Count, quantiles in which each turn weighs the same, and the largest."""
+    """Return the count, quantiles that weight each turn equally, and the maximum."""
     values = np.concatenate(turns)
     weights = np.concatenate([np.full(len(turn), 1.0 / len(turn)) for turn in turns])
     order = np.argsort(values)
@@ -199,7 +198,7 @@ def latencies(turns: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def seconds(retraining: Retraining) -> dict[str, Any]:
-    """Where the time of a retraining went."""
+    """Return the time per step of a retraining."""
     spent: dict[str, float] = retraining.change.details.get("seconds", {})
     trained = {name: value for name, value in spent.items() if name.startswith("train ")}
     return {
@@ -216,7 +215,7 @@ def seconds(retraining: Retraining) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print the latencies, then what the retrainings took."""
+    """Print the latencies, then the durations of the retrainings."""
     print("| requests | n | p50 | p90 | p99 | largest |")
     print("|---|---|---|---|---|---|")
     for name, found in document["latency_ms"].items():

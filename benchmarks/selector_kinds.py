@@ -1,11 +1,11 @@
-"""What each kind of selector is worth, and what seeing the earlier lookups of a request would add.
+"""Compare kinds of selectors, and the benefit of also using a request's earlier lookups.
 
     python -m benchmarks.selector_kinds runs/benchmark/resnet56 --data runs/benchmark/known.npz
 
-First table: hit rate at 97 / 99 % agreement on the certify split, mean over the best variant of each block,
-when every cache had to use that kind. Second: whole compositions whose later exits also weigh which class the
-earlier caches of the path named and how surely (a logistic regression, cross-fitted on the select split),
-against the same exits without; thresholds searched anew on select for the same risk, counted on certify.
+First table: hit rate at 97 / 99 % agreement on the certify split, averaged over the best variant of each
+block, if every cache uses that kind. Second table: whole compositions whose later exits also use the classes
+and confidences of earlier caches on the path (logistic regression, cross-fitted on the select split), against
+the same exits without. Thresholds are refitted on select for the same risk and counted on certify.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gati.types import Trial
 
 AGREEMENTS = (0.97, 0.99)
 TARGETS = (0.97, 0.985, 0.99, 0.995)
-RISK_SHARE = 0.8  # of the tolerated disagreements: about what certifies
+RISK_SHARE = 0.8  # share of the tolerated disagreements that roughly still certifies
 FOLDS = 5
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     """Print both tables as one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="what explore was given as --data")
+    parser.add_argument("--data", type=Path, required=True, help="the --data of explore")
     arguments = parser.parse_args()
     library = Library.open(arguments.library)
     document = {
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def kinds(library: Library, data: Path) -> list[dict[str, Any]]:
-    """Hit rates on the certify split of the best variant at each block under each kind of selector."""
+    """Return hit rates on the certify split of each block's best variant, per kind of selector."""
     base = library.base_outcomes()
     select, certify = base.split == SELECT, base.split == CERTIFY
     best: dict[int, Trial] = {}
@@ -82,7 +82,7 @@ def kinds(library: Library, data: Path) -> list[dict[str, Any]]:
 def scores(
     name: str, probabilities: torch.Tensor, base_class: NDArray[np.int64], select: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Scores [n] of a selector that was fitted on the select split."""
+    """Return scores [n] of a selector fitted on the select split."""
     inside = torch.from_numpy(select)
     if name == NETWORK:
         agrees = torch.from_numpy(probabilities.argmax(1).numpy() == base_class)
@@ -96,7 +96,7 @@ def scores(
 
 
 def path_rows(library: Library, target: float) -> list[dict[str, Any]]:
-    """Expected gain and disagreements on the certify split, with and without seeing the path."""
+    """Return expected gain and disagreements on the certify split, with and without the path."""
     select, certify = SplitOutcomes(library, SELECT), SplitOutcomes(library, CERTIFY)
     contest = contest_of(library, Settings(accuracy=target), "inline", select)
     risky = replace(contest.instance, loss=smoothed_loss(contest.instance))
@@ -156,7 +156,7 @@ def replayed(
 
 
 def features(split: SplitOutcomes, path: Sequence[Any], sees: str) -> NDArray[np.float64]:
-    """What the selector of the last of `path` is given: its own score, and something of the earlier ones."""
+    """Return the features of the last exit's selector: its own score, and features of earlier exits."""
     *earlier, last = (split.trial(trial_id) for trial_id in path)
     columns = [logit(last.score)]
     if earlier and sees == "classes":
@@ -169,7 +169,7 @@ def features(split: SplitOutcomes, path: Sequence[Any], sees: str) -> NDArray[np
 
 
 def logit(score: NDArray[np.float32]) -> NDArray[np.float64]:
-    """A probability's logit; a negative entropy's negative logarithm."""
+    """Return the logit of a probability, or the negative logarithm of a negative entropy."""
     if score.min() >= 0.0:
         share = np.clip(score.astype(np.float64), 1e-6, 1 - 1e-6)
         return np.log(share / (1.0 - share))

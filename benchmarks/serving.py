@@ -1,11 +1,11 @@
-"""What serving adds to the engine, and what overload does: `gati serve` with real processes and sockets.
+"""Serving overhead and behaviour under overload: `gati serve` with real processes and sockets.
 
     python -m benchmarks.serving LIBRARY --data unseen.npz [--pipeline pipeline.toml] [--seconds 60]
 
-Overhead: one client, one input at a time; the same inputs asked of the engine in this process, over REST and,
-with a pipeline, through the planner. The engine in this process computes on one thread, as the service's
-workers do. Overload: as many requests a second as the service answers, then half as many again, each with a
-latency SLO. Everything, clients included, runs on this machine.
+Overhead: one client sends one input at a time; the same inputs go to the engine in this process, over REST
+and, with a pipeline, through the planner. The engine in this process uses one thread, like the service's
+workers. Overload: requests arrive at the service's capacity, then at 1.5 times that rate, each with a latency
+SLO. Everything, including the clients, runs on this machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ Floats = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Replies:
-    """What a load was answered: (when it was sent, how long it took in ms, status); why it was refused."""
+    """Replies to a load: (time sent, latency in ms, status), and the reasons of refusals."""
 
     rows: list[tuple[float, float, int]] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
 
     def statuses(self) -> dict[str, int]:
-        """How many of each status."""
+        """Return the number of replies per status."""
         return {str(status): count for status, count in Counter(row[2] for row in self.rows).items()}
 
     def latencies_ms(self, status: int = 200) -> Floats:
-        """Of the replies with that status."""
+        """Return latencies of the replies with that status."""
         return np.array([row[1] for row in self.rows if row[2] == status])
 
 
 @contextmanager
 def serving(target: Path) -> Iterator[int]:
-    """`gati serve` on a free port, until the block ends."""
+    """Run `gati serve` on a free port until the block ends."""
     options = ["--port", "0", "--log-level", "error"]
     command = [sys.executable, "-P", "-m", "gati", "serve", str(target), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -71,13 +71,13 @@ def serving(target: Path) -> Iterator[int]:
 
 
 def message(path: str, body: bytes, *headers: str) -> bytes:
-    """An HTTP request as it goes over the socket."""
+    """Return the bytes of an HTTP request."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {HOST}", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
 def infer_message(name: str, x: Floats, slo_ms: float | None = None) -> bytes:
-    """A request of the Open Inference Protocol with a binary tensor."""
+    """Return an Open Inference Protocol request with a binary tensor."""
     data = x.tobytes()
     head = json.dumps(
         {
@@ -97,7 +97,7 @@ def infer_message(name: str, x: Floats, slo_ms: float | None = None) -> bytes:
 
 
 class Connection:
-    """One keep-alive connection; a client that costs as little as it can. `ends`: the server closes it."""
+    """A minimal client with one keep-alive connection; `ends` is set if the server closes it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -111,7 +111,7 @@ class Connection:
         self._writer.close()
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body."""
+        """Return status and body."""
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
@@ -132,7 +132,7 @@ async def overhead(
     name: str | None = None,
     composition: str = "default",
 ) -> dict[str, Any]:
-    """Latencies of the same inputs over every way in, in turns. The model has a `name`, or the library's."""
+    """Return latencies of the same inputs over every path, alternately. `name` defaults to the library's."""
     import torch
 
     import gati
@@ -186,7 +186,7 @@ async def _through(connection: Connection, pipeline: str, row: Floats, found: di
 
 
 async def closed_loop(port: int, messages: list[bytes], seconds: float, clients: int = CLIENTS) -> Replies:
-    """Each client asks again as soon as it is answered."""
+    """Run clients that each send the next request as soon as they have an answer."""
     replies = Replies()
     until = time.monotonic() + seconds
 
@@ -206,7 +206,7 @@ async def closed_loop(port: int, messages: list[bytes], seconds: float, clients:
 async def open_loop(
     port: int, messages: list[bytes], rate: float, seconds: float, watch: Callable[[], None] | None = None
 ) -> Replies:
-    """Requests come at random, `rate` a second, whether or not earlier ones are answered."""
+    """Send random requests at `rate` per second, whether or not earlier ones are answered."""
     replies = Replies()
     idle: list[Connection] = []
     everything: list[Connection] = []
@@ -253,7 +253,7 @@ async def open_loop(
 
 
 async def overload(port: int, name: str, inputs: Floats, seconds: float) -> dict[str, Any]:
-    """Capacity, then 1.5 times that with an SLO, then an easy load again."""
+    """Measure capacity, then 1.5 times that load with an SLO, then a light load again."""
     rows = [inputs[index : index + 1] for index in range(len(inputs))]
     plain = [infer_message(name, row) for row in rows]
     await closed_loop(port, plain, 2.0)
@@ -286,7 +286,7 @@ async def overload(port: int, name: str, inputs: Floats, seconds: float) -> dict
 
 
 def _resident(port: int) -> int:
-    """Memory of all processes that serve, from their command lines."""
+    """Return the memory of all serving processes, found by their command lines."""
     lines = subprocess.run(["ps", "-eo", "rss,args"], capture_output=True, text=True, check=True).stdout
     ours = [line for line in lines.splitlines() if "services.inference" in line or "gati serve" in line]
     return 1024 * sum(int(line.split()[0]) for line in ours)

@@ -1,16 +1,16 @@
-"""Which share of the held-out inputs to certify on: the gain of whole compositions over the share.
+"""Choose the share of held-out inputs to certify on: the gain of whole compositions for each share.
 
     python -m benchmarks.splitting [--library DIR [--backend openvino]] [--inputs 1000,2000] [--seeds 12]
 
-Few inputs to select on, and what was found on them does not hold on others: walks end early. Few to certify
-on, and hardly a loss is allowed. Each draw takes `--inputs` of a population at random, splits them at each
-share (the same draw for all shares), lays the path of settings on the one part, walks it on the other, and
-replays where the walk ended on the whole population. Prints one JSON document: for each number of inputs,
-target and share the mean gain over the base model, and its standard error.
+With few select inputs, choices do not generalise and walks end early. With few certify inputs, hardly any
+losses are allowed. Each draw takes `--inputs` random inputs of a population, splits them at each share (the
+same draw for all shares), builds the path of settings on one part, walks it on the other, and replays the
+resulting setting on the whole population. Prints one JSON document: for each number of inputs, target and
+share, the mean gain over the base model and its standard error.
 
-The population is a library's held-out inputs, or without one 30,000 made-up inputs on which caches behave as
-they do on a ResNet-56 (`synthetic`). Selectors are those of the population: that fewer select inputs also fit
-poorer selectors is not in these figures.
+The population is a library's held-out inputs or, without a library, 30,000 synthetic inputs on which caches
+behave as on a ResNet-56 (`synthetic`). Selectors are those of the population: the figures do not include that
+fewer select inputs also fit poorer selectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gati.exploration.library import Library
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 TARGETS = (0.97, 0.98, 0.99)
-STEPS = tuple(np.linspace(0.1, 1.4, 18))  # coarser than the composer's, for all shares alike
+STEPS = tuple(np.linspace(0.1, 1.4, 18))  # coarser than the composer's, equally for all shares
 DELTA = 0.05
 POPULATION = 30_000
 
@@ -55,7 +55,7 @@ class Population:
     slowdown_limit_ms: float | None
 
     def instance(self, rows: NDArray[np.int64]) -> Instance:
-        """Return the exact problem on some of the inputs."""
+        """Return the exact problem on a subset of the inputs."""
         return make_instance(
             block=self.block.tolist(),
             score=self.score[:, rows],
@@ -71,7 +71,7 @@ class Population:
     def replay(
         self, setting: Sequence[tuple[int, float]], rows: NDArray[np.int64] | slice
     ) -> tuple[int, float]:
-        """Return losses among `rows` and their mean latency; `setting` is trials with thresholds."""
+        """Return the losses and mean latency of `rows`; `setting` is a list of trials with thresholds."""
         score, wrong = self.score[:, rows], self.wrong[:, rows]
         inside = np.ones(score.shape[1], dtype=bool)
         losses, spent_ms, paid_ms = 0, 0.0, 0.0
@@ -110,7 +110,7 @@ def main() -> int:
 def measured(
     population: Population, count: int, shares: Sequence[float], seeds: int
 ) -> list[dict[str, float]]:
-    """Return a row for each target and share: mean gain, its standard error, and how often none passed."""
+    """Return a row per target and share: mean gain, its standard error, and how often no setting passed."""
     gains = np.ones((len(TARGETS), len(shares), seeds))
     for seed in range(seeds):
         order = np.random.default_rng((seed, count)).permutation(population.score.shape[1])[:count]
@@ -122,7 +122,7 @@ def measured(
                 path = path_within(instance, (1.0 - target) * cut, STEPS, frontier=frontier)
                 gains[target_at, at, seed] = gain_of(population, instance, path, order[cut:], target)
     best = gains.mean(axis=2).argmax(axis=1)
-    # against the best share, draw by draw: the draws are the same
+    # paired comparison with the best share: the draws are the same
     behind = np.stack([gains[each, best[each]] - gains[each] for each in range(len(TARGETS))])
     return [
         {
@@ -146,7 +146,7 @@ def gain_of(
     certify_rows: NDArray[np.int64],
     target: float,
 ) -> float:
-    """Walk through the path on `certify_rows`, and return the gain over the whole population."""
+    """Walk the path on `certify_rows`, and return the gain on the whole population."""
     settings = [[(trial, instance.threshold(trial, cut)) for trial, cut in choice.chosen] for choice in path]
     if not settings:
         return 1.0
@@ -158,7 +158,7 @@ def gain_of(
 
 
 def of_library(directory: Path, backend: str) -> Population:
-    """Return the held-out inputs of a library, of both splits, with the latencies of a backend."""
+    """Return a library's held-out inputs, both splits, with the latencies of a backend."""
     library = as_composed(Library.open(directory), backend)
     base, profile = library.base_outcomes(), library.manifest.profile
     reach_ms = reach_by_block(library.manifest.blocks)
@@ -180,7 +180,7 @@ def of_library(directory: Path, backend: str) -> Population:
 
 
 def synthetic(seed: int, blocks: int = 8, variants: int = 2) -> Population:
-    """Return inputs of some hardness; deeper caches answer harder ones, and scores tell with noise."""
+    """Return inputs of varying hardness; deeper caches answer harder ones, and scores are noisy."""
     random = np.random.default_rng(seed)
     hardness = random.beta(1.0, 2.2, POPULATION)
     trials = blocks * variants

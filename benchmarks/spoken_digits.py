@@ -1,12 +1,12 @@
-r"""VGG-16 with batch norm on log-mel spectrograms of spoken digits: trains it, and makes the data Gati wants.
+r"""Train VGG-16 with batch norm on log-mel spectrograms of spoken digits, and write the data for Gati.
 
     python -m benchmarks.spoken_digits --data ../shared/data --out runs/spoken_digits
     gati explore benchmarks/spoken_digits.py:vgg16 --checkpoint runs/spoken_digits/vgg16.safetensors \
         --data runs/spoken_digits/known.npz --train-data runs/spoken_digits/train.npz \
         --mean 0.5 --std 0.25 --out runs/spoken_digits/library
 
-The recordings (ten digits, six speakers, fifty takes each) are split by take, every speaker in each part:
-takes 20 to 49 train network and caches, 8 to 19 are known to explore and compose, 0 to 7 are unseen.
+The recordings (ten digits, six speakers, fifty takes each) are split by take, with every speaker in each
+part: takes 20 to 49 train network and caches, 8 to 19 are for explore and compose, 0 to 7 stay unseen.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from torch import Tensor, nn
 RATE_HZ = 8000
 MELS = FRAMES = 32
 PARTS = {"unseen": range(0, 8), "known": range(8, 20), "train": range(20, 50)}
-STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # VGG-16: channels, convolutions; then a maximum
+STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # VGG-16: channels, convolutions; then max pooling
 BATCH = 64
 
 
 def vgg16() -> nn.Sequential:
     """VGG-16 with batch norm (Simonyan, Zisserman 2015, configuration D), one channel in, ten classes out.
 
-    After five maxima a 32x32 spectrogram is one pixel, so one linear layer is the classifier.
+    After five max poolings a 32x32 spectrogram is one pixel, so the classifier is one linear layer.
     """
     stages: list[nn.Module] = []
     before = 1
@@ -60,7 +60,7 @@ def main() -> int:
     arguments = parser.parse_args()
     archive = arguments.data / "fsdd" / "fsdd_recordings.tar.gz"
     if not archive.is_file():
-        print(f"error: {archive} is not there; give --data FOLDER", file=sys.stderr)
+        print(f"error: {archive} does not exist; give --data FOLDER", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = read(archive)
@@ -71,13 +71,13 @@ def main() -> int:
     print(f"trained in {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     for name, (images, labels) in parts.items():
         right = accuracy(network, images, labels)
-        print(f"{name}: {len(labels)} recordings, {right:.2%} right", file=sys.stderr)
+        print(f"{name}: {len(labels)} recordings, {right:.2%} correct", file=sys.stderr)
     save_file(network.state_dict(), arguments.out / "vgg16.safetensors")
     return 0
 
 
 def read(archive: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Spectrograms [n, MELS, FRAMES] and digits [n] of each part."""
+    """Return spectrograms [n, MELS, FRAMES] and digits [n] of each part."""
     found: dict[str, list[tuple[NDArray[np.uint8], int]]] = {name: [] for name in PARTS}
     with tarfile.open(archive) as recordings:
         for member in sorted(recordings, key=lambda member: member.name):
@@ -86,7 +86,7 @@ def read(archive: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]
                 continue
             handle = recordings.extractfile(member)
             if handle is None:
-                raise ValueError(f"{member.name} in {archive} is no file")
+                raise ValueError(f"{member.name} in {archive} is not a file")
             rate_hz, sound = wavfile.read(io.BytesIO(handle.read()))
             if rate_hz != RATE_HZ:
                 raise ValueError(f"{member.name} has {rate_hz} Hz, expected {RATE_HZ}")
@@ -99,7 +99,7 @@ def read(archive: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def spectrogram(sound: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Log-mel energies in 0..255 over 60 dB below the loudest, the recording stretched to FRAMES frames."""
+    """Return log-mel energies as 0..255 for the top 60 dB, with the recording stretched to FRAMES frames."""
     _, _, spectrum = stft(sound, RATE_HZ, nperseg=256, noverlap=192, boundary=None, padded=True)
     energy = mel_filters(spectrum.shape[0]) @ np.abs(spectrum) ** 2
     decibels = 10.0 * np.log10(np.maximum(energy / energy.max(), 1e-6))
@@ -112,7 +112,7 @@ def spectrogram(sound: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 def mel_filters(bins: int) -> NDArray[np.float64]:
-    """Triangles [MELS, bins], evenly spaced on the mel scale."""
+    """Return triangular filters [MELS, bins], evenly spaced on the mel scale."""
     highest = 2595.0 * np.log10(1.0 + RATE_HZ / 2 / 700.0)
     edges_hz = 700.0 * (10.0 ** (np.linspace(0.0, highest, MELS + 2) / 2595.0) - 1.0)
     bins_hz = np.linspace(0.0, RATE_HZ / 2, bins)
@@ -122,7 +122,7 @@ def mel_filters(bins: int) -> NDArray[np.float64]:
 
 
 def train(images: NDArray[np.uint8], labels: NDArray[np.int64], *, epochs: int) -> nn.Sequential:
-    """Train from scratch, each spectrogram shifted and partly blanked anew each time."""
+    """Train from scratch, with random shifts and masking of each spectrogram."""
     torch.manual_seed(0)
     network = vgg16().train()
     inputs, targets = normalised(images), torch.from_numpy(labels)
@@ -143,7 +143,7 @@ def train(images: NDArray[np.uint8], labels: NDArray[np.int64], *, epochs: int) 
 
 
 def augmented(inputs: Tensor) -> Tensor:
-    """Shift in time and pitch by up to three cells, and blank a band of each (Park et al. 2019)."""
+    """Shift in time and pitch by up to three cells, and mask a band of each (Park et al. 2019)."""
     shifted = torch.roll(inputs, (int(torch.randint(-3, 4, ())), int(torch.randint(-3, 4, ()))), dims=(2, 3))
     for dimension in (2, 3):
         at, width = int(torch.randint(0, MELS - 6, ())), int(torch.randint(0, 6, ()))
@@ -158,7 +158,7 @@ def accuracy(network: nn.Module, images: NDArray[np.uint8], labels: NDArray[np.i
 
 
 def normalised(images: NDArray[np.uint8]) -> Tensor:
-    """As --mean 0.5 --std 0.25 does: [n, 1, MELS, FRAMES]."""
+    """Normalise like --mean 0.5 --std 0.25, to [n, 1, MELS, FRAMES]."""
     return (torch.from_numpy(images).float().unsqueeze(1) / 255.0 - 0.5) / 0.25
 
 

@@ -1,10 +1,10 @@
-"""What it costs to start: seconds of processor time and by the clock until a first answer, in new processes.
+"""Start-up cost: CPU and wall seconds until the first answer, in new processes.
 
     python -m benchmarks.starting LIBRARY [--composition NAME] [--against CHECKOUT] [--repetitions 5]
 
-`load` is `gati.load` and one answer, `service` what a process of `gati serve` does until its model is warm.
-With `--against` another checkout of Gati takes turns with this one. Prints JSON, the least of the
-repetitions: whatever else the machine does only adds to it. `heavy` are the slow packages that were imported.
+`load` is `gati.load` and one answer; `service` is what a `gati serve` process does until its model is warm.
+With `--against`, another checkout of Gati alternates with this one. Prints JSON with the minimum over
+repetitions, since other work on the machine only adds to it. `heavy` lists the slow packages imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROGRAMS = {"load": _LOAD, "service": _SERVICE}
 
 
 def main() -> int:
-    """Print one object a checkout."""
+    """Print one object per checkout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--composition", default="default")
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def started(what: str, library: str, composition: str, checkout: Path) -> dict[str, object]:
-    """Start one process, wait for its answer, and return what that took."""
+    """Start one process, wait for its answer, and return the cost."""
     said = f"LIBRARY, COMPOSITION, HEAVY = {library!r}, {composition!r}, {HEAVY!r}\n"
     began_s = time.perf_counter()
     done = subprocess.run(
@@ -86,7 +86,7 @@ def started(what: str, library: str, composition: str, checkout: Path) -> dict[s
 
 
 def keep_least(kept: dict[str, object], measured: dict[str, object]) -> None:
-    """Let numbers that are smaller replace those kept."""
+    """Update `kept` with smaller numbers."""
     for name, value in measured.items():
         before = kept.get(name)
         if not (isinstance(before, (int, float)) and isinstance(value, (int, float)) and before <= value):

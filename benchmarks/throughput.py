@@ -1,9 +1,9 @@
-"""Answers a second for many clients at once: Gati beside the plain network on the same engine.
+"""Throughput with many concurrent clients: Gati against the plain network on the same engine.
 
     python -m benchmarks.throughput LIBRARY --data TEST.npz --composition NAME [NAME ...]
 
-Each of `--clients` threads asks again as soon as it has its answer. Plain network and Gati take turns, three
-seconds each, `--repetitions` times; ratios are of neighbouring turns. Prints JSON.
+Each of `--clients` threads sends the next request as soon as it has an answer. Plain network and Gati
+alternate, three seconds each, `--repetitions` times; ratios compare adjacent turns. Prints JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gati.model.data import load_data
 
 
 def main() -> int:
-    """Print one object a composition."""
+    """Print one object per composition."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The throughput of one composition, with that of the plain network on its backend."""
+    """Measure the throughput of one composition and of the plain network on its backend."""
     served = open_served(arguments.library, composition=name, threads=arguments.threads)
     data = load_data(str(arguments.data), served.engine.preprocessing, what="requests")
     images = data.images(range(len(data)))

@@ -1,19 +1,19 @@
-"""What else could answer from memory: peers of Gati's memory on traffic videos, set to the same guarantee.
+"""Compare Gati's memory with peers that also answer from memory, on traffic videos at the same guarantee.
 
     python -m benchmarks.video_peers LIBRARY --data FOLDER [--composition NAME] [--accuracy 0.97]
 
-No caches, only what answers before the network:
+There are no caches, only methods that answer before the network:
 
-- *difference detector* (NoScope): the last answer known at the place, where little has changed since;
-- *nearest neighbours* (Potluck, FoggyCache): the answer of the nearest remembered pictures, where all five
-  agree and the nearest is near;
-- *nearest on hidden outputs*: the same on the hidden output of an early block, which costs the network up to
-  there; hashing (LSH) would find at most as many;
+- *difference detector* (NoScope): the last answer for that place, if little has changed since;
+- *nearest neighbours* (Potluck, FoggyCache): the answer of the nearest stored images, if all five agree and
+  the nearest is close enough;
+- *nearest on hidden outputs*: the same on the hidden output of an early block, including the cost of the
+  network up to there; hashing (LSH) would find at most as many;
 - *memory*: Gati's.
 
 A peer has four thresholds, at multiples of the median distance of its first 60 requests, which needs no
-labels. All methods are proven by the same audits, drawn alike (`gati.guard`), and learn by the same rules.
-Gains count the processor's time of the look, and of the network where nothing answers.
+labels. All methods are proven by audits drawn in the same way (`gati.guard`) and learn by the same rules.
+Gains count the CPU time of the lookup, and of the network if nothing answers.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from gati.guard.proof import Proof, Spending
 DELTA = 0.05
 AUDITS, SAMPLING = 0.05, 0.2
 MULTIPLES = (1.0, 1.5, 2.5, 4.0)
-FIRST = 60  # requests whose distances place the thresholds
+FIRST = 60  # requests whose distances set the thresholds
 NEAREST = 5
 CAPACITY = 128
 
 
 class Found(NamedTuple):
-    """What a method says of an input: `answer` is given if `confident`."""
+    """A method's result for an input: `answer` is returned if `confident`."""
 
     confident: bool
     answer: Prediction | None
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 class Method(Protocol):
-    """Something that may answer before the network, and is proven before it does."""
+    """A method that may answer before the network once it is proven."""
 
     @property
     def proving(self) -> Proof | None: ...
@@ -69,7 +69,7 @@ class Method(Protocol):
 
 
 class Distant(NamedTuple):
-    """An input as a peer sees it, and how far the answer that it knows is away."""
+    """An input as a peer sees it, and the distance of its known answer."""
 
     place: str
     seen: NDArray[np.float32]
@@ -83,7 +83,7 @@ View = Callable[[Tensor], NDArray[np.float32]]
 
 
 class Peer:
-    """The nearest of the last `capacity` inputs of a place, where its `votes` nearest neighbours agree."""
+    """The nearest of a place's last `capacity` inputs, if the `votes` nearest neighbours agree."""
 
     def __init__(self, agreement: float, view: View, *, capacity: int, votes: int) -> None:
         self._view, self._capacity, self._votes = view, capacity, votes
@@ -130,7 +130,7 @@ class Peer:
             self._thresholds = np.median(self._first) * np.array(MULTIPLES)
 
     def learn(self, looked: Distant, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        """Take in the base model's answer, by the rules of `gati.adaptation.recall`."""
+        """Learn the base model's answer, by the rules of `gati.adaptation.recall`."""
         tested = len(MULTIPLES) if self._ladder.level else 1
         if (drawn or tried) and looked.epoch == self._epoch and looked.answer is not None:
             right = looked.answer.class_index == base.class_index
@@ -144,7 +144,7 @@ class Peer:
 
 
 class OwnMemory:
-    """Gati's memory, asked as the peers are."""
+    """Gati's memory, with the interface of the peers."""
 
     def __init__(self, agreement: float) -> None:
         def at_once(fit: Callable[[], None]) -> bool:
@@ -172,13 +172,13 @@ class OwnMemory:
         return Found(looked.confident, None if looked.seen is None else looked.seen.answer, looked)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        """Take in the base model's answer."""
+        """Learn the base model's answer."""
         self._recall.learn(looked, base, drawn=drawn, tried=tried)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a method did on a recording; gains are of the processor's time, `after` from its first answer."""
+    """A method's results on a recording; gains are in CPU time, `after` from its first answer."""
 
     answered: NDArray[np.bool_]
     agreed: NDArray[np.bool_]
@@ -186,7 +186,7 @@ class Row:
     base_ms: float
 
     def gain(self, first: int = 0) -> float:
-        """Base model's time over this method's, from a request on."""
+        """Return the base model's time / this method's, from request `first` on."""
         return self.base_ms / (self.look_ms + (1.0 - float(self.answered[first:].mean())) * self.base_ms)
 
 
@@ -214,7 +214,7 @@ def run(method: Method, recording: RecordedRequests, base_ms: float, seed: int) 
 
 
 def main() -> int:
-    """Print a row for each video and method."""
+    """Print a row per video and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -263,7 +263,7 @@ def _mean_ms(call: Callable[[Tensor], object], recording: RecordedRequests, coun
 
 
 def _told(rows: list[Row], recording: RecordedRequests) -> str:
-    """Means over seeds; agreement is of what the method answered, the worst window of all requests."""
+    """Format means over seeds; agreement is over the method's answers, the worst window over all requests."""
     firsts = [int(row.answered.argmax()) if row.answered.any() else len(recording) for row in rows]
     began = [first for first in firsts if first < len(recording)]
     gain = float(np.mean([row.gain() for row in rows]))

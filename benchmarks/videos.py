@@ -1,15 +1,15 @@
-"""Traffic videos through `gati replay`: what adaptation gains, with and without memory before the network.
+"""Gain of adaptation on traffic videos with `gati replay`, with and without memory before the network.
 
     python -m benchmarks.videos LIBRARY --data FOLDER --composition NAME [--interval 10] [--json FILE]
 
-FOLDER has the three videos, named in the table below. Every request of every region is counted and
-compared with the base model on the same engine; every third one is timed with the base model, too, right
-before. Latencies are of the answer alone on one thread; retraining is done in between, and a new version
-serves at once. `worst 200` is the lowest agreement of any 200 consecutive pictures; `after` is from the first
-change on: memory that begins to answer, or retrained caches.
+FOLDER has the three videos named in the table below. Every request of every region is compared with the base
+model on the same engine; for every third one, the base model is also timed right before. Latencies are of the
+answer alone, on one thread; retraining happens in between, and a new version serves at once. `worst 200` is
+the lowest agreement over any 200 consecutive images; `after` starts at the first change: memory starts to
+answer, or caches are retrained.
 
 No setting was chosen on these regions. `--cpu-time` counts CPU time of the serving thread instead of wall
-clock, for machines that have other things to do.
+time, for busy machines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    """Print a row for each video and way."""
+    """Print a row per video and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True)
