@@ -1,1 +1,1 @@
-"""Measurements of Gati beside the plain alternatives; run as `python -m benchmarks.NAME`."""
+"""Benchmarks of Gati against the alternatives; run as `python -m benchmarks.NAME`."""

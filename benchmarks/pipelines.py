@@ -1,4 +1,4 @@
-"""The example pipeline under five SLOs: static, equal, proportional and dynamic, with and without caches.
+"""Run the example pipeline under five SLOs: static, equal, proportional and dynamic, with and without caches.
 
     python -m benchmarks.pipelines collect LIBRARIES --known KNOWN.npz --unseen UNSEEN.npz --out FOLDER
     python -m benchmarks.pipelines table FOLDER

@@ -89,12 +89,12 @@ class Rows(Library):
         self.population, self.rows, self.split = population, rows, split
 
     def base_outcomes(self) -> BaseOutcomes:
-        """As of a library on disk."""
+        """Same as for a library on disk."""
         base = self.population.base_class[self.rows]
         return BaseOutcomes(base, base, np.full(len(self.rows), self.split, dtype=np.uint8))
 
     def outcomes(self, trial_id: TrialId) -> TrialOutcomes:
-        """As of a library on disk."""
+        """Same as for a library on disk."""
         whole = self.population.trials[trial_id]
         return TrialOutcomes(whole.score[self.rows], whole.predicted[self.rows])
 

@@ -81,7 +81,7 @@ def turns(before: subprocess.Popen[str], after: subprocess.Popen[str], count: in
 
 
 def protection_us() -> float:
-    """Return the microseconds of acquiring and releasing a slot, a free lock, and the network's gate."""
+    """Return the microseconds of a slot taken and returned, an uncontended lock, and a null context."""
     idle, lock, nothing = [object()], threading.Lock(), nullcontext()
 
     def steps() -> None:

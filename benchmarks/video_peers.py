@@ -100,7 +100,7 @@ class Peer:
         return None if self._thresholds is None or proof is None or proof.hopeless else proof
 
     def look(self, x: Tensor, place: str) -> Found | None:
-        """Find what is known of something like it."""
+        """Look up a similar known input."""
         seen = self._view(x)
         distance, answer = self._nearest(seen, self._known.get(place, []))
         if self._thresholds is None:
@@ -165,7 +165,7 @@ class OwnMemory:
         return self._recall.proving
 
     def look(self, x: Tensor, place: str) -> Found | None:
-        """Find what is known of something like it."""
+        """Look up a similar known input."""
         looked: Looked | None = self._recall.look(x, place, alone=True)
         if looked is None:
             return None

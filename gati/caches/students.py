@@ -62,10 +62,10 @@ def student(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Modul
         return _of_vectors(hidden_shape[0], classes, width)
     if len(hidden_shape) == 2:
         return _of_sequences(hidden_shape, classes, width)
-    return _of_pictures(hidden_shape, classes, width)
+    return _of_images(hidden_shape, classes, width)
 
 
-def _of_pictures(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+def _of_images(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     look = _look(hidden_shape)
     layers: list[nn.Module] = []
     first, second = look.padding
