@@ -254,7 +254,7 @@ def run_explore(served: Served, asked: argparse.Namespace) -> Figures:
     network = resnet56()
     with np.load(held) as arrays:
         images = PRESETS[resnet56](arrays["images"])
-    with torch.no_grad():  # random weights answer one class, unless the normalisation and the biases fit
+    with torch.no_grad():  # random weights predict one class unless normalisation and biases are set
         for _ in range(20):
             network(images)
         network.linear.bias -= network.eval()(images).mean(0)
