@@ -207,7 +207,7 @@ class Memory(Recall):
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if not (drawn or tried):
             return
-        for ladder, each in zip(self._ladders, looked.judged, strict=True):
+        for ladder, each in zip(self._ladders, looked.intents, strict=True):
             judged = ladder.audited(each, wrong=looked.wrong(base), steers=drawn)
             if judged is not None:
                 self._on_change(judged, ladder.level, ladder.alone)

@@ -103,7 +103,7 @@ class Adaptation:
         store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
         self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
-        timer = _still if deterministic else time.perf_counter  # the time of training must not matter
+        timer = (lambda: 0.0) if deterministic else time.perf_counter  # the time of training must not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock
@@ -233,7 +233,8 @@ class Adaptation:
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
         current = decided.deployed
         try:
-            looked = self._looked_up(x, place, alone=self._follow.is_alone(decided))
+            alone = self._follow.is_alone(decided)
+            looked = self._recall.look(x, place, alone=alone) if self._recall and place is not None else None
             prediction = self._remembered(looked)
             if prediction is None and decided.lookups:
                 prediction = current.served.engine(x)[0]
@@ -289,11 +290,6 @@ class Adaptation:
     def _recent_hit_rate(self) -> float | None:
         """Of the last hundred requests or so; None before the first."""
         return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
-
-    def _looked_up(self, x: Tensor, place: str | None, *, alone: bool) -> Looked | None:
-        if place is None or self._recall is None:
-            return None
-        return self._recall.look(x, place, alone=alone)
 
     def _remembered(self, looked: Looked | None) -> Prediction | None:
         """The answer from memory, where it may be given."""
@@ -400,7 +396,3 @@ class Adaptation:
         if self._on_change is not None:
             version = self._succession.serving.deployed.number
             self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
-
-
-def _still() -> float:
-    return 0.0

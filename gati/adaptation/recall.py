@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
-from gati.adaptation.recall_ladder import Judged, RecallLadder
+from gati.adaptation.recall_ladder import Intent, RecallLadder
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
@@ -43,7 +43,7 @@ _PLACES = 64
 class Looked(NamedTuple):
     """A request looked up in memory.
 
-    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `judged`
+    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
     has what each ladder says.
     """
 
@@ -52,7 +52,7 @@ class Looked(NamedTuple):
     seen: Seen | None
     confident: bool
     known: bool
-    judged: tuple[Judged, ...]
+    intents: tuple[Intent, ...]
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -163,9 +163,9 @@ class Recall:
             if seen is not None:
                 self._looked.add(seen.features)
                 risk = 1.0 if self._risk is None else float(self._risk(seen.features))
-            judged = tuple(ladder.judge(risk) for ladder in self._ladders)
-            confident = judged[0 if alone else -1].confident
-            return Looked(place, sketched, seen, confident, any(each.known for each in judged), judged)
+            intents = tuple(ladder.judge(risk) for ladder in self._ladders)
+            confident = intents[0 if alone else -1].confident
+            return Looked(place, sketched, seen, confident, any(each.known for each in intents), intents)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
@@ -177,7 +177,7 @@ class Recall:
         changes: list[tuple[Judgement, int, bool]] = []
         with self._lock:
             if drawn or tried:
-                for ladder, each in zip(self._ladders, looked.judged, strict=True):
+                for ladder, each in zip(self._ladders, looked.intents, strict=True):
                     judged = ladder.audited(each, wrong=looked.wrong(base), steers=drawn)
                     if judged is not None:
                         changes.append((judged, ladder.level, ladder.alone))

@@ -24,7 +24,7 @@ from gati.guard.proof import Proof
 _MEMORY = 0.99  # of the running share of requests that may be answered
 
 
-class Judged(NamedTuple):
+class Intent(NamedTuple):
     """What each setting would do with an input, as of `epoch`.
 
     `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
@@ -87,25 +87,25 @@ class RecallLadder:
         """
         return len(self._settings) if self.level else 1
 
-    def judge(self, risk: float) -> Judged:
+    def judge(self, risk: float) -> Intent:
         """What the settings do with an input whose remembered answer is wrong with probability `risk`."""
         would = tuple(risk < setting.threshold for setting in self._settings)
         confident = self.level > 0 and would[self.level - 1]
         self.share += (1.0 - _MEMORY) * (confident - self.share)
-        return Judged(would, confident, any(would[: self.tested]), self._epoch)
+        return Intent(would, confident, any(would[: self.tested]), self._epoch)
 
-    def audited(self, judged: Judged, *, wrong: bool, steers: bool) -> Judgement | None:
+    def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.
 
         `wrong`: the remembered answer was. One that `steers` is a regular audit, not made for a proof alone.
         """
-        if judged.epoch != self._epoch:
+        if intent.epoch != self._epoch:
             return None
         tested, before = self.tested, self.level
         if steers:
-            for setting, would in zip(self._settings[:tested], judged.would_answer, strict=False):
+            for setting, would in zip(self._settings[:tested], intent.would_answer, strict=False):
                 setting.audited(would_answer=would, wrong=wrong)
-        agreed = [not wrong if would else None for would in judged.would_answer]
+        agreed = [not wrong if would else None for would in intent.would_answer]
         found = self._ladder.audited(agreed, guards=steers, tested=tested)
         if found is not None and (found.kind == "withdrawn" or before == 0):
             self._epoch += 1

@@ -25,7 +25,7 @@ from gati.guard.proof import Spending
 
 AGREEMENT = 0.95
 CLASSES = 4
-NOTHING = Looked("", np.empty(0, dtype=np.float32), None, confident=False, known=False, judged=())
+NOTHING = Looked("", np.empty(0, dtype=np.float32), None, confident=False, known=False, intents=())
 
 
 def answer(class_index: int, sure: float = 0.9) -> Prediction:
@@ -339,7 +339,7 @@ def test_audits_of_before_an_alarm_say_nothing_about_what_comes_after() -> None:
     for x, base in place:
         looked = run.recall.look(x, "gate", alone=True)
         assert looked is not None
-        if looked.confident and all(all(each.would_answer) for each in looked.judged):
+        if looked.confident and all(all(each.would_answer) for each in looked.intents):
             waiting.append((looked, base))
         if len(waiting) == 400:
             break

@@ -95,7 +95,7 @@ def test_it_goes_on_where_it_was_and_pays_for_no_second_proof(tmp_path: Path) ->
         seen, known = look_alone(again, x), look_alone(before, x)
         assert seen is not None and known is not None and seen.seen is not None and known.seen is not None
         assert seen.confident == known.confident
-        assert [each.would_answer for each in seen.judged] == [each.would_answer for each in known.judged]
+        assert [each.would_answer for each in seen.intents] == [each.would_answer for each in known.intents]
         assert seen.seen.answer.class_index == base.class_index
         assert seen.seen.answer.class_name == base.class_name
         np.testing.assert_allclose(seen.seen.features, known.seen.features, atol=1e-5)
