@@ -54,6 +54,8 @@ class BoundedPool:
                     raise
             finally:
                 self._next()
+                # They hold the exception, whose traceback holds this frame and all that `work` has read.
+                future = waiting = None  # type: ignore[assignment]
         finally:
             self._count -= 1
 

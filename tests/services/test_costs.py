@@ -441,3 +441,35 @@ def test_shapes_are_refused_as_ours_or_fit(shape: list[int], data: bytes) -> Non
         assert from_bytes("UINT8", shape, data).size == len(data)
     except GatiError as error:
         assert len(str(error)) < 400
+
+
+def test_what_was_read_for_a_refused_request_is_gone_without_a_garbage_collection() -> None:
+    """A cycle of exception and futures kept it, and collecting a million lists held up the event loop."""
+
+    class Document:
+        """What the body was parsed to."""
+
+    alive: list[weakref.ref[Document]] = []
+
+    def parse() -> None:
+        document = Document()
+        alive.append(weakref.ref(document))
+        raise RequestError(f"{type(document).__name__} is no tensor")
+
+    async def refuse(pool: BoundedPool) -> None:
+        with pytest.raises(RequestError, match="no tensor"):
+            await pool.run(parse)
+
+    async def main() -> list[bool]:
+        pool = BoundedPool("test", threads=1)
+        gc.collect()
+        gc.disable()
+        try:
+            await refuse(pool)
+            await asyncio.sleep(0.01)
+            return [document() is None for document in alive]
+        finally:
+            gc.enable()
+            pool.close()
+
+    assert asyncio.run(main()) == [True]
