@@ -12,6 +12,7 @@ from torch import nn
 
 from gati.errors import EvictError
 from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range, check_weights
+from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows
@@ -103,12 +104,11 @@ class EmbeddingCache(nn.Module):
         flat = check_ids(input)
         check_offsets(input, offsets, include_last=self.include_last_offset)
         check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
-        ids, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
-        check_range(flat, ids, self.slow.rows)
-        rows = self._rows(ids.numpy(), inverse.numpy(), counts.numpy())
+        check_range(flat, self.slow.rows)
+        rows, places = self._rows(distinct(flat.numpy()))
         with torch.no_grad():
             return nn.functional.embedding_bag(
-                inverse.view_as(input),
+                torch.from_numpy(places).view_as(input),
                 rows,
                 None if offsets is None else offsets.to(torch.int64),
                 mode=self.mode,
@@ -148,22 +148,26 @@ class EmbeddingCache(nn.Module):
             held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}
             return {**self._counts, **rates, **held, **self._policy.figures()}
 
-    def _rows(self, ids: Ids, inverse: Ids, counts: Ids) -> torch.Tensor:
-        """Rows of different ids, [n, width]; then the policy decides which stay."""
+    def _rows(self, asked: DistinctIds) -> tuple[torch.Tensor, Ids]:
+        """Rows of different ids, [n, width], and which of them each id of the batch has.
+
+        Those that are cached come first. Then the policy decides which stay.
+        """
+        ids, inverse, counts, last = asked
         rows = torch.empty((max(len(ids), 1), self.slow.width), dtype=self.slow.dtype)
         if len(ids) == 0:
-            return rows.zero_()
-        last = np.empty(len(ids), dtype=np.int64)
-        last[inverse] = np.arange(len(inverse))  # of several, the last stays
+            return rows.zero_(), inverse
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
             hits = np.flatnonzero(slots >= 0)
-            held = self._slab.rows.index_select(0, torch.from_numpy(self._where[slots[hits]]))
-        rows.index_copy_(0, torch.from_numpy(hits), held)
+            held = torch.from_numpy(self._where[slots[hits]])
+            torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
         if len(missing):
-            rows.index_copy_(0, torch.from_numpy(missing), self._fetched(ids[missing]))
+            rows[len(hits) :] = self._fetched(ids[missing])
+        row_of = np.empty(len(ids), dtype=np.int64)
+        row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
         with self._lock:
             begin, self._clock = self._clock, self._clock + len(inverse)
             batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
@@ -172,8 +176,8 @@ class EmbeddingCache(nn.Module):
             if epoch == self._epoch:
                 if version != self._version:  # another thread came between
                     slots = self._sets.find(ids, places)
-                self._keep(batch, slots, rows)
-        return rows
+                self._keep(batch, slots, rows, row_of)
+        return rows, row_of[inverse]
 
     def _fetched(self, ids: Ids) -> torch.Tensor:
         found = self.slow.fetch(ids)
@@ -184,12 +188,12 @@ class EmbeddingCache(nn.Module):
             )
         return found
 
-    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor) -> None:
+    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor, row_of: Ids) -> None:
         emptied, kept, placed = self._policy.replace(batch, slots)
         if len(emptied) or len(kept):
             self._version += 1
         self._drop(emptied)
-        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(kept)))
+        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[kept])))
 
     def _drop(self, slots: Ids) -> None:
         """The rows of emptied slots may be overwritten."""

@@ -78,8 +78,7 @@ class LaruRows(RowPolicy):
     def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
         """What the predictor says."""
         cells = np.concatenate((self._cells[held], self._batch_cells[fetched]))
-        age = np.concatenate((self._now - self._used_at[held], np.zeros(len(fetched))))
-        return self._returns.later(cells, age)
+        return self._returns.later(cells, self._now - self._used_at[held])
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""

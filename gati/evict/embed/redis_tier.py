@@ -70,7 +70,7 @@ class RedisTier:
                 f"{self._url} has no row {ids[wrong]} of {row_bytes} bytes in table {self._name} "
                 f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write"
             )
-        return torch.frombuffer(bytearray(b"".join(rows)), dtype=self.dtype).view(-1, self.width)
+        return torch.frombuffer(bytearray().join(rows), dtype=self.dtype).view(-1, self.width)
 
     def close(self) -> None:
         """Close the connections."""

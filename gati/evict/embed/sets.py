@@ -32,7 +32,7 @@ def hashed(ids: Ids, sets: int) -> Hashed:
     bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
     bits ^= bits >> np.uint64(31)
-    homes = ((bits >> np.uint64(32)) % np.uint64(sets)).astype(np.int64)
+    homes = ((bits >> np.uint64(32)) * np.uint64(sets) >> np.uint64(32)).astype(np.int64)
     return Hashed(homes, (bits & np.uint64(255)).astype(np.uint8), bits)
 
 
