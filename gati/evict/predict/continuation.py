@@ -11,6 +11,7 @@ and in any batch.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class ContinuationSettings:
 class ContinuationModel:
     """A logistic model: `weights` [features], `bias`. Any thread may ask it."""
 
+    quick = True  # whether a server may predict on the thread that answers everybody
+
     def __init__(self, weights: NDArray[np.float32], bias: float, settings: ContinuationSettings) -> None:
         self.weights = weights
         self.bias = bias
@@ -83,6 +86,10 @@ class ContinuationModel:
                 part = list(map(_TEXTS_OF, prompts[begin : begin + _AT_ONCE]))
                 totals[begin : begin + _AT_ONCE] += self._shown_by(part)
         return _probabilities(totals / _ONE)
+
+    def digest(self) -> str:
+        """A name for what it has learned."""
+        return hashlib.sha256(self.weights.tobytes()).hexdigest()
 
     def _shown_by(self, said: list[tuple[str, ...]]) -> NDArray[np.int64]:
         """What texts add to the log odds, [prompts]: those of each prompt, the newest last."""
