@@ -11,7 +11,7 @@ from gati.evict.policy.duels import Duels
 from gati.evict.policy.guard import Gati, ShadowLru, bound
 from gati.evict.policy.registry import POLICIES
 from gati.evict.predict.oracle import Oracle
-from gati.evict.replays.replay import build
+from gati.evict.replays.replay import build, replay
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
 
@@ -258,3 +258,19 @@ def test_inverted_predictions_make_the_guard_step_in_and_it_says_so() -> None:
     assert figures["guard"]["alarms"] >= 1
     assert figures["guard"]["share_learned"] < 1.0
     assert naive_next_use(trace, 0, 0) > 0.0
+
+
+def visits(requests: int, seed: int) -> Trace:
+    """Items of many short visits that take turns: most are seen once, a few are popular, as in a shop."""
+    chance = random.Random(seed)
+    return flat_trace([int(chance.paretovariate(0.35)) % 100_000 for _ in range(requests)])
+
+
+@pytest.mark.parametrize("predictor", ["noise:1", "noise:0.5"])
+@pytest.mark.parametrize("size", [100, 300, 1000])
+def test_wrong_predictions_cost_less_than_half_a_point_on_short_traces(predictor: str, size: int) -> None:
+    """Where the allowance for long traces, a sixteenth of the cache, would be more than half a point."""
+    for seed in range(3):
+        trace = visits(5_000, seed)
+        lru, gati = replay(trace, [size], ["lru", "gati"], predictor=predictor).outcomes
+        assert gati.hit_rate > lru.hit_rate - 0.005
