@@ -176,19 +176,23 @@ def _log_loss(probability: Floats, actual: Flags) -> float:
 
 
 def _probabilities(odds: Floats) -> Floats:
-    return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
+    shares = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(odds, -50.0), 50.0)))
+    return np.minimum(np.maximum(shares, 1.0 - MOST), MOST)
 
 
 def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
-    """Sum the values from each begin up to its end, which is not included.
+    """Sum the values from each begin up to its end, which is not included; no end but the last is behind all.
 
     Whole numbers, so the order in which they are added does not matter.
     """
+    if len(values) == 0:
+        return np.zeros(len(begins), dtype=np.int64)
     places = np.empty(2 * len(begins), dtype=np.intp)
     places[::2], places[1::2] = begins, ends
-    longer = np.zeros(len(values) + 1, dtype=values.dtype)  # an end may lie behind the last value
-    longer[:-1] = values
-    found = np.add.reduceat(longer, places, dtype=np.int64)[::2]
+    if len(places) and places[-1] == len(values):  # `reduceat` sums up to there without being told
+        places = places[:-1]
+        places[-1] = min(places[-1], len(values) - 1)
+    found = np.add.reduceat(values, places, dtype=np.int64)[::2]
     found[begins == ends] = 0  # where `reduceat` gives the value at the begin
     return found
 
@@ -205,7 +209,7 @@ def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int6
         said = [texts[-_READ:] for texts in said]
         counts = np.minimum(counts, _READ)
     found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    if len(max(found, key=len)) > _LEAST:
+    if max(map(len, found)) > _LEAST:
         said = [tuple(_cut(text, len(texts)) for text in texts) for texts in said]
         found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
     return found, counts - 1
