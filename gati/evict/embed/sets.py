@@ -137,18 +137,21 @@ def _latest_first(homes: Ids, later: NDArray[np.float64], sets: int) -> Ids:
     """The order by set, then what is used latest first, then as given."""
     # the bits of floats that are not negative are in the order of the floats
     bits = np.maximum(later, 0.0).astype(np.float32).view(np.int32).astype(np.int64)
-    return by_set(homes, bits.max(initial=0) - bits, sets)
+    return by_set(homes, bits.max(initial=0) - bits, sets, together=True)
 
 
-def by_set(homes: Ids, keys: Ids, sets: int) -> Ids:
-    """The order by set, then key, then as given; keys are not negative."""
+def by_set(homes: Ids, keys: Ids, sets: int, *, together: bool = False) -> Ids:
+    """The order by set, then key, then as given; keys are not negative. `together`: `homes` is sorted."""
     counts = np.bincount(homes, minlength=sets)
     width, place_bits = int(counts.max(initial=0)), len(keys).bit_length()
     if sets * width > 16 * len(keys) or int(keys.max(initial=0)).bit_length() + place_bits > 63:
         return np.lexsort((keys, homes))
     # A row for each set, as many short sorts are ten times as fast as a long one. Numbers end with the place.
-    first = np.argsort(homes.astype(np.uint16) if sets <= 2**16 else homes, kind="stable")
+    first = np.arange(len(homes))
+    if not together:
+        first = np.argsort(homes.astype(np.uint16) if sets <= 2**16 else homes, kind="stable")
+        homes, keys = homes[first], keys[first]
     rows = np.full((sets, width), np.iinfo(np.int64).max)
-    rows[homes[first], ranks(homes[first], sets)] = (keys[first] << place_bits) | first
+    rows[homes, ranks(homes, sets)] = (keys << place_bits) | first
     rows.sort(axis=1)
     return rows[np.arange(width) < counts[:, None]] & ((1 << place_bits) - 1)

@@ -73,14 +73,22 @@ class HazardModel:
 
 
 def fit_hazards(
-    labels: Labels, *, bins: int = 10, rounds: int = 40, leaves: int = 8, rate: float = 0.1, seed: int = 0
+    labels: Labels,
+    *,
+    edges: Floats | None = None,
+    bins: int = 10,
+    rounds: int = 40,
+    leaves: int = 8,
+    rate: float = 0.1,
+    seed: int = 0,
 ) -> HazardModel | None:
     """Fit a model to what is known of samples; None where too few of them have returned to tell anything.
 
-    Raises EvictError where LightGBM is not installed.
+    `edges` are bounds of the bins of ages, by default `bins` of them as `ages` has it. Raises EvictError
+    where LightGBM is not installed.
     """
     lightgbm = lightgbm_module()
-    edges = ages(labels.gaps_s, bins)
+    edges = ages(labels.gaps_s, bins) if edges is None else edges
     if edges is None:
         return None
     rows = by_bin(labels, edges)

@@ -57,6 +57,9 @@ def test_by_set_then_key_then_as_given(sets: int, largest: int) -> None:
     chance = np.random.default_rng(0)
     homes, keys = chance.integers(0, sets, 300), chance.integers(0, largest, 300)
     np.testing.assert_array_equal(by_set(homes, keys, sets), np.lexsort((keys, homes)))
+    homes.sort()
+    found = by_set(homes, keys, sets, together=True)
+    np.testing.assert_array_equal(found, np.lexsort((keys, homes)))
     assert len(by_set(homes[:0], keys[:0], sets)) == 0
 
 
