@@ -120,7 +120,10 @@ class Watched(Gati):
         before = self._exposed()
         if before:
             most = 0.001 * self._seen + min(self.capacity / 16, 384)
-            assert self._excess + len(self._only) / 3 >= most
+            if self._excess > 0.001 * self._seen and self._limit is None:
+                assert self._excess + len(self._only) >= min(most, 0.004 * self._seen)
+            else:
+                assert self._excess + len(self._only) / 3 >= most
         removed = super().evict(count, missing)
         if before and self._following:
             Watched.held_back += 1
