@@ -20,6 +20,8 @@ from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
 from gati.evict.embed.tiers import Ids, SlowTier
 
+_KEPT_BYTES = 32 << 20  # of a thread's room for rows, between its batches
+
 
 class EmbeddingCache(nn.Module):
     """The forward pass of `nn.EmbeddingBag`, bit for bit, over rows that a slow tier holds.
@@ -71,6 +73,7 @@ class EmbeddingCache(nn.Module):
         self._policy = row_policy(policy, self._sets, most, seed=seed)
         self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # place in the slab, by slot
         self._lock = threading.RLock()
+        self._rooms = threading.local()
         self._version = 0  # of what is cached where
         self._epoch = 0  # grows when rows are forgotten
         self._clock = 0  # ids requested
@@ -154,9 +157,9 @@ class EmbeddingCache(nn.Module):
         Those that are cached come first. Then the policy decides which stay.
         """
         ids, inverse, counts, last = asked
-        rows = torch.empty((max(len(ids), 1), self.slow.width), dtype=self.slow.dtype)
         if len(ids) == 0:
-            return rows.zero_(), inverse
+            return torch.zeros((1, self.slow.width), dtype=self.slow.dtype), inverse
+        rows = self._room(len(ids))
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
@@ -178,6 +181,17 @@ class EmbeddingCache(nn.Module):
                     slots = self._sets.find(ids, places)
                 self._keep(batch, slots, rows, row_of)
         return rows, row_of[inverse]
+
+    def _room(self, count: int) -> torch.Tensor:
+        """Room for rows [count, width], which the next batch of this thread overwrites.
+
+        Memory that is new for every batch would have to be cleared by the system each time.
+        """
+        kept: torch.Tensor | None = getattr(self._rooms, "rows", None)
+        if kept is None or len(kept) < count:
+            kept = torch.empty((count + count // 8, self.slow.width), dtype=self.slow.dtype)
+            self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
+        return kept[:count]
 
     def _fetched(self, ids: Ids) -> torch.Tensor:
         found = self.slow.fetch(ids)
