@@ -119,11 +119,10 @@ class Watched(Gati):
     def evict(self, count: int, missing: list[int]) -> list[int]:
         before = self._exposed()
         if before:
+            losing = self._excess > 0.001 * self._seen and self._limit is None
             most = 0.001 * self._seen + min(self.capacity / 16, 384)
-            if self._excess > 0.001 * self._seen and self._limit is None:
-                assert self._excess + len(self._only) >= min(most, 0.004 * self._seen)
-            else:
-                assert self._excess + len(self._only) / 3 >= most
+            most = min(most, (0.004 if losing else 0.006) * self._seen)
+            assert self._excess + len(self._only) / 3 >= most
         removed = super().evict(count, missing)
         if before and self._following:
             Watched.held_back += 1
@@ -228,7 +227,7 @@ def test_predictions_that_have_become_good_are_followed_again() -> None:
 
     def said(number: int, block: int) -> float:
         after = truth[number].get(block, 1e9)
-        return -after if number < 500 else after
+        return -after if number < 2000 else after
 
     cache = build("gati", 64, lambda capacity, seed: Scripted(said), flat=True)
     lru = build("lru", 64, None, flat=True)
@@ -264,9 +263,12 @@ def test_inverted_predictions_make_the_guard_step_in_and_it_says_so() -> None:
 
 
 def visits(requests: int, seed: int) -> Trace:
-    """Items of many short visits that take turns: most are seen once, a few are popular, as in a shop."""
+    """Items of many short visits that take turns: most are seen once, others are popular, as in a shop."""
     chance = random.Random(seed)
-    return flat_trace([int(chance.paretovariate(0.35)) % 100_000 for _ in range(requests)])
+    popular = [int(2_000 * chance.random() ** 3) for _ in range(requests)]
+    return flat_trace(
+        [item if chance.random() < 0.5 else 2_000 + number for number, item in enumerate(popular)]
+    )
 
 
 @pytest.mark.parametrize("predictor", ["noise:1", "noise:0.5"])

@@ -10,9 +10,10 @@ therefore decide only while X + D/8 < A + B, where D counts the blocks that only
 LARU has caught one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the
 block that it threw out returns before another that was there, and is still. Exact ones never are.
 
-Where X > A, what predictions threw out has cost more than it saved, and all of D may be missed, too. They
-decide only while X + D stays below A + B and below 0.004 n: B blocks are much of a short trace. Exact
-predictions never miss more than LRU, so that X <= 0 always.
+B blocks are much of a short trace, so that 0.006 n stands for A + B where that is less. Where X > A, what
+predictions threw out has cost more than it saved: then it is 0.004 n, and X + D/3 counts however long ago one
+was wrong. With exact predictions X <= 0 always. Where X + D <= 0, on the other hand, nothing is lost to LRU
+even if all of D is requested, and what LARU would catch does not narrow its choice.
 
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
 more, as long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
@@ -38,7 +39,8 @@ EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
 _RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
-_LOSING_SHARE = 0.004  # of n: what may be missed in all, once predictions have cost more than they saved
+_LARGEST_SHARE = 0.006  # of n: what is allowed at most
+_LARGEST_SHARE_LOSING = 0.004  # the same where predictions have cost more than they saved
 _DOUBT = 4.0  # for how long one that was wrong counts, in capacities
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
@@ -141,7 +143,7 @@ class Gati(Laru):
         super().begin(ids, hits, time_s)
         fading = max(1.0 - len(ids) / (_MEMORY * self.capacity), 0.0)
         self._lately = fading * self._lately + len(held) - hits
-        if self._lately <= 0.0:
+        if self._lately <= 0.0 or self._excess + len(self._only) <= 0:
             self._evicted.difference_update(ids)
             self._share = min(2.0 * self._share, 1.0)
         elif len(held) < len(ids):
@@ -182,12 +184,14 @@ class Gati(Laru):
         """Whether predictions that were wrong may have thrown out too much that LRU still has."""
         allowed = EXCESS_SHARE * self._seen
         most = allowed + slack(self.capacity)
-        if self._excess > allowed and self._limit is None:
-            return self._excess + len(self._only) >= min(most, _LOSING_SHARE * self._seen)
         lately = self._seen - _DOUBT * self.capacity
-        if self._wrong_at < lately:
-            return False
         share = _RETURNING_CAUGHT if self._caught_at >= lately else _RETURNING
+        if self._excess > allowed and self._limit is None:
+            share, most = _RETURNING_CAUGHT, min(most, _LARGEST_SHARE_LOSING * self._seen)
+        elif self._wrong_at < lately:
+            return False
+        else:
+            most = min(most, _LARGEST_SHARE * self._seen)
         return self._excess + share * len(self._only) >= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
