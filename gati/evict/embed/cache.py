@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows
 from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
-from gati.evict.embed.tiers import Ids, SlowTier
+from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
 
 _KEPT_BYTES = 32 << 20  # of a thread's room for rows, between its batches
 
@@ -38,6 +39,8 @@ class EmbeddingCache(nn.Module):
     once; then the policy decides what stays: `lru`, `laru` (which follows a predictor that learns how soon
     rows return), or `gati` (laru that falls back to lru where it does worse). `rows=None` keeps as many as
     the cache's share of `pool` has room for.
+
+    A slow tier that is an `AskedTier` finds the rows while the policy learns from the batch.
 
     Any number of threads may call it. A lock is held while rows are looked up, copied and replaced, but not
     while the slow tier is asked nor while rows are summed. Results do not depend on what is cached. Rows are
@@ -167,20 +170,25 @@ class EmbeddingCache(nn.Module):
             held = torch.from_numpy(self._where[slots[hits]])
             torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
-        if len(missing):
-            rows[len(hits) :] = self._fetched(ids[missing])
-        row_of = np.empty(len(ids), dtype=np.int64)
-        row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
+        waiting = self._asked(ids[missing]) if len(missing) else None
+        try:  # what does not depend on the rows is done while the slow tier finds them
+            row_of = np.empty(len(ids), dtype=np.int64)
+            row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
+            row_places = row_of[inverse]
+            with self._lock:
+                begin, self._clock = self._clock, self._clock + len(inverse)
+                batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
+                batch = self._policy.observe(batch)
+        finally:
+            if waiting is not None:
+                rows[len(hits) :] = self._checked(waiting(), len(missing))
         with self._lock:
-            begin, self._clock = self._clock, self._clock + len(inverse)
-            batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
             self._count(batch, hits, len(missing))
-            self._policy.observe(batch)
             if epoch == self._epoch:
                 if version != self._version:  # another thread came between
                     slots = self._sets.find(ids, places)
                 self._keep(batch, slots, rows, row_of)
-        return rows, row_of[inverse]
+        return rows, row_places
 
     def _room(self, count: int) -> torch.Tensor:
         """Room for rows [count, width], which the next batch of this thread overwrites.
@@ -193,12 +201,16 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
-    def _fetched(self, ids: Ids) -> torch.Tensor:
-        found = self.slow.fetch(ids)
-        if tuple(found.shape) != (len(ids), self.slow.width) or found.dtype != self.slow.dtype:
+    def _asked(self, ids: Ids) -> Callable[[], torch.Tensor]:
+        if isinstance(self.slow, AskedTier):
+            return self.slow.ask(ids)
+        return partial(self.slow.fetch, ids)
+
+    def _checked(self, found: torch.Tensor, count: int) -> torch.Tensor:
+        if tuple(found.shape) != (count, self.slow.width) or found.dtype != self.slow.dtype:
             raise EvictError(
-                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
-                f"{(len(ids), self.slow.width)} {self.slow.dtype}"
+                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {count} ids, not "
+                f"{(count, self.slow.width)} {self.slow.dtype}"
             )
         return found
 

@@ -110,7 +110,7 @@ class RowReturns:
         return cells
 
     def later(self, cells: Cells, age: Floats) -> Floats:
-        """Predicted next uses of rows of these cells, [n]; of the first ones `age` is given, others have none.
+        """Predicted next uses of rows of these cells, [n]; the first ones have an `age`, the others none.
 
         Without a model, ages themselves.
         """

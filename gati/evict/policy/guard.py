@@ -12,8 +12,7 @@ block that it threw out returns before another that was there, and is still. Exa
 
 B blocks are much of a short trace, so that 0.006 n stands for A + B where that is less. Where X > A, what
 predictions threw out has cost more than it saved: then it is 0.004 n, and X + D/3 counts however long ago one
-was wrong. With exact predictions X <= 0 always. Where X + D <= 0, on the other hand, nothing is lost to LRU
-even if all of D is requested, and what LARU would catch does not narrow its choice.
+was wrong. With exact predictions X <= 0 always.
 
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
 more, as long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
@@ -143,7 +142,7 @@ class Gati(Laru):
         super().begin(ids, hits, time_s)
         fading = max(1.0 - len(ids) / (_MEMORY * self.capacity), 0.0)
         self._lately = fading * self._lately + len(held) - hits
-        if self._lately <= 0.0 or self._excess + len(self._only) <= 0:
+        if self._lately <= 0.0:
             self._evicted.difference_update(ids)
             self._share = min(2.0 * self._share, 1.0)
         elif len(held) < len(ids):

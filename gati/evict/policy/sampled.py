@@ -4,9 +4,9 @@ A block is in the sample if its hash says so (SHARDS, Waldspurger et al. 2015): 
 LRU of k / every keys tells which would be cached. On a path, LRU goes by blocks: those above are used last
 and stay longest. X and n count the sampled blocks.
 
-What a sample says is no certainty, so the guard is a test. The loss of a request is z = (1 + LRU's hits - ours,
-per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of `gati.guard` bets
-against it; where it alarms, LRU decides until X <= eps n. While the promise is kept, an alarm within t
+What a sample says is no certainty, so the guard is a test. The loss of a request is z = (1 + LRU's hits -
+ours, per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of `gati.guard`
+bets against it; where it alarms, LRU decides until X <= eps n. While the promise is kept, an alarm within t
 requests has a probability of at most t / R.
 """
 
@@ -47,9 +47,7 @@ class SampledLru:
     def sampled(self, ids: list[int]) -> list[int]:
         """Places of the blocks that are in the sample."""
         limit = self._limit
-        return [
-            place for place, block in enumerate(ids) if (hash(block) * _ODD & 2**64 - 1) >> 32 < limit
-        ]
+        return [place for place, block in enumerate(ids) if (hash(block) * _ODD & 2**64 - 1) >> 32 < limit]
 
     def access(self, blocks: list[int]) -> int:
         """Serve the sampled blocks of a request, from the root on; how many of them LRU holds."""

@@ -128,7 +128,8 @@ class EncodedContinuation:
             return np.zeros(0)
         with torch.inference_mode():
             odds = self.head(self.encoder.encode(prompts))[:, 0]
-            return np.clip(odds.double().sigmoid().numpy(), 1.0 - MOST, MOST)
+            shares: Floats = odds.double().sigmoid().numpy()
+        return np.minimum(np.maximum(shares, 1.0 - MOST), MOST)
 
     def digest(self) -> str:
         """A name for what it has learned."""

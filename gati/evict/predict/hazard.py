@@ -35,14 +35,15 @@ def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
     """
     count, bins = hazards.shape
     alive = np.ones((count, bins + 1))
-    np.cumprod(1.0 - hazards, axis=1, out=alive[:, 1:])
+    np.multiply.accumulate(1.0 - hazards, axis=1, out=alive[:, 1:])
     spent = np.zeros((count, bins + 1))
-    np.cumsum((edges[1:] - edges[:-1]) * 0.5 * (alive[:, :-1] + alive[:, 1:]), axis=1, out=spent[:, 1:])
+    between = (edges[1:] - edges[:-1]) * 0.5 * (alive[:, :-1] + alive[:, 1:])
+    np.add.accumulate(between, axis=1, out=spent[:, 1:])
     hits = alive[:, :bins, None] - alive[:, None, 1:]  # [n, from, to]
     time = spent[:, None, 1:] - spent[:, :bins, None]
-    worth = np.zeros_like(time)
-    np.divide(hits, time, out=worth, where=time > 0.0)
-    inverse: Floats = 1.0 / np.maximum(worth.max(axis=2), 1e-12)
+    worth = np.divide(hits, time, out=np.zeros(time.shape), where=time > 0.0)
+    best = np.maximum.reduce(worth, axis=2)
+    inverse: Floats = 1.0 / np.maximum(best, 1e-12)
     return inverse
 
 

@@ -29,7 +29,7 @@ class _Test(NamedTuple):
     kept: int
 
 
-class _UnknownTrees(Exception):
+class _UnknownTreesError(Exception):
     """There is something in these trees that is not known here."""
 
 
@@ -65,7 +65,7 @@ class BinnedTrees:
         kept = np.where(failed, self._kept, _ALL).reshape(*self._shape, len(rows))
         left: Bits = np.bitwise_and.reduce(kept, axis=1)
         at = (left[:, :, None] & self._bins[:, None, :]) + self._first
-        odds = self._values.take(at).sum(axis=0)  # tree after tree, as LightGBM adds them
+        odds = np.add.reduce(self._values.take(at), axis=0)  # tree after tree, as LightGBM adds them
         return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
 
@@ -82,7 +82,7 @@ def binned_trees(booster: Any, bins: int) -> BinnedTrees | None:
             leaves: list[float] = []
             _walk(tree["tree_structure"], tests, leaves)
             trees.append((tests, leaves))
-    except _UnknownTrees:
+    except _UnknownTreesError:
         return None
     return BinnedTrees(trees, bins, dumped["max_feature_idx"])
 
@@ -91,11 +91,11 @@ def _walk(node: Mapping[str, Any], tests: list[_Test], leaves: list[float]) -> i
     """Take in what lies below a node, from left to right; return its leaves as bits."""
     if "leaf_value" in node:
         if len(leaves) == _LEAVES or "leaf_coeff" in node:
-            raise _UnknownTrees
+            raise _UnknownTreesError
         leaves.append(node["leaf_value"])
         return 1 << (len(leaves) - 1)
     if node["decision_type"] != "<=" or node["missing_type"] != "None":
-        raise _UnknownTrees
+        raise _UnknownTreesError
     left = _walk(node["left_child"], tests, leaves)
     tests.append(_Test(node["split_feature"], node["threshold"], int(_ALL) & ~left))
     return left | _walk(node["right_child"], tests, leaves)

@@ -92,8 +92,7 @@ class Driver:
         places = hashed(ids, sets.sets)
         requested = RequestedRows(ids, places, counts, self.clock + last, self.clock, end)
         slots = sets.find(ids, places)
-        self.policy.observe(requested)
-        self.policy.replace(requested, slots)
+        self.policy.replace(self.policy.observe(requested), slots)
         self.clock = end
         self.fetched += int(np.count_nonzero(slots < 0))
         assert (sets.used <= sets.room).all()
