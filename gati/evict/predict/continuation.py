@@ -15,7 +15,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ _ONE = 2.0**24  # of a weight as a whole number
 _LARGEST = 64.0  # of a weight
 _AT_ONCE = 1_024  # prompts that are read together
 _TEXTS_OF, _TURN_OF = attrgetter("texts"), attrgetter("turn")
-_NEWEST, _EARLIER = itemgetter(-1), itemgetter(slice(-1))
+_NEWEST = itemgetter(-1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ class ContinuationModel:
         """What texts add to the log odds, [prompts]: those of each prompt, the newest last."""
         texts, earlier = _texts_read(said)
         with self._lock:
-            hashed = self._hasher.texts(texts, len(said))
+            hashed = self._hasher.texts_within(texts, len(said), _LEAST)
+            if hashed is None:  # some are long, and are cut
+                said = [tuple(_cut(text, len(each)) for text in each) for each in _newest(said)]
+                hashed = self._hasher.texts(_texts_read(said)[0], len(said))
         whole, count = self._whole, len(said)
         bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
         shown = whole.take(hashed.new)
@@ -206,13 +209,16 @@ def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int6
     if counts.min() == 0:
         raise EvictError(f"conversation {counts.argmin()} has no prompt: leave it out")
     if counts.max() > _READ:
-        said = [texts[-_READ:] for texts in said]
-        counts = np.minimum(counts, _READ)
-    found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    if max(map(len, found)) > _LEAST:
-        said = [tuple(_cut(text, len(texts)) for text in texts) for texts in said]
-        found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    return found, counts - 1
+        said, counts = _newest(said), np.minimum(counts, _READ)
+    texts = list(chain.from_iterable(said))
+    earlier = np.ones(len(texts), dtype=np.bool_)
+    earlier[np.cumsum(counts) - 1] = False
+    return [*map(_NEWEST, said), *compress(texts, earlier.tobytes())], counts - 1
+
+
+def _newest(said: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The prompts of each conversation that are read at all."""
+    return [texts[-_READ:] for texts in said]
 
 
 def _cut(text: str, count: int) -> str:

@@ -77,12 +77,21 @@ class TextHasher:
 
     def texts(self, texts: Sequence[str], newest: int | None = None) -> HashedTexts:
         """Features of texts, of which the first `newest` (by default all) are newest prompts."""
-        newest = len(texts) if newest is None else newest
+        found = self.texts_within(texts, len(texts) if newest is None else newest)
+        assert found is not None
+        return found
+
+    def texts_within(
+        self, texts: Sequence[str], newest: int, most: int | None = None
+    ) -> HashedTexts | None:
+        """As `texts`; None where one has more than `most` characters, in lower case."""
         joined = _joined(texts)
         points, low = joined.points, joined.low
         begins = np.flatnonzero(joined.begins)
         bounds = np.flatnonzero(joined.edges.take(begins))
         edges = begins[bounds] + 1
+        if most is not None and np.max(edges[1:] - edges[:-1], initial=0) > most + 1:
+            return None
         words = self._words(low, begins)
         words[bounds] = _END
         first, end = bounds[:newest], bounds[1 : newest + 1]
