@@ -81,9 +81,7 @@ class TextHasher:
         assert found is not None
         return found
 
-    def texts_within(
-        self, texts: Sequence[str], newest: int, most: int | None = None
-    ) -> HashedTexts | None:
+    def texts_within(self, texts: Sequence[str], newest: int, most: int | None = None) -> HashedTexts | None:
         """As `texts`; None where one has more than `most` characters, in lower case."""
         joined = _joined(texts)
         points, low = joined.points, joined.low
