@@ -53,6 +53,7 @@ from gati.versions.engines import Setting
 
 AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0
 ALPHA = 1.0 - AGREEMENT
+KNOWN = 0.5  # of requests, by memory
 SCENES = 3
 HOPELESS = 0.8  # of the versions are as bad as must not be proven in every scene, the others any of these
 QUALITIES = (ALPHA, 0.3 * ALPHA, 3.0 * ALPHA)
@@ -179,29 +180,38 @@ class Queue:
 
 
 class Memory(Recall):
-    """Memory whose answers are wrong as often as the world says, at every setting."""
+    """Memory that knows half of the requests, and is wrong as often as the world says, at every setting.
 
-    def __init__(self, world: World, **options: Any) -> None:
+    That is of its answers; of all requests if memory answers `alone`.
+    """
+
+    def __init__(self, world: World, *, answers_alone: bool, **options: Any) -> None:
         super().__init__(AGREEMENT, options.pop("spend"), FALSE_ALARM, leave=at_once, **options)
-        self._world = world
-        for setting in self._settings:
-            setting.expect(np.full(100, 1e-6))
+        self._world, self._answers_alone = world, answers_alone
+        for ladder in self._ladders:
+            ladder.expect(np.full(100, 1e-6))
         self._risk = Risk(np.random.default_rng(0).normal(size=(60, FEATURES)), np.zeros(60, bool), FURTHER)
 
-    def look(self, x: Any, place: str) -> Looked:
-        known = self._world.random.random() < 0.5
-        level = self._ladder.level
-        wrong = self._world.random.random() < self._world.memory[self._world.scene]
+    def chance(self, *, of_all: bool) -> float:
+        """How often its answer is wrong now, of those that it gives or of all requests."""
+        own = self._world.memory[self._world.scene] / (KNOWN if self._answers_alone else 1.0)
+        return own * KNOWN if of_all else own
+
+    def look(self, x: Any, place: str, *, alone: bool = False) -> Looked:
+        known = self._world.random.random() < KNOWN
+        wrong = self._world.random.random() < self.chance(of_all=False)
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
-        would = tuple(known and setting.threshold > 0.0 for setting in self._settings)
-        answers = level > 0 and would[level - 1]
-        return Looked(place, FEATURELESS, seen, answers, known, would, self._epoch)  # type: ignore[arg-type]
+        judged = tuple(ladder.judge(0.0 if known else 1.0) for ladder in self._ladders)
+        answers = judged[0 if alone else 1].confident
+        return Looked(place, FEATURELESS, seen, answers, known, judged)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        if (drawn or tried) and looked.epoch == self._epoch:
-            judged = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+        if not (drawn or tried):
+            return
+        for ladder, each in zip(self._ladders, looked.judged, strict=True):
+            judged = ladder.audited(each, wrong=looked.wrong(base), steers=drawn)
             if judged is not None:
-                self._on_change(judged, self._ladder.level)
+                self._on_change(judged, ladder.level, ladder.alone)
 
 
 def at_once(job: Callable[[], None]) -> bool:
@@ -229,6 +239,7 @@ class Stream:
         self.world = World(self.random)
         self.day = Day()
         self._seed, self._path, self._queue = seed, folder / f"{seed}.json", Queue(stretch)
+        self._alone = seed % 4 == 3  # no lookups are made: memory answers next to the reference
         self._starts = 0
         self._least: dict[Any, float] = {}  # the lowest chance of a loss since its proof began
         self._levels: dict[int, int] = {}  # settings proven, by version
@@ -254,7 +265,11 @@ class Stream:
             figures=lambda each: composition(0),
         )
         self.recall = Memory(
-            self.world, spend=standing.spending.next, on_change=self._recalling, known=_kept(standing)
+            self.world,
+            answers_alone=self._alone,
+            spend=standing.spending.next,
+            on_change=self._recalling,
+            known=_kept(standing),
         )
         standing.keep("memory", self.recall.state)
         self.succession.begin(0)
@@ -277,8 +292,8 @@ class Stream:
     def request(self, number: int) -> None:
         self._queue.request = number
         self._note()
-        decided = self._follow.decide(1.0, lookups_pay=True)
-        looked = self.recall.look(X, "place")
+        decided = self._follow.decide(1.0, lookups_pay=not self._alone)
+        looked = self.recall.look(X, "place", alone=self._follow.is_alone(decided))
         serving = decided.post.deployed.number
         if looked.confident and looked.seen is not None:
             prediction = looked.seen.answer._replace(exit=RECALL)
@@ -314,10 +329,10 @@ class Stream:
                 self._since.pop(name, None)
             elif known is None or known[1] != chance:
                 self._since[name] = watch.audits, chance
-        chance = self.world.memory[self.world.scene]
-        if self.recall.proof is None or self.recall.proof.audits == 0:
-            self._least[RECALL] = chance
-        self._least[RECALL] = min(chance, self._least.get(RECALL, chance))
+        for ladder in self.recall._ladders:
+            chance, name = self.recall.chance(of_all=ladder.alone), (RECALL, ladder.alone)
+            begun = ladder.proof is None or ladder.proof.audits == 0
+            self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
 
     def _proven(self, post: Post[Deployed]) -> None:
         """Count the settings that were released with this request."""
@@ -330,9 +345,9 @@ class Stream:
         self.day.released += 1
         self.day.broken += self._least.get(name, chance) >= ALPHA
 
-    def _recalling(self, judged: Judgement, level: int) -> None:
+    def _recalling(self, judged: Judgement, level: int, alone: bool) -> None:
         if judged.kind == "released":
-            self._released(RECALL, self.world.memory[self.world.scene])
+            self._released((RECALL, alone), self.recall.chance(of_all=alone))
         else:
             self.day.stopped += 1
 

@@ -87,7 +87,7 @@ class Peer:
 
     def __init__(self, agreement: float, view: View, *, capacity: int, votes: int) -> None:
         self._view, self._capacity, self._votes = view, capacity, votes
-        self._ladder = Ladder(len(MULTIPLES), agreement, Spending(DELTA).next)
+        self._ladder = Ladder(len(MULTIPLES), agreement, Spending(DELTA).next, of_all=True)
         self._known: dict[str, list[tuple[NDArray[np.float32], Prediction]]] = {}
         self._first: list[float] = []
         self._thresholds: NDArray[np.float64] | None = None
@@ -131,12 +131,12 @@ class Peer:
 
     def learn(self, looked: Distant, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer, by the rules of `gati.adaptation.recall`."""
+        tested = len(MULTIPLES) if self._ladder.level else 1
         if (drawn or tried) and looked.epoch == self._epoch and looked.answer is not None:
             right = looked.answer.class_index == base.class_index
             agreed = [right if would else None for would in looked.would_answer]
-            judged = self._ladder.audited(agreed, guards=drawn)
+            judged = self._ladder.audited(agreed, guards=drawn, tested=tested)
             self._epoch += judged is not None
-        tested = len(MULTIPLES) if self._ladder.level else 1
         if drawn or not any(looked.would_answer[:tested]):
             known = self._known.setdefault(looked.place, [])
             known.append((looked.seen, base))
@@ -156,7 +156,7 @@ class OwnMemory:
             Spending(DELTA).next,
             10_000.0,
             leave=at_once,
-            on_change=lambda judged, level: None,
+            on_change=lambda *_: None,
         )
 
     @property
@@ -166,7 +166,7 @@ class OwnMemory:
 
     def look(self, x: Tensor, place: str) -> Found | None:
         """Find what is known of something like it."""
-        looked: Looked | None = self._recall.look(x, place)
+        looked: Looked | None = self._recall.look(x, place, alone=True)
         if looked is None:
             return None
         return Found(looked.confident, None if looked.seen is None else looked.seen.answer, looked)

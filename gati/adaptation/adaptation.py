@@ -146,6 +146,7 @@ class Adaptation:
                 self.settings.audits_to_false_alarm,
                 leave=self._auditing.submit,
                 on_change=self._recalling,
+                alone=self.settings.rest and exact,
                 known=self._keeper.known(),
             )
             self._keeper.watch(self._recall)
@@ -232,7 +233,7 @@ class Adaptation:
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
         current = decided.deployed
         try:
-            looked = None if place is None or self._recall is None else self._recall.look(x, place)
+            looked = self._looked_up(x, place, alone=self._follow.is_alone(decided))
             prediction = self._remembered(looked)
             if prediction is None and decided.lookups:
                 prediction = current.served.engine(x)[0]
@@ -289,6 +290,11 @@ class Adaptation:
         """Of the last hundred requests or so; None before the first."""
         return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
 
+    def _looked_up(self, x: Tensor, place: str | None, *, alone: bool) -> Looked | None:
+        if place is None or self._recall is None:
+            return None
+        return self._recall.look(x, place, alone=alone)
+
     def _remembered(self, looked: Looked | None) -> Prediction | None:
         """The answer from memory, where it may be given."""
         if looked is None or looked.seen is None or not looked.confident:
@@ -302,8 +308,10 @@ class Adaptation:
         if lookups:
             hit = prediction.exit != BASE
             self._triggers.answered(self._requests, hit=hit, time_s=time_s)
-        if self.settings.rest and self._rest.answered(prediction.exit):
-            self._tell("resting", "lookups cost more than they save: the base model answers for a while")
+        instead = 0.0 if self._recall is None else self._recall.more_alone
+        if self.settings.rest and self._rest.answered(prediction.exit, instead):
+            why = "memory answers more without them" if instead else "they cost more than they save"
+            self._tell("resting", f"lookups pause for a while: {why}")
 
     def _sampling(self) -> float:
         """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
@@ -369,16 +377,17 @@ class Adaptation:
         self._triggers.replaced(deployed.promised)
         self._rest.replaced(self._renewal.figures(deployed))
 
-    def _recalling(self, judged: Judgement, level: int) -> None:
+    def _recalling(self, judged: Judgement, level: int, alone: bool) -> None:
+        where = "where no lookups are made" if alone else "next to caches"
         counted = f"{judged.losses} of {judged.audits} audits disagree"
         self._succession.standing.save()
         self._auditing.submit(self._keeper.save)
         if judged.kind == "released":
-            self._tell("recalling", f"memory answers by setting {level} of {len(MOST)}: {counted}")
+            self._tell("recalling", f"memory answers by setting {level} of {len(MOST)} {where}: {counted}")
         elif level:
-            self._tell("tightened", f"memory answers less: {counted}", {"of": RECALL})
+            self._tell("tightened", f"memory answers less {where}: {counted}", {"of": RECALL})
         else:
-            self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
+            self._tell("alarm", f"memory stops answering {where}: {counted}", {"of": RECALL})
 
     def _write(self, sample: Sample, answered: Prediction) -> None:
         if self._writer is not None:

@@ -86,6 +86,10 @@ class FollowUp:
                 lookups_pay=lookups_pay,
             )
 
+    def is_alone(self, decided: Decided[Deployed]) -> bool:
+        """Whether the reference answers what memory leaves."""
+        return self._auditor.is_alone(decided)
+
     def withdraw(self, decided: Decided[Deployed]) -> None:
         """Forget a decision: the request could not be answered."""
         if decided.looked_at:

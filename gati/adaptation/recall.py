@@ -6,20 +6,18 @@ It is a cache before the network, and learned like the others: what it predicts 
 a scene after some seconds, follows it without any training of networks, and costs a few percent of a small
 network.
 
-How far it goes is a ladder of settings (`gati.adaptation.recall_settings`), each released once its own
-answers are proven right often enough, and withdrawn as soon as they are wrong too often
-(`gati.guard.ladder`). Both count audits of what a setting answers, or would answer, and nothing else.
+How far it goes is decided by two ladders of settings (`gati.adaptation.recall_ladder`): one for requests on
+which caches answer what memory leaves, one for those on which the reference does.
 
 It learns the same way before and after it may answer: if a setting that is released or under proof would
 answer an input, the base model's answer is taken in only if that was drawn beforehand, as it will be later.
-The strictest setting is proven first, as all others would slow down learning in the beginning; then all
-others together.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
-from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
+from gati.adaptation.recall_ladder import Judged, RecallLadder
+from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
-from gati.guard.ladder import Judgement, Ladder
+from gati.guard.ladder import Judgement
 from gati.guard.proof import Proof
 
 _LABELS = 1500  # the most recent ones, used to fit
@@ -44,8 +43,8 @@ _PLACES = 64
 class Looked(NamedTuple):
     """A request looked up in memory.
 
-    `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
-    `would_answer` says for every setting whether it would answer, as of the lookup, in `epoch`.
+    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `judged`
+    has what each ladder says.
     """
 
     place: str
@@ -53,8 +52,7 @@ class Looked(NamedTuple):
     seen: Seen | None
     confident: bool
     known: bool
-    would_answer: tuple[bool, ...]
-    epoch: int
+    judged: tuple[Judged, ...]
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -77,11 +75,12 @@ class Remembered(NamedTuple):
 class Recall:
     """Remembers, answers, and learns how far it may be trusted. Thread-safe.
 
-    `agreement` is the promise for its answers, `spend` gives the delta of each attempt to prove it,
+    `agreement` is the promise, `spend` gives the delta of each attempt to prove some settings,
     `audits_to_false_alarm` is the guard's. `leave` takes the fits as jobs for the background, and returns
     whether it does. `on_change` is called when what it answers changes, with the number of settings released
-    from then on. At most `places` are remembered; the one unused for longest is forgotten. `known` are the
-    contents of an earlier memory, which this one continues, with its released settings and proofs under way.
+    from then on, and whether that is for requests on which memory answers alone. `alone` False: it never
+    does. At most `places` are remembered; the one unused for longest is forgotten. `known` are the contents
+    of an earlier memory, which this one continues, with its released settings and proofs under way.
     """
 
     def __init__(
@@ -91,12 +90,11 @@ class Recall:
         audits_to_false_alarm: float,
         *,
         leave: Callable[[Callable[[], None]], bool],
-        on_change: Callable[[Judgement, int], None],
+        on_change: Callable[[Judgement, int, bool], None],
+        alone: bool = True,
         places: int = _PLACES,
         known: Remembered | None = None,
     ) -> None:
-        self._settings = tuple(RecallSetting(most, agreement) for most in MOST)
-        self._agreement = agreement
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._most_places = places
@@ -107,40 +105,52 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._epoch = 0  # of what is tested: what was looked at in another one proves nothing now
-        ladder = None if known is None else self._resumed(known, spend)
-        if ladder is None:
-            ladder = Ladder(len(MOST), agreement, spend, audits_to_false_alarm=audits_to_false_alarm)
-        self._ladder = ladder
+        cases = (True, False) if alone else (False,)
+        new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
+        resumed = None if known is None else self._resumed(known, new, cases)
+        self._ladders = resumed or tuple(new(alone=case) for case in cases)
+        if resumed is not None and len(self._labelled) >= _FEWEST and len(self._looked):
+            self._fit()
 
     @property
     def settings(self) -> int:
         """How many there are, from strict to loose."""
-        return len(self._settings)
+        return len(MOST)
 
     @property
     def level(self) -> int:
-        """How many of them may answer."""
-        return self._ladder.level
+        """How many of them may answer, at most."""
+        return max(ladder.level for ladder in self._ladders)
 
     @property
     def serves(self) -> bool:
         """Whether it may answer."""
-        return self._ladder.level > 0
+        return self.level > 0
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None if all are."""
-        return self._ladder.proof
+        """The proof of the next setting to be released, of the first ladder that has one; None if all are."""
+        return next((proof for ladder in self._ladders if (proof := ladder.proof) is not None), None)
 
     @property
     def proving(self) -> Proof | None:
         """The proof under way, if it has prospects."""
-        proof = self.proof
+        proof = self._ladders[0].proof
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
-    def look(self, x: Tensor, place: str) -> Looked | None:
-        """Look up an input [1, ...] of that place; None if it is not finite."""
+    @property
+    def more_alone(self) -> float:
+        """Of requests that memory leaves to caches: the share that it would answer if they were not asked."""
+        if len(self._ladders) < 2:
+            return 0.0
+        alone, others = (ladder.share for ladder in self._ladders)
+        return max(0.0, alone - others) / max(1.0 - others, 1e-9)
+
+    def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
+        """Look up an input [1, ...] of that place; None if it is not finite.
+
+        `alone`: what memory leaves gets the reference's answer.
+        """
         sketched = sketch(x)
         if not np.isfinite(sketched).all():
             return None
@@ -153,9 +163,9 @@ class Recall:
             if seen is not None:
                 self._looked.add(seen.features)
                 risk = 1.0 if self._risk is None else float(self._risk(seen.features))
-            would = tuple(risk < setting.threshold for setting in self._settings)
-            confident = self.serves and would[self._ladder.level - 1]
-            return Looked(place, sketched, seen, confident, any(would[: self._tested]), would, self._epoch)
+            judged = tuple(ladder.judge(risk) for ladder in self._ladders)
+            confident = judged[0 if alone else -1].confident
+            return Looked(place, sketched, seen, confident, any(each.known for each in judged), judged)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
@@ -164,11 +174,13 @@ class Recall:
         Only then are known inputs learned from and counted by guards. `tried`: it was drawn for the proofs
         under way, which count both.
         """
-        judged: Judgement | None = None
+        changes: list[tuple[Judgement, int, bool]] = []
         with self._lock:
-            if (drawn or tried) and looked.epoch == self._epoch:
-                judged = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
-            level = self._ladder.level
+            if drawn or tried:
+                for ladder, each in zip(self._ladders, looked.judged, strict=True):
+                    judged = ladder.audited(each, wrong=looked.wrong(base), steers=drawn)
+                    if judged is not None:
+                        changes.append((judged, ladder.level, ladder.alone))
             if drawn or not looked.known:
                 if looked.seen is not None:
                     self._labelled.add(looked.seen.features, looked.wrong(base))
@@ -180,33 +192,8 @@ class Recall:
             self._fitting |= wanted
         if wanted and not self._leave(self._fit):
             self._fitting = False
-        if judged is not None:
-            self._on_change(judged, level)
-
-    def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> Judgement | None:
-        """Count an audit for guards and proofs; returns what changes.
-
-        One that `steers` is a regular audit, not made for a proof alone.
-        """
-        tested, before = self._tested, self._ladder.level
-        if steers:
-            for setting, would_answer in zip(self._settings[:tested], looked.would_answer, strict=False):
-                setting.audited(would_answer=would_answer, wrong=wrong)
-        agreed = [
-            not wrong if would_answer and at < tested else None
-            for at, would_answer in enumerate(looked.would_answer)
-        ]
-        judged = self._ladder.audited(agreed, guards=steers)
-        if judged is not None and (judged.kind == "withdrawn" or before == 0):
-            self._epoch += 1
-            for setting in self._settings[self._ladder.level :]:
-                setting.begin()
-        return judged
-
-    @property
-    def _tested(self) -> int:
-        """The settings that are released or under proof: the strictest alone until that is released."""
-        return len(self._settings) if self.serves else 1
+        for change in changes:
+            self._on_change(*change)
 
     def _fit(self) -> None:
         with self._lock:
@@ -217,15 +204,14 @@ class Recall:
         risks = np.sort(risk(recent))
         with self._lock:
             self._risk = risk
-            for setting in self._settings:
-                setting.expect(risks)
+            for ladder in self._ladders:
+                ladder.expect(risks)
             self._fitting = False
 
     def state(self) -> dict[str, Any]:
-        """Its ladder and the steering of its settings, as JSON values."""
+        """Its ladders, as JSON values."""
         with self._lock:
-            allowed = [setting.allowed for setting in self._settings]
-            return {"ladder": self._ladder.to_json(), "allowed": allowed}
+            return {"ladders": [ladder.state() for ladder in self._ladders]}
 
     def remembered(self) -> Remembered:
         """All of its contents."""
@@ -233,28 +219,22 @@ class Recall:
             places = {name: memory.contents() for name, memory in self._places.items()}
             return Remembered(self.state(), places, self._labelled.all(), self._looked.all()[0])
 
-    def _resumed(self, known: Remembered, spend: Callable[[], float]) -> Ladder | None:
+    def _resumed(
+        self, known: Remembered, new: Callable[..., RecallLadder], cases: Sequence[bool]
+    ) -> tuple[RecallLadder, ...] | None:
         """Take over the contents of an earlier memory; None, with nothing taken, if it does not match."""
         try:
-            ladder = Ladder.from_json(known.state["ladder"], spend=spend)
-            allowed = [float(each) for each in known.state["allowed"]]
-            if len(ladder) != len(self._settings) or abs(ladder.agreement - self._agreement) > 1e-9:
-                return None
+            states = known.state["ladders"]
+            ladders = tuple(new(alone=case, known=state) for case, state in zip(cases, states, strict=True))
             places = {name: _filled(*contents) for name, contents in known.places.items()}
-            for setting, each in zip(self._settings, allowed, strict=True):
-                setting.steer_from(each)
         except (KeyError, TypeError, ValueError, AdaptError):
-            for setting in self._settings:
-                setting.begin()
             return None
         self._places = dict(list(places.items())[-self._most_places :])
         for features, label in zip(*known.labelled, strict=True):
             self._labelled.add(features, bool(label))
         for features in known.looked:
             self._looked.add(features)
-        if len(self._labelled) >= _FEWEST and len(known.looked):
-            self._fit()
-        return ladder
+        return ladders
 
     @property
     def places(self) -> int:

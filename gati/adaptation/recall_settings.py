@@ -1,7 +1,8 @@
 """The settings of memory, from strict to loose: what each would answer.
 
-A setting answers inputs whose risk of a wrong answer (`Risk`) is so low that, of what it would answer, no
-more than a share of the tolerated disagreement is expected to be wrong. Each audit steers that share: a loss
+A setting answers inputs whose risk of a wrong answer (`Risk`) is so low that, of what it would answer (or of
+all requests, if memory answers alone), no more than a share of the tolerated disagreement is expected to be
+wrong. Each audit steers that share: a loss
 halves it, every audit raises it a little, never above the setting's own `most`, at which it begins; below a
 floor nothing is answered.
 
@@ -17,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = (0.1, 0.3, 0.6)  # what may be expected to be wrong, as a share of the tolerated
+MOST = (0.05, 0.15, 0.4)  # what may be expected to be wrong, as a share of the tolerated
 _TARGET = 0.5  # of the tolerated disagreement, that steering aims at
 _RATE = 0.7  # a loss halves what may be expected
 _FLOOR = 0.02  # below it nothing is answered
@@ -71,10 +72,14 @@ def _logistic(logit: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RecallSetting:
-    """One setting: `most` bounds what is expected to be wrong, as a share of what `agreement` tolerates."""
+    """One setting: `most` bounds what is expected to be wrong, as a share of what `agreement` tolerates.
 
-    def __init__(self, most: float, agreement: float) -> None:
+    It is a share of the answers, or with `of_all` of all requests.
+    """
+
+    def __init__(self, most: float, agreement: float, *, of_all: bool = False) -> None:
         self._most = most
+        self._of_all = of_all
         self._tolerated = 1.0 - agreement
         self._allowed = most
         self._mean_risk: NDArray[np.float64] = np.empty(0)
@@ -101,7 +106,8 @@ class RecallSetting:
     def expect(self, risks: NDArray[np.float64]) -> None:
         """Take in the risks of recent inputs, rising, by which the threshold is found."""
         self._risks = risks
-        self._mean_risk = np.cumsum(risks) / np.arange(1, len(risks) + 1)
+        of = len(risks) if self._of_all else np.arange(1, len(risks) + 1)
+        self._mean_risk = np.cumsum(risks) / of
         self._place()
 
     def audited(self, *, would_answer: bool, wrong: bool) -> None:

@@ -1,4 +1,4 @@
-"""Whether lookups pay: caches that are hardly ever hit cost more than they save, and are paused."""
+"""Whether lookups pay: caches that save less than they cost, or less than memory does alone, are paused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rest:
     """Compares the cost of requests, by the composition's own figures, with the base model's.
 
     Read `lookups_pay` before a request and call `answered` after it. Caches that do not pay rest for a while
-    and are then tried again, as a scene may change.
+    and are then tried again, as a scene may change; earlier if they rest for a memory that answers less now.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,7 @@ class Rest:
         self._base_ms = 0.0
         self._mean_ms = 0.0
         self._count = 0
+        self._rested_at = 1.0  # the mean cost when the rest began, as a share of the base model's
         self._resting = 0  # requests still to be answered by the base model
         self._next_rest = _TRIED_AGAIN_AFTER
 
@@ -41,11 +42,14 @@ class Rest:
         """Whether the next request is to be looked up."""
         return self._resting == 0
 
-    def answered(self, exit: str) -> bool:
-        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins."""
+    def answered(self, exit: str, instead: float = 0.0) -> bool:
+        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins.
+
+        `instead`: the share of these requests that memory would answer if there were no lookups.
+        """
         if self._resting:
             self._resting -= 1
-            if self._resting == 0:
+            if self._resting == 0 or self._rested_at < 1.0 - instead:
                 self._begin()
             return False
         self._count += 1
@@ -53,9 +57,11 @@ class Rest:
         self._mean_ms = _MEMORY * self._mean_ms + (1.0 - _MEMORY) * cost_ms
         if self._count < _JUDGED_AFTER:
             return False
-        if self._mean_ms / (1.0 - _MEMORY**self._count) < self._base_ms:
+        share = self._mean_ms / (1.0 - _MEMORY**self._count) / self._base_ms
+        if share < 1.0 - instead:
             self._next_rest = _TRIED_AGAIN_AFTER
             return False
+        self._rested_at = share
         self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST)
         return True
 

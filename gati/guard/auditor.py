@@ -213,6 +213,10 @@ class Auditor(Generic[Version]):
             return drawn.sample and each is post
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
+    def is_alone(self, decided: Decided[Version]) -> bool:
+        """Whether the reference answers what memory leaves, at no risk of a wrong answer."""
+        return not decided.lookups and (self.exact or not decided.may_hit)
+
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
         """The reference's answer, if it was the answer given."""
         exact = self.exact or not decided.may_hit

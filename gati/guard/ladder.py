@@ -7,6 +7,12 @@ wrong with at least the tolerated probability throughout, the first such setting
 at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
 wrong too often for a while passes in that time with probability at most delta.
 
+What a setting leaves to something else counts for nothing, unless that is never wrong (`of_all`): then the
+promise is about all requests, and an audit of what a setting leaves is an agreement. For a proof, never more
+of these count than of what the setting answers: one that has answered next to nothing has proven nothing.
+Each proof bets against "wrong with at least the tolerated probability" of the request, so leaving out audits
+of what was left only makes it take longer.
+
 Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
 is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings have to prove
 themselves again, on a further share of the delta that all attempts have in common
@@ -38,8 +44,9 @@ class Judgement:
 class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
-    `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some. Not
-    thread-safe. Raises AdaptError for values that make no promise.
+    `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some.
+    `of_all`: what they leave is answered as the reference does. Not thread-safe. Raises AdaptError for values
+    that make no promise.
     """
 
     def __init__(
@@ -49,14 +56,16 @@ class Ladder:
         spend: Callable[[], float],
         *,
         proven: bool = False,
+        of_all: bool = False,
         audits_to_false_alarm: float = 10_000.0,
     ) -> None:
         if settings < 1:
             raise AdaptError(f"a ladder has at least one setting, got {settings}")
         self.agreement = agreement
-        self._spend = spend
+        self._spend, self._of_all = spend, of_all
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
         self._proofs: list[Proof] = []
+        self._left = [0] * settings  # audits that a proof has counted of what its setting leaves
         self.level = settings if proven else 0
         self._restart(self.level)
 
@@ -73,21 +82,33 @@ class Ladder:
         """The guard of the setting that answers; of the strictest where none does."""
         return self._guards[max(0, self.level - 1)]
 
-    def audited(self, agreed: Sequence[bool | None], *, guards: bool = True) -> Judgement | None:
+    def audited(
+        self, agreed: Sequence[bool | None], *, guards: bool = True, tested: int | None = None
+    ) -> Judgement | None:
         """Take in an audit of every setting: whether its answer agreed, None if it would not give one.
 
-        With `guards` False the audit was drawn for proofs alone. Returns what changes with it.
+        With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
+        Returns what changes with it.
         """
         if guards:
             for guard, each in zip(self._guards[: self.level], agreed, strict=False):
-                if each is not None:
-                    guard.audit(agreed=each)
+                if each is not None or self._of_all:
+                    guard.audit(agreed=each is not False)
             if self.level and self.guard.alarmed:
                 return self._withdraw()
-        for proof, each in zip(self._proofs[self.level :], agreed[self.level :], strict=True):
-            if each is not None and not proof.passed:
-                proof.audit(agreed=each)
+        for at, each in enumerate(agreed[:tested]):
+            if at >= self.level and not self._proofs[at].passed:
+                self._count(at, each)
         return self._release()
+
+    def _count(self, at: int, agreed: bool | None) -> None:
+        """Let a setting's proof take in an audit, if it counts for it."""
+        proof = self._proofs[at]
+        if agreed is not None:
+            proof.audit(agreed=agreed)
+        elif self._of_all and 2 * self._left[at] < proof.audits:
+            self._left[at] += 1
+            proof.audit(agreed=True)
 
     def prove_anew(self) -> None:
         """Release nothing until it is proven again, on a further share of delta."""
@@ -122,6 +143,7 @@ class Ladder:
         delta = self._spend()
         for at in range(first, len(self)):
             self._proofs[at] = Proof(self.agreement, delta)
+            self._left[at] = 0
             self._guards[at].reset()
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +152,7 @@ class Ladder:
             "level": self.level,
             "guards": [guard.to_json() for guard in self._guards],
             "proofs": [proof.to_json() for proof in self._proofs],
-        }
+        } | ({"left": list(self._left)} if self._of_all else {})
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, spend: Callable[[], float]) -> Ladder:
@@ -149,4 +171,9 @@ class Ladder:
             raise ValueError("the settings of one ladder have one promise")
         ladder = cls(len(guards), guards[0].agreement, spend, proven=True)
         ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
+        if "left" in document:
+            ladder._of_all = True
+            ladder._left = [int(each) for each in document["left"]]
+            if any(not 0 <= left <= of.audits for left, of in zip(ladder._left, proofs, strict=True)):
+                raise ValueError(f"left is {ladder._left}, which does not fit the proofs")
         return ladder

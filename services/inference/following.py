@@ -69,10 +69,14 @@ class Answering:
 
 @dataclass(frozen=True)
 class Handling:
-    """The decision about a request, and the queue that answers it."""
+    """The decision about a request, and the queue that answers it.
+
+    `alone`: that queue gives the reference's answer.
+    """
 
     decided: Decided[Answering]
     queue: RequestQueue
+    alone: bool = False
     place: Reservation | None = None
 
     def forget(self) -> None:
@@ -139,6 +143,7 @@ class Following:
         self._shared = shared
         self._exact = exact
         self._cost = cost
+        self._memory = memory
         self._auditor = Auditor[Answering](exact, memory, shared.guarded, compare)
         self._trial: Post[Answering] | None = None
         self._draws = self._new_draws()
@@ -207,7 +212,8 @@ class Following:
             unguarded=self._unguarded,
             places=places,
         )
-        return Handling(decided, self._queue(decided.lookups), taken[0] if taken else None)
+        alone = self._auditor.is_alone(decided)
+        return Handling(decided, self._queue(decided.lookups), alone, taken[0] if taken else None)
 
     def answered(
         self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
@@ -235,9 +241,10 @@ class Following:
         post = self.post
         has_figures = post is not None and post.deployed.composition is not None
         can_rest = has_figures and self._exact and self._base is not None
-        if can_rest and self._rest.answered(prediction.exit):
-            extra = {"version": self.name}
-            _log.info("lookups cost more than they save: the base model answers for a while", extra=extra)
+        instead = 0.0 if self._memory is None else self._memory.more_alone
+        if can_rest and self._rest.answered(prediction.exit, instead):
+            why = "memory answers more without them" if instead else "they cost more than they save"
+            _log.info("lookups pause for a while", extra={"version": self.name, "reason": why})
 
     def _new_draws(self) -> Draws:
         """Draws at rates that depend on the versions taking part, never on answers."""

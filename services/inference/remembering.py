@@ -41,6 +41,7 @@ class ServedMemory:
         *,
         network: str,
         places: int,
+        alone: bool,
     ) -> None:
         self.agreement = agreement
         self._standing, self._thread = standing, thread
@@ -52,6 +53,7 @@ class ServedMemory:
             10_000.0,
             leave=self._leave,
             on_change=self._changed,
+            alone=alone,
             places=places,
             known=self._keeper.known(),
         )
@@ -66,9 +68,9 @@ class ServedMemory:
         """Save now."""
         self._keeper.save()
 
-    def look(self, x: Tensor, place: str) -> Looked | None:
-        """Look up an input [1, ...] in memory."""
-        return self.recall.look(x, place)
+    def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:
+        """Look up an input [1, ...] in memory; `alone`: what it leaves gets the reference's answer."""
+        return self.recall.look(x, place, alone=alone)
 
     def answer(self, looked: Looked | None) -> Prediction | None:
         """The answer from memory, if it may be given."""
@@ -101,13 +103,16 @@ class ServedMemory:
         self._thread.submit(job).add_done_callback(_ended)
         return True
 
-    def _changed(self, judged: Judgement, level: int) -> None:
+    def _changed(self, judged: Judgement, level: int, alone: bool) -> None:
+        where = "where no lookups are made" if alone else "next to caches"
         released = judged.kind == "released"
         self._standing.save()
         self._leave(self._keeper.save)
         _log.log(
             logging.INFO if released else logging.WARNING,
-            f"memory answers by setting {level} of {len(MOST)}" if level else "memory stops answering",
+            f"memory answers by setting {level} of {len(MOST)} {where}"
+            if level
+            else f"memory stops answering {where}",
             extra={"audits": judged.audits, "disagreements": judged.losses},
         )
 

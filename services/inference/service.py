@@ -218,7 +218,10 @@ class InferenceService:
         trial = None if pending is None else pending.post
         draws = [version.following.draw(trial, places=memory is not None) for _ in rows]
         try:
-            looked = [None if memory is None else memory.look(row, request.place) for row in rows]
+            looked = [
+                None if memory is None else memory.look(row, request.place, alone=drawn.alone)
+                for row, drawn in zip(rows, draws, strict=True)
+            ]
             given: list[Ask | Prediction] = [
                 (None if memory is None else memory.answer(seen))
                 or drawn.queue.put(row, priority=priority, deadline_s=deadline_s)

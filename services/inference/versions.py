@@ -215,7 +215,7 @@ class Versions:
         watch = self._watch(opened)
         remembers = self._settings.memory and self._shared.guarded
         if self._memory is None and remembers and watch is not None and opened.composition is not None:
-            self._memory = self._new_memory(opened.composition, watch)
+            self._memory = self._new_memory(opened.composition, watch, alone=exact)
         settings = [setting.composition for setting in opened.settings]
         post = Post(answering, watch or _unwatched(), settings if watch is not None else ())
         self._proven.add(answering, opened.settings)
@@ -231,7 +231,7 @@ class Versions:
         )
         return LoadedVersion(answering, post, following, base, opened.retrained, source)
 
-    def _new_memory(self, composition: Composition, watch: Watch) -> ServedMemory:
+    def _new_memory(self, composition: Composition, watch: Watch, *, alone: bool) -> ServedMemory:
         """A memory with the promise of the first version that makes one."""
         return ServedMemory(
             watch.agreement,
@@ -240,6 +240,7 @@ class Versions:
             self._prober,
             network=composition.checkpoint_sha256,
             places=self._settings.places,
+            alone=alone,
         )
 
     def _compare(self, post: Post[Answering], exits: Sequence[str], left: str | None) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall_ladder import RecallLadder
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
@@ -24,6 +25,7 @@ from gati.guard.proof import Spending
 
 AGREEMENT = 0.95
 CLASSES = 4
+NOTHING = Looked("", np.empty(0, dtype=np.float32), None, confident=False, known=False, judged=())
 
 
 def answer(class_index: int, sure: float = 0.9) -> Prediction:
@@ -133,9 +135,13 @@ class Place:
 
 
 class Run:
-    """Requests through recall as an adaptation makes them, with a network that never answers early."""
+    """Requests through recall as an adaptation makes them, with a network that never answers early.
 
-    def __init__(self, *, drawn: float = 0.25, seed: int = 0) -> None:
+    `alone` False: as if caches were looked up.
+    """
+
+    def __init__(self, *, drawn: float = 0.25, seed: int = 0, alone: bool = True) -> None:
+        self.alone = alone
         self.changes: list[tuple[bool, int, int]] = []
         self.spending = Spending(0.05)
         self.recall = Recall(
@@ -149,13 +155,19 @@ class Run:
         self.hit: list[bool] = []
         self.agreed: list[bool] = []
 
-    def _changed(self, judged: Judgement, level: int) -> None:
-        self.changes.append((judged.kind == "released", judged.audits, judged.losses))
+    def _changed(self, judged: Judgement, level: int, alone: bool) -> None:
+        if alone == self.alone:
+            self.changes.append((judged.kind == "released", judged.audits, judged.losses))
+
+    @property
+    def ladder(self) -> RecallLadder:
+        """The one that says what is answered here."""
+        return self.recall._ladders[0 if self.alone else 1]
 
     def __call__(self, place: Place, requests: int, name: str = "gate") -> NDArray[np.bool_]:
         """Answer so many requests and return which were answered from memory."""
         for _, (x, base) in zip(range(requests), place, strict=False):
-            looked = self.recall.look(x, name)
+            looked = self.recall.look(x, name, alone=self.alone)
             assert looked is not None
             hit = looked.confident
             assert not hit or self.recall.serves
@@ -216,16 +228,16 @@ def test_a_broken_promise_stops_the_setting_until_it_is_proven_again() -> None:
     """Losses that memory cannot mend, for those who look alike are answered otherwise at random."""
     place, run = Place(4, stays=0.9), Run(drawn=1.0)
     run(place, 1000)
-    before = run.recall._ladder.level
+    before = run.ladder.level
     broken = iter(place)
     losses = 0
     while run.changes[-1][0] and losses < 400:
         x, base = next(broken)
-        looked = run.recall.look(x, "gate")
+        looked = run.recall.look(x, "gate", alone=True)
         assert looked is not None
         losses += looked.confident
         run.recall.learn(looked, answer((base.class_index + 1) % CLASSES), drawn=True)
-    assert losses < 10 and run.recall._ladder.level < before
+    assert losses < 10 and run.ladder.level < before
     run(place, 2000)
     assert run.recall.serves and run.changes[-1][0]
 
@@ -276,9 +288,9 @@ def test_a_looser_setting_answers_only_after_a_proof_of_its_own() -> None:
     released = []
     for _ in range(60):
         run(place, 25)
-        ladder = run.recall._ladder
-        assert all(proof.passed for proof in ladder._proofs[: ladder.level])
-        for setting, most in zip(run.recall._settings, MOST, strict=True):
+        ladder = run.ladder
+        assert all(proof.passed for proof in ladder._ladder._proofs[: ladder.level])
+        for setting, most in zip(ladder._settings, MOST, strict=True):
             assert setting._allowed <= most, "what serves is never looser than what was proven"
         released.append(ladder.level)
     assert released[0] == 0 and released[-1] > 0 and released == sorted(released)
@@ -308,12 +320,9 @@ def test_at_the_lower_limit_nothing_is_answered() -> None:
 
 def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     """What any setting would answer is learned only where it was drawn: later nothing else will be known."""
-    nothing = Looked(
-        "", np.empty(0, dtype=np.float32), None, confident=False, known=False, would_answer=(), epoch=0
-    )
     run, place = Run(drawn=1.0), Place(8)
     run(place, 600)
-    x, base = next((x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).known)
+    x, base = next((x, base) for x, base in place if (run.recall.look(x, "gate") or NOTHING).known)
     looked = run.recall.look(x, "gate")
     assert looked is not None and looked.known
     before = len(run.recall._places["gate"]), run.recall._labelled._taken
@@ -328,9 +337,9 @@ def test_audits_of_before_an_alarm_say_nothing_about_what_comes_after() -> None:
     run(place, 1200)
     waiting: list[tuple[Looked, Prediction]] = []
     for x, base in place:
-        looked = run.recall.look(x, "gate")
+        looked = run.recall.look(x, "gate", alone=True)
         assert looked is not None
-        if looked.confident and all(looked.would_answer):
+        if looked.confident and all(all(each.would_answer) for each in looked.judged):
             waiting.append((looked, base))
         if len(waiting) == 400:
             break
@@ -338,6 +347,99 @@ def test_audits_of_before_an_alarm_say_nothing_about_what_comes_after() -> None:
         run.recall.learn(waiting[0][0], answer((waiting[0][1].class_index + 1) % CLASSES), drawn=True)
     for looked, base in waiting:
         run.recall.learn(looked, base, drawn=True)
-    proof = run.recall.proof
-    assert not run.recall.serves and proof is not None and proof.audits == 0
-    assert run.spending.used == 2
+    for ladder in run.recall._ladders:
+        assert ladder.level == 0 and ladder.proof is not None and ladder.proof.audits == 0
+    assert run.spending.used == 4
+
+
+# Alone, and next to caches ---------------------------------------------------------------------------------
+
+
+def audits_to_a_release(
+    ladder: RecallLadder, random: np.random.Generator, *, known: float, wrong: float
+) -> float:
+    """Audits until the strictest setting is released; infinite where that takes 600 or more.
+
+    `known`: the share of requests that it answers; `wrong`: the share of all requests that it gets wrong.
+    """
+    for count in range(1, 600):
+        judged = ladder.judge(0.0 if random.random() < known else 1.0)
+        lost = judged.would_answer[0] and random.random() < wrong / known
+        ladder.audited(judged, wrong=bool(lost), steers=False)
+        if ladder.level:
+            return count
+    return math.inf
+
+
+def ladder_of(*, alone: bool, delta: float = 0.05) -> RecallLadder:
+    ladder = RecallLadder(AGREEMENT, lambda: delta, alone=alone)
+    ladder.expect(np.full(100, 1e-6))
+    return ladder
+
+
+@pytest.mark.parametrize("known", [0.1, 0.5, 0.9])
+def test_alone_it_is_released_wrongly_no_more_often_than_delta_allows(known: float) -> None:
+    """Of all requests as many are wrong as must not be; of the answers far more may be."""
+    random = np.random.default_rng(0)
+    wrong = min(1.0 - AGREEMENT, known)
+    released = [
+        math.isfinite(audits_to_a_release(ladder_of(alone=True), random, known=known, wrong=wrong))
+        for _ in range(300)
+    ]
+    assert np.mean(released) <= 0.05 + 2.0 * math.sqrt(0.05 * 0.95 / 300)
+
+
+def test_alone_fewer_requests_prove_it_but_half_of_the_audits_are_of_answers() -> None:
+    random = np.random.default_rng(1)
+    count = {
+        (alone, known): audits_to_a_release(ladder_of(alone=alone), random, known=known, wrong=0.0)
+        for alone in (True, False)
+        for known in (1.0, 0.5, 0.2)
+    }
+    required = ladder_of(alone=True).proof
+    assert required is not None
+    assert count[True, 1.0] == count[False, 1.0] == required.required
+    assert count[True, 0.5] < 0.7 * count[False, 0.5]
+    assert (
+        count[True, 0.2] > 0.5 * required.required / 0.2 * 0.6
+    )  # answers are rare: what it leaves proves little
+
+
+def test_what_it_leaves_proves_nothing_by_itself() -> None:
+    ladder = ladder_of(alone=True)
+    for _ in range(2000):
+        ladder.audited(ladder.judge(1.0), wrong=True, steers=True)
+    assert ladder.level == 0 and ladder.proof is not None and ladder.proof.audits == 0
+
+
+def test_its_guard_counts_all_requests() -> None:
+    """Of its answers a tenth is wrong, of all requests a fiftieth: within the promise alone."""
+    levels = {}
+    for alone in (True, False):
+        random, ladder = np.random.default_rng(2), ladder_of(alone=alone)
+        audits_to_a_release(ladder, random, known=0.2, wrong=0.0)
+        assert ladder.level >= 1
+        for _ in range(3000):
+            judged = ladder.judge(0.0 if random.random() < 0.2 else 1.0)
+            found = ladder.audited(judged, wrong=bool(random.random() < 0.1), steers=True)
+            if found is not None and found.kind == "withdrawn":
+                break
+        levels[alone] = found is not None and found.kind == "withdrawn"
+    assert levels == {True: False, False: True}
+
+
+def test_next_to_caches_it_answers_by_the_ladder_of_its_own_answers() -> None:
+    run, place = Run(drawn=1.0), Place(10)
+    run(place, 400)
+    alone, shared = run.recall._ladders
+    assert alone.level >= shared.level
+    while shared.level:
+        shared._ladder.prove_anew()
+    x, _ = next(
+        (x, base) for x, base in place if (run.recall.look(x, "gate", alone=True) or NOTHING).confident
+    )
+    looked = run.recall.look(x, "gate")
+    assert looked is not None and not looked.confident and run.recall.serves
+    for _ in range(500):
+        run.recall.look(x, "gate", alone=True)
+    assert run.recall.more_alone > 0.9

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.recall import Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
@@ -90,11 +90,12 @@ def test_it_goes_on_where_it_was_and_pays_for_no_second_proof(tmp_path: Path) ->
     before = proven(tmp_path)
     again = Kept(tmp_path)
     assert again.recall.state() == before.recall.state()
-    assert again.standing.spending.used == before.standing.spending.used == 1
+    assert again.standing.spending.used == before.standing.spending.used == 2
     for x, base in (next(pictures(seed)) for seed in range(20)):
-        seen, known = again.recall.look(x, "gate"), before.recall.look(x, "gate")
+        seen, known = look_alone(again, x), look_alone(before, x)
         assert seen is not None and known is not None and seen.seen is not None and known.seen is not None
-        assert seen.confident == known.confident and seen.would_answer == known.would_answer
+        assert seen.confident == known.confident
+        assert [each.would_answer for each in seen.judged] == [each.would_answer for each in known.judged]
         assert seen.seen.answer.class_index == base.class_index
         assert seen.seen.answer.class_name == base.class_name
         np.testing.assert_allclose(seen.seen.features, known.seen.features, atol=1e-5)
@@ -115,21 +116,33 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(tmp_path
     again = Kept(tmp_path, identity=identity, later_s=later_s)
     proof = again.recall.proof
     assert not again.recall.serves and again.recall.places == 0
-    assert proof is not None and proof.audits == 0 and again.standing.spending.used == 2
+    assert proof is not None and proof.audits == 0 and again.standing.spending.used == 4
 
 
 def test_what_the_state_cannot_have_come_to_is_not_believed(tmp_path: Path) -> None:
     proven(tmp_path)
     path = tmp_path / "standing.json"
     document = json.loads(path.read_text())
-    document["parts"]["memory"]["state"]["allowed"] = [50.0, 50.0, 50.0]
-    path.write_text(json.dumps(document))
-    assert not Kept(tmp_path).recall.serves
+    alone, shared = document["parts"]["memory"]["state"]["ladders"]
+    assert Kept(tmp_path).recall.serves
+    for ladders in (
+        [{**alone, "allowed": [50.0, 50.0, 50.0]}, shared],
+        [{**alone, "ladder": {**alone["ladder"], "left": [-1, 0, 0]}}, shared],
+        [shared, alone],
+        [alone],
+    ):
+        document["parts"]["memory"]["state"]["ladders"] = ladders
+        path.write_text(json.dumps(document))
+        assert not Kept(tmp_path).recall.serves
+
+
+def look_alone(kept: Kept, x: torch.Tensor) -> Looked | None:
+    return kept.recall.look(x, "gate", alone=True)
 
 
 def test_what_was_withdrawn_stays_so(tmp_path: Path) -> None:
     before = proven(tmp_path)
-    looked = next(each for x, _ in pictures() if (each := before.recall.look(x, "gate")) and each.confident)
+    looked = next(each for x, _ in pictures() if (each := look_alone(before, x)) and each.confident)
     assert looked.seen is not None
     while before.recall.serves:
         before.recall.learn(looked, answer((looked.seen.answer.class_index + 1) % 3), drawn=True)
@@ -154,12 +167,12 @@ while True:
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
     )
-    assert process.stdout is not None and process.stdout.readline().strip() == "1"
+    assert process.stdout is not None and process.stdout.readline().strip() == "2"
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     process.stdout.close()
     again = Kept(tmp_path)
-    assert again.recall.serves and again.recall.places == 1 and again.standing.spending.used == 1
+    assert again.recall.serves and again.recall.places == 1 and again.standing.spending.used == 2
 
 
 def test_places_that_were_not_heard_of_for_longest_are_forgotten() -> None:

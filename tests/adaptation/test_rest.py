@@ -58,3 +58,14 @@ def test_new_caches_are_tried_at_once() -> None:
     feed(rest, 0.0, 100)
     rest.replaced(replace(COMPOSITION, name="next"))
     assert rest.lookups_pay and feed(rest, 0.5, 500) is None
+
+
+def test_they_rest_while_memory_answers_more_without_them() -> None:
+    """Half of the requests hit, which saves a third; memory would answer three quarters, or none."""
+    rest = Rest()
+    rest.replaced(COMPOSITION)
+    assert feed(rest, 0.5, 500) is None
+    begun = [rest.answered(exit, 0.75) for exit in ("early", BASE) * 100]
+    assert sum(begun) == 1 and not rest.lookups_pay
+    rest.answered(BASE, 0.2)
+    assert rest.lookups_pay, "memory answers less now"

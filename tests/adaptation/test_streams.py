@@ -17,7 +17,7 @@ def test_no_more_streams_break_a_promise_than_delta_allows(tmp_path: Path, stret
     """With retraining, versions brought back, memory, stops, restarts; most caches must not pass."""
     found = summary([run(seed, tmp_path, 6_000, stretch=stretch) for seed in range(40)])
     assert found["broken_streams"] <= found["allowed"]
-    assert found["alarms_timed"] > 15 and found["delay_of_theory"] <= 2.0
+    assert found["alarms_timed"] > 10 and found["delay_of_theory"] <= 2.0
     assert found["early"] > 0.3
 
 

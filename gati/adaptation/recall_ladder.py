@@ -1,0 +1,124 @@
+"""How far memory may go: its settings, released from strict to loose as audits prove them.
+
+There are two such ladders, for two cases:
+
+- Caches answer what memory leaves. Then memory keeps the promise on its own answers and the caches keep it on
+  the rest, so all answers keep it. Only audits of what a setting answers, or would answer, count.
+- Memory answers `alone`: what it leaves gets the reference's answer, which is right. Then memory may be wrong
+  in the whole share of *requests* that the promise tolerates. The certificate of `gati compose` counts in
+  the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.adaptation.recall_settings import MOST, RecallSetting
+from gati.guard.ladder import Judgement, Ladder
+from gati.guard.proof import Proof
+
+_MEMORY = 0.99  # of the running share of requests that may be answered
+
+
+class Judged(NamedTuple):
+    """What each setting would do with an input, as of `epoch`.
+
+    `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
+    """
+
+    would_answer: tuple[bool, ...]
+    confident: bool
+    known: bool
+    epoch: int
+
+
+class RecallLadder:
+    """The settings of a memory, and which of them are proven. Not thread-safe.
+
+    `agreement` is the promise, `spend` gives the delta of each attempt to prove settings,
+    `audits_to_false_alarm` is the guard's.
+    """
+
+    def __init__(
+        self,
+        agreement: float,
+        spend: Callable[[], float],
+        audits_to_false_alarm: float = 10_000.0,
+        *,
+        alone: bool,
+        known: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.alone = alone
+        self.share = 0.0  # of recent requests that the released settings answer
+        self._settings = tuple(RecallSetting(most, agreement, of_all=alone) for most in MOST)
+        self._epoch = 0  # of what is tested: an audit of another epoch proves nothing now
+        if known is None:
+            self._ladder = Ladder(
+                len(MOST), agreement, spend, of_all=alone, audits_to_false_alarm=audits_to_false_alarm
+            )
+            return
+        self._ladder = Ladder.from_json(known["ladder"], spend=spend)
+        if ("left" in known["ladder"]) != alone:
+            raise ValueError("it is of the other case")
+        if len(self._ladder) != len(MOST) or abs(self._ladder.agreement - agreement) > 1e-9:
+            raise ValueError("the settings or the promise are others")
+        for setting, allowed in zip(self._settings, known["allowed"], strict=True):
+            setting.steer_from(float(allowed))
+
+    @property
+    def level(self) -> int:
+        """How many settings may answer."""
+        return self._ladder.level
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof of the next setting to be released; None if all are."""
+        return self._ladder.proof
+
+    @property
+    def tested(self) -> int:
+        """The settings that are released or under proof: the strictest alone until that is released.
+
+        All others would slow down learning in the beginning.
+        """
+        return len(self._settings) if self.level else 1
+
+    def judge(self, risk: float) -> Judged:
+        """What the settings do with an input whose remembered answer is wrong with probability `risk`."""
+        would = tuple(risk < setting.threshold for setting in self._settings)
+        confident = self.level > 0 and would[self.level - 1]
+        self.share += (1.0 - _MEMORY) * (confident - self.share)
+        return Judged(would, confident, any(would[: self.tested]), self._epoch)
+
+    def audited(self, judged: Judged, *, wrong: bool, steers: bool) -> Judgement | None:
+        """Count an audit for guards and proofs; returns what changes.
+
+        `wrong`: the remembered answer was. One that `steers` is a regular audit, not made for a proof alone.
+        """
+        if judged.epoch != self._epoch:
+            return None
+        tested, before = self.tested, self.level
+        if steers:
+            for setting, would in zip(self._settings[:tested], judged.would_answer, strict=False):
+                setting.audited(would_answer=would, wrong=wrong)
+        agreed = [not wrong if would else None for would in judged.would_answer]
+        found = self._ladder.audited(agreed, guards=steers, tested=tested)
+        if found is not None and (found.kind == "withdrawn" or before == 0):
+            self._epoch += 1
+            for setting in self._settings[self.level :]:
+                setting.begin()
+        return found
+
+    def expect(self, risks: NDArray[np.float64]) -> None:
+        """Take in the risks of recent inputs, rising."""
+        for setting in self._settings:
+            setting.expect(risks)
+
+    def state(self) -> dict[str, Any]:
+        """The proofs and the steering of the settings, as JSON values."""
+        allowed = [setting.allowed for setting in self._settings]
+        return {"ladder": self._ladder.to_json(), "allowed": allowed}
