@@ -20,6 +20,7 @@ instead; `--fits elsewhere` leaves out the time of the predictor's fits, as if a
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -157,7 +158,8 @@ class Replaying:
         )
         if not fits_here and isinstance(self.engine._pages._books.predictor, Reuse):
             self._fit_elsewhere(self.engine._pages._books.predictor)
-        self.done: list[Generation] = []
+        self.times_s: list[float] = []  # to first tokens
+        self._open: list[Generation] = []
         self._coming = deque(zip(at_s, prompts, strict=True))
         self.idle_s = 0.0
 
@@ -180,12 +182,17 @@ class Replaying:
                 at_s, prompt = self._coming.popleft()
                 generation = self.engine.submit(GenerationRequest(prompt, 2, ends_early=False))
                 generation.arrived_s = at_s  # it arrived during a step
-                self.done.append(generation)
+                self._open.append(generation)
             if not self.engine.step() and self._coming:
                 idle_s = max(self._coming[0][0] - self.clock(), 0.0)
                 self.clock.skip(idle_s)
                 self.idle_s += idle_s
         self.clock.pause()
+        ended = [each for each in self._open if each.ending is not None]
+        self._open = [each for each in self._open if each.ending is None]
+        for each in ended:  # what was generated is let go, as by a server
+            assert each.time_to_first_token_s is not None
+            self.times_s.append(each.time_to_first_token_s)
         return bool(goal)
 
 
@@ -233,6 +240,8 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
             )
             for policy in policies
         }
+        gc.collect()
+        gc.freeze()  # as the server does; the prompts of the whole trace are here, too
         going = dict(replaying)
         while going:
             for policy, each in list(going.items()):
@@ -247,7 +256,7 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(replayed: Replaying) -> dict[str, Any]:
-    times = np.array([each.time_to_first_token_s for each in replayed.done])
+    times = np.array(replayed.times_s)
     found = replayed.engine.figures()
     p50, p90, p99 = np.percentile(times, [50, 90, 99])
     return {

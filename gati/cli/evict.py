@@ -140,6 +140,7 @@ def replay(
     epilog=examples_below(
         "gati evict train yesterday.jsonl.gz --out predictor",
         "gati evict train dialogues.jsonl.gz --dialogues --out continuation",
+        "gati evict train dialogues.jsonl.gz --dialogues --encoder minilm --out continuation",
     )
 )
 def train(
@@ -148,6 +149,10 @@ def train(
     dialogues: Annotated[
         bool, typer.Option("--dialogues", help="TRACE holds dialogues: learn which ones continue, for lpc.")
     ] = False,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --dialogues: a MiniLM that reads prompts, not hashed words."),
+    ] = None,
     flat: Flat = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option()] = 0,
@@ -160,8 +165,10 @@ def train(
     from gati.evict.train import train as fit
 
     if dialogues:
-        _train_continuation(trace, out, flat, limit, seed)
+        _train_continuation(trace, out, flat, limit, encoder, seed)
         return
+    if encoder is not None:
+        raise EvictError("--encoder reads the prompts of dialogues; give --dialogues with it")
     trained = fit(_read(trace, flat, limit), out, seed=seed, progress=render.counter("requests"))
     typer.echo(f"wrote {out}, trained on {trained['requests']} requests of {trained['name']}")
     typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")
@@ -253,13 +260,15 @@ def synthesise(
     typer.echo(f"next: gati evict replay {out} --policy lru,lpc,lpc-oracle --continuation DIR")
 
 
-def _train_continuation(path: Path, out: Path, flat: bool, limit: int | None, seed: int) -> None:
+def _train_continuation(
+    path: Path, out: Path, flat: bool, limit: int | None, encoder: Path | None, seed: int
+) -> None:
     from gati.evict.trace.dialogues import read_dialogues
     from gati.evict.train import train_continuation
 
     if flat or limit is not None:
         raise EvictError("--flat and --limit are for traces; leave them out with --dialogues")
-    trained = train_continuation(read_dialogues(path), out, seed=seed)
+    trained = train_continuation(read_dialogues(path), out, encoder=encoder, seed=seed)
     typer.echo(
         f"wrote {out}, trained on {trained['prompts']} prompts of {trained['dialogues']} dialogues; "
         f"Matthews' correlation on the others {trained['mcc']:.2f}"

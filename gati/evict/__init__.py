@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gati.evict.embed.cache import EmbeddingCache
     from gati.evict.embed.pool import PagePool
     from gati.evict.embed.redis_tier import RedisTier
+    from gati.evict.embed.scores import RowScores
     from gati.evict.embed.tiers import FileTier, MemoryTier
     from gati.evict.remote import ContinuationClient
 
@@ -37,6 +38,7 @@ _LATE = {
     "MemoryTier": "gati.evict.embed.tiers",
     "PagePool": "gati.evict.embed.pool",
     "RedisTier": "gati.evict.embed.redis_tier",
+    "RowScores": "gati.evict.embed.scores",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "PrefixCache",
     "PrefixMatch",
     "RedisTier",
+    "RowScores",
     "Trace",
     "TraceReplay",
     "bound",

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.predict.continuation import ContinuationSettings, fit_continuation, matthews
-from gati.evict.predict.continuation_stored import save_continuation
+from gati.evict.predict.continuation import (
+    ContinuationModel,
+    ContinuationSettings,
+    fit_continuation,
+    matthews,
+)
+from gati.evict.predict.continuation_stored import save_continuation, save_encoded
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.stored import save_model
 from gati.evict.trace.dialogues import Dialogue, Prompts, halves, prompts_of
 from gati.evict.trace.records import Trace
+
+if TYPE_CHECKING:
+    from gati.evict.predict.encoded import EncodedContinuation
 
 
 def train(
@@ -46,17 +54,26 @@ def train(
     return trained_on
 
 
-def train_continuation(dialogues: Sequence[Dialogue], out: str | Path, *, seed: int = 0) -> dict[str, Any]:
+def train_continuation(
+    dialogues: Sequence[Dialogue], out: str | Path, *, encoder: str | Path | None = None, seed: int = 0
+) -> dict[str, Any]:
     """Learn from one half of the dialogues whether another prompt follows, and judge by the other half.
 
     Writes the model to the folder `out` and returns what it was trained on, and `mcc`: Matthews' correlation
-    on the half held out, which is the one that `gati evict synthesise` makes streams of.
+    on the half held out, which is the one that `gati evict synthesise` makes streams of. Prompts are read as
+    hashed words, or by an `encoder`: a folder with a BERT for sentences, such as MiniLM.
 
-    Raises EvictError where there is nothing to tell apart.
+    Raises EvictError where there is nothing to tell apart, or no encoder.
     """
     learned, held_out = halves(dialogues)
     prompts, goes_on = samples_of(learned)
-    model = fit_continuation(prompts, goes_on, ContinuationSettings(seed=seed))
+    model: ContinuationModel | EncodedContinuation
+    if encoder is None:
+        model = fit_continuation(prompts, goes_on, ContinuationSettings(seed=seed))
+    else:
+        from gati.evict.predict.encoded import PromptEncoder, fit_encoded
+
+        model = fit_encoded(prompts, goes_on, PromptEncoder(encoder), seed)
     judged, followed = samples_of(held_out)
     trained_on = {
         "dialogues": len(learned),
@@ -65,7 +82,10 @@ def train_continuation(dialogues: Sequence[Dialogue], out: str | Path, *, seed: 
         "mcc": matthews(model.predict(judged) > 0.5, followed) if judged else 0.0,
         "seed": seed,
     }
-    save_continuation(model, Path(out), trained_on)
+    if isinstance(model, ContinuationModel):
+        save_continuation(model, Path(out), trained_on)
+    else:
+        save_encoded(model, Path(out), trained_on)
     return trained_on
 
 

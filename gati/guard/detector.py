@@ -88,9 +88,13 @@ class Guard:
 
     def audit(self, *, agreed: bool) -> bool:
         """Take in one audit and say whether the guard is in alarm, which stays until `reset`."""
-        self.audits += 1
         self.losses += not agreed
-        payoff = 1.0 + self._bets * ((0.0 if agreed else 1.0) - self.alpha)
+        return self.observe(0.0 if agreed else 1.0)
+
+    def observe(self, loss: float) -> bool:
+        """As `audit`, of a loss from 0 to 1 whose mean is promised to be at most `alpha`."""
+        self.audits += 1
+        payoff = 1.0 + self._bets * (loss - self.alpha)
         self._evidence = np.minimum((1.0 + self._evidence) * payoff, _LARGEST_FLOAT)
         self.alarmed |= self.evidence >= self.audits_to_false_alarm
         return self.alarmed

@@ -21,6 +21,7 @@ from gati.evict.engine.pages import KeptPrefixes
 from gati.evict.engine.stored import load_decoder
 from gati.evict.engine.tokens import tokens_for
 from services import logs
+from services.collecting import keep_for_good
 from services.completions.app import CompletionsApp
 from services.config import ServeConfig
 from services.scheduler.admission import check_exposure
@@ -76,6 +77,7 @@ def serve_completions(
         torch.set_num_threads(settings.threads)
     app, engine = completions_app(settings, config)
     listening = listen(config)
+    keep_for_good()
     uvloop.run(_serve(app, engine, config, listening, announce))
 
 

@@ -142,7 +142,7 @@ async def answer(request: Request) -> Response:
         with scheduler.receiving():
             body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
         charge.add(check_json(body, scheduler.config.largest_json_bytes))
-        if len(body) <= _INLINE_BYTES:
+        if len(body) <= _INLINE_BYTES and continuations.quick:
             return Json(_answered(body, continuations))
         return Json(await scheduler.pool.run(_answered, body, continuations))
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from gati.errors import EvictError, UnavailableError
-from gati.evict.predict.continuation import ContinuationModel
-from gati.evict.predict.continuation_stored import load_continuation
+from gati.evict.predict.continuation_stored import ContinuationPredictor, load_continuation
 from gati.evict.trace.dialogues import Prompts
 
 _log = logging.getLogger("gati.eviction")
@@ -20,7 +18,7 @@ class Continuations:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._model: tuple[ContinuationModel, str] | None = None
+        self._model: tuple[ContinuationPredictor, str] | None = None
         self._seen = ""
         self._failed = ""
 
@@ -28,6 +26,11 @@ class Continuations:
     def ready(self) -> bool:
         """Whether there is a model, where there should be one."""
         return self._folder is None or self._model is not None
+
+    @property
+    def quick(self) -> bool:
+        """Whether the loaded model predicts faster than a thread is woken; so does having none."""
+        return self._model is None or self._model[0].quick
 
     def look(self) -> None:
         """Load the model if the folder has another one; one that cannot be read changes nothing."""
@@ -42,7 +45,7 @@ class Continuations:
             self._failed = token
             _log.warning("the model of conversations stays as it was", extra={"reason": str(error)})
             return
-        name = hashlib.sha256(model.weights.tobytes()).hexdigest()[:12]
+        name = model.digest()[:12]
         self._model, self._seen = (model, name), token
         _log.info("model of conversations loaded", extra={"version": name})
 

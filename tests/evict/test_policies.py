@@ -285,14 +285,18 @@ def marker_misses(
     return len(items) - sum(served(cache, trace))
 
 
+@pytest.mark.parametrize("seeds", [60, pytest.param(2_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "factor"),
     [
         pytest.param("predictive-marker", lambda k: 4 * harmonic(k), id="predictive-marker"),
+        pytest.param("lmarker", lambda k: 4 * harmonic(k), id="lmarker"),
         pytest.param("guard", lambda k: 2 * harmonic(k - 1) + 2, id="guard"),
     ],
 )
-def test_markers_keep_their_bound_whatever_is_predicted(name: str, factor: Callable[[int], float]) -> None:
+def test_markers_keep_their_bound_whatever_is_predicted(
+    name: str, factor: Callable[[int], float], seeds: int
+) -> None:
     """On a loop over k + 1 blocks, which LRU always misses, predicted the wrong way round."""
     capacity, loops = 6, 40
     items = [item for _ in range(loops) for item in range(capacity + 1)]
@@ -304,7 +308,7 @@ def test_markers_keep_their_bound_whatever_is_predicted(name: str, factor: Calla
     }
     misses = [
         marker_misses(name, items, capacity, lambda number, block: wrong[number, block], seed)
-        for seed in range(60)
+        for seed in range(seeds)
     ]
     # the blocks of the first phase are misses of everybody
     assert np.mean(misses) <= factor(capacity) * optimal + capacity

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from gati.cli import run
 from gati.errors import EvictError, TraceError
 from gati.evict.replays.replay import replay
 from gati.evict.trace.future import next_uses
@@ -141,11 +142,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "text", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
 def test_what_is_wrong_with_a_file_is_said_in_one_line(
-    tmp_path: Path, name: str, text: str, message: str
+    tmp_path: Path, name: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    path = written(tmp_path, name, text)
     with pytest.raises(TraceError, match=message) as caught:
-        read_trace(written(tmp_path, name, text))
+        read_trace(path)
     assert "\n" not in str(caught.value) and name in str(caught.value)
+    assert run(["evict", "inspect", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ from torch import nn
 
 from gati.errors import EvictError
 from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range, check_weights
+from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows
 from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
-from gati.evict.embed.tiers import Ids, SlowTier
+from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
+
+_KEPT_BYTES = 32 << 20  # of a thread's room for rows, between its batches
 
 
 class EmbeddingCache(nn.Module):
@@ -35,6 +39,8 @@ class EmbeddingCache(nn.Module):
     once; then the policy decides what stays: `lru`, `laru` (which follows a predictor that learns how soon
     rows return), or `gati` (laru that falls back to lru where it does worse). `rows=None` keeps as many as
     the cache's share of `pool` has room for.
+
+    A slow tier that is an `AskedTier` finds the rows while the policy learns from the batch.
 
     Any number of threads may call it. A lock is held while rows are looked up, copied and replaced, but not
     while the slow tier is asked nor while rows are summed. Results do not depend on what is cached. Rows are
@@ -70,6 +76,7 @@ class EmbeddingCache(nn.Module):
         self._policy = row_policy(policy, self._sets, most, seed=seed)
         self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # place in the slab, by slot
         self._lock = threading.RLock()
+        self._rooms = threading.local()
         self._version = 0  # of what is cached where
         self._epoch = 0  # grows when rows are forgotten
         self._clock = 0  # ids requested
@@ -103,12 +110,11 @@ class EmbeddingCache(nn.Module):
         flat = check_ids(input)
         check_offsets(input, offsets, include_last=self.include_last_offset)
         check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
-        ids, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
-        check_range(flat, ids, self.slow.rows)
-        rows = self._rows(ids.numpy(), inverse.numpy(), counts.numpy())
+        check_range(flat, self.slow.rows)
+        rows, places = self._rows(distinct(flat.numpy()))
         with torch.no_grad():
             return nn.functional.embedding_bag(
-                inverse.view_as(input),
+                torch.from_numpy(places).view_as(input),
                 rows,
                 None if offsets is None else offsets.to(torch.int64),
                 mode=self.mode,
@@ -148,48 +154,72 @@ class EmbeddingCache(nn.Module):
             held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}
             return {**self._counts, **rates, **held, **self._policy.figures()}
 
-    def _rows(self, ids: Ids, inverse: Ids, counts: Ids) -> torch.Tensor:
-        """Rows of different ids, [n, width]; then the policy decides which stay."""
-        rows = torch.empty((max(len(ids), 1), self.slow.width), dtype=self.slow.dtype)
+    def _rows(self, asked: DistinctIds) -> tuple[torch.Tensor, Ids]:
+        """Rows of different ids, [n, width], and which of them each id of the batch has.
+
+        Those that are cached come first. Then the policy decides which stay.
+        """
+        ids, inverse, counts, last = asked
         if len(ids) == 0:
-            return rows.zero_()
-        last = np.empty(len(ids), dtype=np.int64)
-        last[inverse] = np.arange(len(inverse))  # of several, the last stays
+            return torch.zeros((1, self.slow.width), dtype=self.slow.dtype), inverse
+        rows = self._room(len(ids))
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
             hits = np.flatnonzero(slots >= 0)
-            held = self._slab.rows.index_select(0, torch.from_numpy(self._where[slots[hits]]))
-        rows.index_copy_(0, torch.from_numpy(hits), held)
+            held = torch.from_numpy(self._where[slots[hits]])
+            torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
-        if len(missing):
-            rows.index_copy_(0, torch.from_numpy(missing), self._fetched(ids[missing]))
+        waiting = self._asked(ids[missing]) if len(missing) else None
+        try:  # what does not depend on the rows is done while the slow tier finds them
+            row_of = np.empty(len(ids), dtype=np.int64)
+            row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
+            row_places = row_of[inverse]
+            with self._lock:
+                begin, self._clock = self._clock, self._clock + len(inverse)
+                batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
+                batch = self._policy.observe(batch)
+        finally:
+            if waiting is not None:
+                rows[len(hits) :] = self._checked(waiting(), len(missing))
         with self._lock:
-            begin, self._clock = self._clock, self._clock + len(inverse)
-            batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
             self._count(batch, hits, len(missing))
-            self._policy.observe(batch)
             if epoch == self._epoch:
                 if version != self._version:  # another thread came between
                     slots = self._sets.find(ids, places)
-                self._keep(batch, slots, rows)
-        return rows
+                self._keep(batch, slots, rows, row_of)
+        return rows, row_places
 
-    def _fetched(self, ids: Ids) -> torch.Tensor:
-        found = self.slow.fetch(ids)
-        if tuple(found.shape) != (len(ids), self.slow.width) or found.dtype != self.slow.dtype:
+    def _room(self, count: int) -> torch.Tensor:
+        """Room for rows [count, width], which the next batch of this thread overwrites.
+
+        Memory that is new for every batch would have to be cleared by the system each time.
+        """
+        kept: torch.Tensor | None = getattr(self._rooms, "rows", None)
+        if kept is None or len(kept) < count:
+            kept = torch.empty((count + count // 8, self.slow.width), dtype=self.slow.dtype)
+            self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
+        return kept[:count]
+
+    def _asked(self, ids: Ids) -> Callable[[], torch.Tensor]:
+        if isinstance(self.slow, AskedTier):
+            return self.slow.ask(ids)
+        return partial(self.slow.fetch, ids)
+
+    def _checked(self, found: torch.Tensor, count: int) -> torch.Tensor:
+        if tuple(found.shape) != (count, self.slow.width) or found.dtype != self.slow.dtype:
             raise EvictError(
-                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
-                f"{(len(ids), self.slow.width)} {self.slow.dtype}"
+                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {count} ids, not "
+                f"{(count, self.slow.width)} {self.slow.dtype}"
             )
         return found
 
-    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor) -> None:
+    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor, row_of: Ids) -> None:
         emptied, kept, placed = self._policy.replace(batch, slots)
         if len(emptied) or len(kept):
             self._version += 1
         self._drop(emptied)
-        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(kept)))
+        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[kept])))
 
     def _drop(self, slots: Ids) -> None:
         """The rows of emptied slots may be overwritten."""

@@ -20,9 +20,12 @@ def check_ids(ids: torch.Tensor) -> torch.Tensor:
     return ids.reshape(-1).to(torch.int64)
 
 
-def check_range(flat: torch.Tensor, different: torch.Tensor, rows: int) -> None:
-    """Raise EvictError for ids [n] out of range; `different` are the same, each once and sorted."""
-    if len(different) and (int(different[0]) < 0 or int(different[-1]) >= rows):
+def check_range(flat: torch.Tensor, rows: int) -> None:
+    """Raise EvictError for ids [n] out of range."""
+    if len(flat) == 0:
+        return
+    least, largest = torch.aminmax(flat)
+    if int(least) < 0 or int(largest) >= rows:
         at = int(((flat < 0) | (flat >= rows)).nonzero()[0])
         raise EvictError(
             f"id {int(flat[at])} at position {at} is out of range: the table has rows 0 to {rows - 1}"

@@ -33,7 +33,6 @@ class LaruRows(RowPolicy):
         self._returns = returns
         self._cells = np.zeros(len(sets.ids), dtype=np.int16)  # by slot
         self._used_at = np.zeros(len(sets.ids))
-        self._batch_cells = np.zeros(0, dtype=np.int16)
         self._now = 0.0
         self._share = np.ones(sets.sets)  # lambda
         self._requested = np.zeros(sets.sets, dtype=np.int64)  # |D|
@@ -42,10 +41,10 @@ class LaruRows(RowPolicy):
         self._evicted_count = np.zeros(sets.sets, dtype=np.int64)
         self._phases = self._caught = 0
 
-    def observe(self, batch: RequestedRows) -> None:
+    def observe(self, batch: RequestedRows) -> RequestedRows:
         """Have the predictor see it."""
-        self._batch_cells = self._returns.observe(batch)
         self._now = float(batch.end)
+        return batch.of(self._returns.observe(batch))
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """Begin phases, and count what is caught."""
@@ -72,14 +71,16 @@ class LaruRows(RowPolicy):
 
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """Keep the cells of what is cached."""
-        self._cells[slots] = self._batch_cells[which]
+        assert batch.cells is not None
+        self._cells[slots] = batch.cells[which]
         self._used_at[slots] = self._now
 
     def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
         """What the predictor says."""
-        cells = np.concatenate((self._cells[held], self._batch_cells[fetched]))
-        age = np.concatenate((self._now - self._used_at[held], np.zeros(len(fetched))))
-        return self._returns.later(cells, age)
+        cells = self._cells[held]
+        if batch is not None and batch.cells is not None:
+            cells = np.concatenate((cells, batch.cells[fetched]))
+        return self._returns.later(cells, self._now - self._used_at[held])
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""

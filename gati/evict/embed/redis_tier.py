@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +62,50 @@ class RedisTier:
     def fetch(self, ids: Ids) -> torch.Tensor:
         """Ask for the rows. Raises EvictError where the server fails or lacks one."""
         found: list[bytes | None] = []
-        for begin in range(0, len(ids), _AT_ONCE):
-            found += self._asked("MGET", *self._keys(ids[begin : begin + _AT_ONCE]))
+        for keys in self._commands(ids):
+            found += self._asked("MGET", *keys)
+        return self._rows(ids, found)
+
+    def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
+        """As `fetch`, but the server finds the rows while the caller does something else.
+
+        Returns what waits for them, which must be called once, by the same thread.
+        """
+        from redis.exceptions import RedisError
+
+        commands = self._commands(ids)
+        pool = self._client.connection_pool
+        try:
+            connection = pool.get_connection()
+        except RedisError:
+            return partial(self.fetch, ids)  # which connects anew, or says what is wrong
+        try:
+            for keys in commands:
+                connection.send_command("MGET", *keys)
+        except RedisError:
+            connection.disconnect()
+            pool.release(connection)
+            return partial(self.fetch, ids)
+
+        def wait() -> torch.Tensor:
+            found: list[bytes | None] = []
+            try:
+                for _ in commands:
+                    found += connection.read_response()
+            except RedisError as error:
+                connection.disconnect()  # other answers may still come
+                raise self._failed(error) from error
+            finally:
+                pool.release(connection)
+            return self._rows(ids, found)
+
+        return wait
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _rows(self, ids: Ids, found: list[bytes | None]) -> torch.Tensor:
         row_bytes = self.width * self.dtype.itemsize
         rows = [row for row in found if row is not None and len(row) == row_bytes]
         if len(rows) != len(ids):
@@ -70,11 +114,11 @@ class RedisTier:
                 f"{self._url} has no row {ids[wrong]} of {row_bytes} bytes in table {self._name} "
                 f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write"
             )
-        return torch.frombuffer(bytearray(b"".join(rows)), dtype=self.dtype).view(-1, self.width)
+        return torch.frombuffer(bytearray().join(rows), dtype=self.dtype).view(-1, self.width)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    def _commands(self, ids: Ids) -> list[list[bytes]]:
+        """Keys of each command."""
+        return [self._keys(ids[begin : begin + _AT_ONCE]) for begin in range(0, len(ids), _AT_ONCE)]
 
     def _keys(self, ids: Ids) -> list[bytes]:
         packed = ids.astype("<i8").tobytes()
@@ -86,7 +130,10 @@ class RedisTier:
         try:
             return self._client.execute_command(*command)
         except RedisError as error:
-            raise EvictError(f"Redis at {self._url} failed ({error}): is the server running?") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> EvictError:
+        return EvictError(f"Redis at {self._url} failed ({error}): is the server running?")
 
 
 def _client(url: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ class RequestedRows:
     recency: Ids  # the batch's beginning, plus where in it each occurs last
     begin: int  # ids requested before it
     end: int  # and after it
+    cells: NDArray[np.int16] | None = None  # what a predictor made of each
 
     def part(self, which: NDArray[Any]) -> RequestedRows:
         """Some of its ids."""
@@ -30,6 +31,10 @@ class RequestedRows:
         return RequestedRows(
             self.ids[which], places, self.counts[which], self.recency[which], self.begin, self.end
         )
+
+    def of(self, cells: NDArray[np.int16]) -> RequestedRows:
+        """The same with the cells of its ids."""
+        return replace(self, cells=cells)
 
 
 class EvictionLimits(NamedTuple):
@@ -105,8 +110,12 @@ class RowPolicy:
         sets.remove(emptied)
         return emptied, fetched[gone[gone >= len(held)] - len(held)]
 
-    def observe(self, batch: RequestedRows) -> None:
-        """A batch is requested; `replace` follows, unless the slow tier fails."""
+    def observe(self, batch: RequestedRows) -> RequestedRows:
+        """A batch is requested; `replace` follows with what this returns, unless the slow tier fails.
+
+        Other batches may be observed before that.
+        """
+        return batch
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """How the sets evict for this batch, which has not been served."""

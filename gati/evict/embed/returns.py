@@ -110,14 +110,18 @@ class RowReturns:
         return cells
 
     def later(self, cells: Cells, age: Floats) -> Floats:
-        """Predicted next uses of rows of these cells and ages, [n]; ages themselves without a model."""
+        """Predicted next uses of rows of these cells, [n]; the first ones have an `age`, the others none.
+
+        Without a model, ages themselves.
+        """
         if self._fitted is None:
-            return age
+            return np.append(age, np.zeros(len(cells) - len(age)))
         edges, wait = self._fitted
-        at = np.zeros(len(age), dtype=np.intp)
+        at = cells.astype(np.intp)
+        at *= len(edges) - 1
         for edge in edges[1:-1]:  # a few comparisons of all ages are faster than a search for each
-            at += age >= edge
-        return np.asarray(wait[cells, at])
+            at[: len(age)] += age >= edge
+        return np.asarray(wait.take(at))
 
     def fit(self, now: float) -> None:
         """Fit to all that is known of the samples."""

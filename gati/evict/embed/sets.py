@@ -15,6 +15,7 @@ from gati.evict.embed.tiers import Ids
 
 WAYS = 64
 _EMPTY = -1
+_SPARSE = 16  # where a row for each set would be so many times as large as what is in them, it is not made
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -32,7 +33,7 @@ def hashed(ids: Ids, sets: int) -> Hashed:
     bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
     bits ^= bits >> np.uint64(31)
-    homes = ((bits >> np.uint64(32)) % np.uint64(sets)).astype(np.int64)
+    homes = ((bits >> np.uint64(32)) * np.uint64(sets) >> np.uint64(32)).astype(np.int64)
     return Hashed(homes, (bits & np.uint64(255)).astype(np.uint8), bits)
 
 
@@ -127,28 +128,41 @@ def leaving(
         gone |= zone & (place < count[homes])
     else:
         inside = np.flatnonzero(zone)
-        inside = inside[_latest_first(homes[inside], later[order[inside]], sets)]
-        picked = ranks(homes[inside], sets) < (count - safe)[homes[inside]]
-        gone[inside[picked]] = True
+        latest = _latest(homes[inside], place[inside], later[order[inside]], inside, count - safe)
+        gone[latest] = True
     return order[gone], (place >= count[homes])[gone]
 
 
-def _latest_first(homes: Ids, later: NDArray[np.float64], sets: int) -> Ids:
-    """The order by set, then what is used latest first, then as given."""
+def _latest(homes: Ids, place: Ids, later: NDArray[np.float64], number: Ids, many: Ids) -> Ids:
+    """The `number` of those used latest, `many[s]` of set s, of equals the smallest.
+
+    `homes` is sorted, and `place` says where among its set each stands.
+    """
+    sets, width = len(many), int(place.max(initial=-1)) + 1
     # the bits of floats that are not negative are in the order of the floats
     bits = np.maximum(later, 0.0).astype(np.float32).view(np.int32).astype(np.int64)
-    return by_set(homes, bits.max(initial=0) - bits, sets)
+    keys = bits.max(initial=0) - bits
+    if sets * width > _SPARSE * len(keys):
+        order = np.lexsort((number, keys, homes))
+        return number[order[ranks(homes[order], sets) < many[homes[order]]]]
+    number_bits = int(number.max(initial=0)).bit_length()
+    rows = np.full((sets, width), np.iinfo(np.int64).max)
+    rows[homes, place] = (keys << number_bits) | number
+    rows.sort(axis=1)
+    first = rows[np.arange(width) < many[:, None]]
+    return first[first < np.iinfo(np.int64).max] & ((1 << number_bits) - 1)
 
 
 def by_set(homes: Ids, keys: Ids, sets: int) -> Ids:
     """The order by set, then key, then as given; keys are not negative."""
     counts = np.bincount(homes, minlength=sets)
     width, place_bits = int(counts.max(initial=0)), len(keys).bit_length()
-    if sets * width > 16 * len(keys) or int(keys.max(initial=0)).bit_length() + place_bits > 63:
+    if sets * width > _SPARSE * len(keys) or int(keys.max(initial=0)).bit_length() + place_bits > 63:
         return np.lexsort((keys, homes))
     # A row for each set, as many short sorts are ten times as fast as a long one. Numbers end with the place.
     first = np.argsort(homes.astype(np.uint16) if sets <= 2**16 else homes, kind="stable")
+    homes, keys = homes[first], keys[first]
     rows = np.full((sets, width), np.iinfo(np.int64).max)
-    rows[homes[first], ranks(homes[first], sets)] = (keys[first] << place_bits) | first
+    rows[homes, ranks(homes, sets)] = (keys << place_bits) | first
     rows.sort(axis=1)
     return rows[np.arange(width) < counts[:, None]] & ((1 << place_bits) - 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +33,14 @@ class SlowTier(Protocol):
 
     def fetch(self, ids: Ids) -> torch.Tensor:
         """Return the rows of `ids` [n], all in range and each once, as [n, width]."""
+
+
+@runtime_checkable
+class AskedTier(SlowTier, Protocol):
+    """A tier that finds rows while the caller does something else."""
+
+    def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
+        """Ask for rows as `fetch` does; return what waits for them, to be called once by the same thread."""
 
 
 class MemoryTier:

@@ -10,6 +10,10 @@ therefore decide only while X + D/8 < A + B, where D counts the blocks that only
 LARU has caught one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the
 block that it threw out returns before another that was there, and is still. Exact ones never are.
 
+B blocks are much of a short trace, so that 0.006 n stands for A + B where that is less. Where X > A, what
+predictions threw out has cost more than it saved: then it is 0.004 n, and X + D/3 counts however long ago one
+was wrong. With exact predictions X <= 0 always.
+
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
 more, as long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
 X + D grows only by evictions that predictions chose.
@@ -34,6 +38,8 @@ EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
 _RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
+_LARGEST_SHARE = 0.006  # of n: what is allowed at most
+_LARGEST_SHARE_LOSING = 0.004  # the same where predictions have cost more than they saved
 _DOUBT = 4.0  # for how long one that was wrong counts, in capacities
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
@@ -174,12 +180,17 @@ class Gati(Laru):
         return bool((self._recency[:count][self._leaf[:count]] < left).any())
 
     def _exposed(self) -> bool:
-        """Whether predictions, one of the last wrong, may have thrown out too much that LRU still has."""
+        """Whether predictions that were wrong may have thrown out too much that LRU still has."""
+        allowed = EXCESS_SHARE * self._seen
+        most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
-        if self._wrong_at < lately:
-            return False
-        most = EXCESS_SHARE * self._seen + slack(self.capacity)
         share = _RETURNING_CAUGHT if self._caught_at >= lately else _RETURNING
+        if self._excess > allowed and self._limit is None:
+            share, most = _RETURNING_CAUGHT, min(most, _LARGEST_SHARE_LOSING * self._seen)
+        elif self._wrong_at < lately:
+            return False
+        else:
+            most = min(most, _LARGEST_SHARE * self._seen)
         return self._excess + share * len(self._only) >= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:

@@ -11,10 +11,11 @@ and in any batch.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ _ONE = 2.0**24  # of a weight as a whole number
 _LARGEST = 64.0  # of a weight
 _AT_ONCE = 1_024  # prompts that are read together
 _TEXTS_OF, _TURN_OF = attrgetter("texts"), attrgetter("turn")
-_NEWEST, _EARLIER = itemgetter(-1), itemgetter(slice(-1))
+_NEWEST = itemgetter(-1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class ContinuationSettings:
 
 class ContinuationModel:
     """A logistic model: `weights` [features], `bias`. Any thread may ask it."""
+
+    quick = True  # whether a server may predict on the thread that answers everybody
 
     def __init__(self, weights: NDArray[np.float32], bias: float, settings: ContinuationSettings) -> None:
         self.weights = weights
@@ -84,11 +87,18 @@ class ContinuationModel:
                 totals[begin : begin + _AT_ONCE] += self._shown_by(part)
         return _probabilities(totals / _ONE)
 
+    def digest(self) -> str:
+        """A name for what it has learned."""
+        return hashlib.sha256(self.weights.tobytes()).hexdigest()
+
     def _shown_by(self, said: list[tuple[str, ...]]) -> NDArray[np.int64]:
         """What texts add to the log odds, [prompts]: those of each prompt, the newest last."""
         texts, earlier = _texts_read(said)
         with self._lock:
-            hashed = self._hasher.texts(texts, len(said))
+            hashed = self._hasher.texts_within(texts, len(said), _LEAST)
+            if hashed is None:  # some are long, and are cut
+                said = [tuple(_cut(text, len(each)) for text in each) for each in _newest(said)]
+                hashed = self._hasher.texts(_texts_read(said)[0], len(said))
         whole, count = self._whole, len(said)
         bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
         shown = whole.take(hashed.new)
@@ -169,19 +179,23 @@ def _log_loss(probability: Floats, actual: Flags) -> float:
 
 
 def _probabilities(odds: Floats) -> Floats:
-    return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
+    shares = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(odds, -50.0), 50.0)))
+    return np.minimum(np.maximum(shares, 1.0 - MOST), MOST)
 
 
 def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
-    """Sum the values from each begin up to its end, which is not included.
+    """Sum the values from each begin up to its end, which is not included; no end but the last is behind all.
 
     Whole numbers, so the order in which they are added does not matter.
     """
+    if len(values) == 0:
+        return np.zeros(len(begins), dtype=np.int64)
     places = np.empty(2 * len(begins), dtype=np.intp)
     places[::2], places[1::2] = begins, ends
-    longer = np.zeros(len(values) + 1, dtype=values.dtype)  # an end may lie behind the last value
-    longer[:-1] = values
-    found = np.add.reduceat(longer, places, dtype=np.int64)[::2]
+    if len(places) and places[-1] == len(values):  # `reduceat` sums up to there without being told
+        places = places[:-1]
+        places[-1] = min(places[-1], len(values) - 1)
+    found = np.add.reduceat(values, places, dtype=np.int64)[::2]
     found[begins == ends] = 0  # where `reduceat` gives the value at the begin
     return found
 
@@ -195,13 +209,16 @@ def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int6
     if counts.min() == 0:
         raise EvictError(f"conversation {counts.argmin()} has no prompt: leave it out")
     if counts.max() > _READ:
-        said = [texts[-_READ:] for texts in said]
-        counts = np.minimum(counts, _READ)
-    found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    if len(max(found, key=len)) > _LEAST:
-        said = [tuple(_cut(text, len(texts)) for text in texts) for texts in said]
-        found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
-    return found, counts - 1
+        said, counts = _newest(said), np.minimum(counts, _READ)
+    texts = list(chain.from_iterable(said))
+    earlier = np.ones(len(texts), dtype=np.bool_)
+    earlier[np.cumsum(counts) - 1] = False
+    return [*map(_NEWEST, said), *compress(texts, earlier.tobytes())], counts - 1
+
+
+def _newest(said: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The prompts of each conversation that are read at all."""
+    return [texts[-_READ:] for texts in said]
 
 
 def _cut(text: str, count: int) -> str:

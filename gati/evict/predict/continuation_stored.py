@@ -1,23 +1,44 @@
-"""Continuation models on disk: weights as safetensors, and a JSON document that says what they are for."""
+"""Continuation models on disk: weights as safetensors, and a JSON document that says what they are for.
+
+A model of kind `minilm` has a copy of its encoder in a folder of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gati.documents import DocumentKind
 from gati.errors import EvictError
 from gati.evict.predict.continuation import ContinuationModel, ContinuationSettings
+from gati.evict.trace.dialogues import Prompts
 from gati.files import atomic_write_bytes
+
+if TYPE_CHECKING:
+    from gati.evict.predict.encoded import EncodedContinuation
 
 _CURE = "run gati evict train --dialogues again"
 _KIND = DocumentKind(2, EvictError, _CURE)  # 1: features of other hashes, each counted once
-_DOCUMENT, _WEIGHTS = "continuation.json", "continuation.safetensors"
+_DOCUMENT, _WEIGHTS, _ENCODER = "continuation.json", "continuation.safetensors", "encoder"
+
+
+class ContinuationPredictor(Protocol):
+    """What `load_continuation` returns, of either kind."""
+
+    quick: bool
+
+    def predict(self, prompts: Sequence[Prompts]) -> NDArray[np.float64]:
+        """The probabilities that another prompt follows, [prompts]. Raises EvictError."""
+
+    def digest(self) -> str:
+        """A name for what it has learned."""
 
 
 def save_continuation(model: ContinuationModel, folder: Path, trained_on: dict[str, Any]) -> None:
@@ -27,7 +48,18 @@ def save_continuation(model: ContinuationModel, folder: Path, trained_on: dict[s
     _KIND.write(folder / _DOCUMENT, values)
 
 
-def load_continuation(folder: str | Path) -> ContinuationModel:
+def save_encoded(model: EncodedContinuation, folder: Path, trained_on: dict[str, Any]) -> None:
+    """Write a model with its encoder, and what it was trained on. Raises StorageError."""
+    from gati.evict.predict.encoded import FILES
+
+    for name in FILES:
+        atomic_write_bytes(folder / _ENCODER / name, (model.encoder.folder / name).read_bytes())
+    weights = {name: value.numpy() for name, value in model.head.state_dict().items()}
+    atomic_write_bytes(folder / _WEIGHTS, save(weights))
+    _KIND.write(folder / _DOCUMENT, {"kind": "minilm", "trained_on": trained_on})
+
+
+def load_continuation(folder: str | Path) -> ContinuationPredictor:
     """Read a model. Raises EvictError for one that is missing, damaged or newer."""
     folder = Path(folder)
     path = folder / _DOCUMENT
@@ -37,17 +69,37 @@ def load_continuation(folder: str | Path) -> ContinuationModel:
     if document["format"] < _KIND.format:
         raise EvictError(f"{folder} is of an older Gati, which read prompts in another way: {_CURE}")
     with _KIND.reading(str(folder)):
-        if document["kind"] != "hash":
-            raise ValueError(f"kind {document['kind']!r} is unknown, there is hash")
-        settings = ContinuationSettings(
-            **{name: type(value)(document[name]) for name, value in asdict(ContinuationSettings()).items()}
-        )
         try:
-            weights = load((folder / _WEIGHTS).read_bytes())["weights"]
+            weights = load((folder / _WEIGHTS).read_bytes())
         except SafetensorError as error:
             raise ValueError(str(error)) from error
-        if weights.shape != (settings.features,) or weights.dtype != np.float32:
-            raise ValueError(f"weights {weights.shape} of {weights.dtype} for {settings.features} features")
-        if not np.isfinite(weights).all():
-            raise ValueError("weights are not finite")
-        return ContinuationModel(weights, float(document["bias"]), settings)
+        if document["kind"] == "minilm":
+            return _encoded(folder, weights)
+        if document["kind"] != "hash":
+            raise ValueError(f"kind {document['kind']!r} is unknown, there are hash and minilm")
+        return _hashed(document, weights["weights"])
+
+
+def _hashed(document: dict[str, Any], weights: NDArray[np.float32]) -> ContinuationModel:
+    settings = ContinuationSettings(
+        **{name: type(value)(document[name]) for name, value in asdict(ContinuationSettings()).items()}
+    )
+    if weights.shape != (settings.features,) or weights.dtype != np.float32:
+        raise ValueError(f"weights {weights.shape} of {weights.dtype} for {settings.features} features")
+    if not np.isfinite(weights).all():
+        raise ValueError("weights are not finite")
+    return ContinuationModel(weights, float(document["bias"]), settings)
+
+
+def _encoded(folder: Path, weights: dict[str, NDArray[Any]]) -> EncodedContinuation:
+    import torch
+
+    from gati.evict.predict.encoded import EncodedContinuation, PromptEncoder, new_head
+
+    encoder = PromptEncoder(folder / _ENCODER)
+    head = new_head(encoder.width)
+    try:
+        head.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    except RuntimeError as error:
+        raise ValueError(f"weights of another network: {' '.join(str(error).split())[:200]}") from error
+    return EncodedContinuation(encoder, head)

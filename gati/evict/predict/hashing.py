@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 Places = NDArray[np.intp]
 _Points = NDArray[np.uint8] | NDArray[np.uint32]
 _Hashes = NDArray[np.uint64]
+_Flags = NDArray[np.bool_]
 
 _SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark and edge is a word of its own
-_APART = "\xff"  # an edge, before and after each text, where all texts are ASCII
+_EDGE_POINT = 255
+_APART = chr(_EDGE_POINT)  # an edge, before and after each text, where all texts are ASCII
 _LETTERS = 4  # of a group
-_SUMMED = 4  # values that are added to each other before the running sum; a power of two
+_SUMMED_BITS = 2
+_SUMMED = 1 << _SUMMED_BITS  # values that are added to each other before the running sum
 _LONGEST = 40  # words that the length tells apart, by threes
 
 _BASE = 0x9E3779B97F4A7C15
@@ -74,12 +77,19 @@ class TextHasher:
 
     def texts(self, texts: Sequence[str], newest: int | None = None) -> HashedTexts:
         """Features of texts, of which the first `newest` (by default all) are newest prompts."""
-        newest = len(texts) if newest is None else newest
-        points, low, kind = _joined(texts)
-        word = (kind == _WORD).view(np.uint8)
-        begins = np.flatnonzero(kind[1:] > word[:-1])  # places before words; the first point is a space
-        bounds = np.flatnonzero(kind[1:].take(begins) == _EDGE)
+        found = self.texts_within(texts, len(texts) if newest is None else newest)
+        assert found is not None
+        return found
+
+    def texts_within(self, texts: Sequence[str], newest: int, most: int | None = None) -> HashedTexts | None:
+        """As `texts`; None where one has more than `most` characters, in lower case."""
+        joined = _joined(texts)
+        points, low = joined.points, joined.low
+        begins = np.flatnonzero(joined.begins)
+        bounds = np.flatnonzero(joined.edges.take(begins))
         edges = begins[bounds] + 1
+        if most is not None and np.max(edges[1:] - edges[:-1], initial=0) > most + 1:
+            return None
         words = self._words(low, begins)
         words[bounds] = _END
         first, end = bounds[:newest], bounds[1 : newest + 1]
@@ -88,7 +98,7 @@ class TextHasher:
         former[1:] = own[:-1]
         former[first + 1] = _BEGIN
         read = slice(edges[newest] + 1)
-        letters = (low[read] + points[read] * (kind[read] == _SPACE)).astype(np.uint32)
+        letters = (low[read] + points[read] * (low[read] == 0)).astype(np.uint32)
         letters[edges[: newest + 1]] = ord(" ")
         group_ends = edges[1 : newest + 1] - (_LETTERS - 2)
         return HashedTexts(
@@ -132,11 +142,15 @@ class TextHasher:
 
     def _groups(self, points: NDArray[np.uint32]) -> Places:
         """The group that begins at each character."""
-        pairs = points[:-1] * _GROUP + points[1:]
-        mixed = (pairs[:-2] * _GROUP_SQUARED + pairs[2:]) * _GROUP_MIX
+        pairs = points[:-1] * _GROUP
+        pairs += points[1:]
+        mixed = pairs[:-2] * _GROUP_SQUARED
+        mixed += pairs[2:]
+        mixed *= _GROUP_MIX
         mixed ^= mixed >> np.uint32(15)
         mixed *= _GROUP
-        return np.asarray(mixed >> self._group_shift, dtype=np.intp)
+        mixed >>= self._group_shift
+        return mixed.astype(np.intp)
 
 
 def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
@@ -150,15 +164,25 @@ def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
     before = np.zeros(len(grouped), dtype=np.uint64)
     np.cumsum(grouped[:-1, -1], out=before[1:])
     sums: _Hashes = values.take(places)
-    sums += before.take(places // _SUMMED)
+    sums += before.take(places >> _SUMMED_BITS)
     return sums
 
 
-def _joined(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:
+@dataclass(frozen=True)
+class _JoinedTexts:
     """The characters of all texts after a space, with an edge before each text and after the last.
 
-    Also the same in lower case with zeros for spaces, and the classes, all of them [characters].
+    `low` is the same in lower case, with zeros for spaces and anything for edges. `begins` tells of every
+    place but the last whether a word, mark or edge begins right after it, `edges` whether an edge does.
     """
+
+    points: _Points
+    low: _Points
+    begins: _Flags
+    edges: _Flags
+
+
+def _joined(texts: Sequence[str]) -> _JoinedTexts:
     try:
         encoded = _APART.join((" ", *texts, "")).encode("latin-1")
     except UnicodeEncodeError:
@@ -166,17 +190,25 @@ def _joined(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:
     points = np.frombuffer(encoded, np.uint8)
     if np.count_nonzero(points > 127) != len(texts) + 1:
         return _joined_wide(texts)
-    low, kind = encoded.translate(_ASCII_LOW), encoded.translate(_ASCII_KINDS)
-    return points, np.frombuffer(low, np.uint8), np.frombuffer(kind, np.uint8)
+    coded = np.frombuffer(encoded.translate(_ASCII_CODES), np.uint8)
+    single = coded > 127
+    word = coded > 0
+    word &= ~single
+    begins = word[1:] > word[:-1]
+    begins |= single[1:]
+    return _JoinedTexts(points, coded & np.uint8(127), begins, points[1:] == _EDGE_POINT)
 
 
-def _joined_wide(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:
+def _joined_wide(texts: Sequence[str]) -> _JoinedTexts:
     """As `_joined`, of any characters."""
     low = [text.lower() for text in texts]  # some characters become two
     points = np.frombuffer(" ".join((" ", *low, "")).encode("utf-32-le", "surrogatepass"), np.uint32)
     kind = _classes(points)
     kind[np.cumsum([1, *(len(text) + 1 for text in low)])] = _EDGE
-    return points, np.where(kind == _SPACE, np.uint32(0), points), kind
+    word = (kind == _WORD).view(np.uint8)
+    return _JoinedTexts(
+        points, np.where(kind == _SPACE, np.uint32(0), points), kind[1:] > word[:-1], kind[1:] == _EDGE
+    )
 
 
 def _class(character: str) -> int:
@@ -185,15 +217,16 @@ def _class(character: str) -> int:
 
 
 _ASCII_CLASSES = [_class(chr(each)) for each in range(128)]
-_ASCII_KINDS = bytes(_ASCII_CLASSES).ljust(256, bytes([_EDGE]))  # as `bytes.translate` has it
-_ASCII_LOW = bytes(
-    0 if kind == _SPACE else ord(chr(each).lower()) for each, kind in enumerate(_ASCII_CLASSES)
-).ljust(256, b"\0")
+# in lower case; above 127 for marks and edges, 0 for spaces
+_ASCII_CODES = bytes(
+    0 if kind == _SPACE else ord(chr(each).lower()) | (0 if kind == _WORD else 128)
+    for each, kind in enumerate(_ASCII_CLASSES)
+).ljust(256, b"\xff")
 
 
 def _classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """The class of each character."""
-    found = np.frombuffer(_ASCII_KINDS, np.uint8).take(np.minimum(points, 255))
+    found = np.array(_ASCII_CLASSES, dtype=np.uint8).take(np.minimum(points, 127))
     beyond = points > 127
     different, which = np.unique(points[beyond], return_inverse=True)
     found[beyond] = np.array([_class(chr(each)) for each in different], dtype=np.uint8)[which]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.predict.samples import Labels, by_bin
+from gati.evict.predict.trees import binned_trees
 
 Floats = NDArray[np.float64]
 _THINNED = 3.0  # one in so many rows without a return is fitted
@@ -34,13 +35,15 @@ def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
     """
     count, bins = hazards.shape
     alive = np.ones((count, bins + 1))
-    np.cumprod(1.0 - hazards, axis=1, out=alive[:, 1:])
+    np.multiply.accumulate(1.0 - hazards, axis=1, out=alive[:, 1:])
     spent = np.zeros((count, bins + 1))
-    np.cumsum(np.diff(edges) * 0.5 * (alive[:, :-1] + alive[:, 1:]), axis=1, out=spent[:, 1:])
+    between = (edges[1:] - edges[:-1]) * 0.5 * (alive[:, :-1] + alive[:, 1:])
+    np.add.accumulate(between, axis=1, out=spent[:, 1:])
     hits = alive[:, :bins, None] - alive[:, None, 1:]  # [n, from, to]
     time = spent[:, None, 1:] - spent[:, :bins, None]
-    ratio = np.where(time > 0.0, hits / np.where(time > 0.0, time, 1.0), 0.0)
-    inverse: Floats = 1.0 / np.maximum(ratio.max(axis=2), 1e-12)
+    worth = np.divide(hits, time, out=np.zeros(time.shape), where=time > 0.0)
+    best = np.maximum.reduce(worth, axis=2)
+    inverse: Floats = 1.0 / np.maximum(best, 1e-12)
     return inverse
 
 
@@ -51,6 +54,7 @@ class HazardModel:
         self.edges = edges
         self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last one is open
         self.booster = booster
+        self._trees = binned_trees(booster, self.bins)
 
     @property
     def bins(self) -> int:
@@ -59,6 +63,8 @@ class HazardModel:
 
     def hazards(self, features: NDArray[np.float32]) -> Floats:
         """Chance to return in each bin if not before, [n, bins], for features [n, F]."""
+        if self._trees is not None:
+            return self._trees.probabilities(features)
         count, bins = len(features), self.bins
         rows = np.empty((count, bins, features.shape[1] + 1), dtype=np.float32)
         rows[:, :, :-1] = features[:, None]
@@ -68,14 +74,22 @@ class HazardModel:
 
 
 def fit_hazards(
-    labels: Labels, *, bins: int = 10, rounds: int = 40, leaves: int = 8, rate: float = 0.1, seed: int = 0
+    labels: Labels,
+    *,
+    edges: Floats | None = None,
+    bins: int = 10,
+    rounds: int = 40,
+    leaves: int = 8,
+    rate: float = 0.1,
+    seed: int = 0,
 ) -> HazardModel | None:
     """Fit a model to what is known of samples; None where too few of them have returned to tell anything.
 
-    Raises EvictError where LightGBM is not installed.
+    `edges` are bounds of the bins of ages, by default `bins` of them as `ages` has it. Raises EvictError
+    where LightGBM is not installed.
     """
     lightgbm = lightgbm_module()
-    edges = ages(labels.gaps_s, bins)
+    edges = ages(labels.gaps_s, bins) if edges is None else edges
     if edges is None:
         return None
     rows = by_bin(labels, edges)

@@ -23,6 +23,7 @@ from gati.evict.predict.samples import ReuseSamples, next_fit
 
 Floats = NDArray[np.float64]
 _TIE = 1e-6  # of equal predictions the older run goes
+_AT_ONCE = 512  # rows that are predicted together: what comes in between stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,11 @@ class Reuse:
         return {"refits": self._refits, "fitting_s": self._fitting_s}
 
     def _table(self, model: HazardModel, features: NDArray[np.float32]) -> Floats:
-        return seconds_a_hit(model.hazards(features), model.edges)
+        parts = [
+            seconds_a_hit(model.hazards(features[begin : begin + _AT_ONCE]), model.edges)
+            for begin in range(0, len(features), _AT_ONCE)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _grow(self, count: int) -> None:
         if count > len(self._seen_s):

@@ -15,6 +15,7 @@ from gati.evict.index.tree import RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
+from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.named import (
     Continuation,
@@ -110,6 +111,8 @@ def build(
 ) -> BlockCache:
     """A cache, of that `kind`, under the policy of that name. Raises EvictError."""
     made: Any = policy_named(name, flat=flat)  # those that predict take a predictor
+    if made is Gati and capacity > WHOLE_SHADOW:
+        made = SampledGati
     tree = RunTree(flat=flat)
     if not made.predicts:
         return kind(tree, capacity, made(tree, capacity, seed=seed))
@@ -146,7 +149,7 @@ def _one(
         hits[number] = served.hits
         evictions += len(served.evicted)
         requested += len(ids)
-        if isinstance(policy, Gati) and number % every == 0:
+        if isinstance(policy, (Gati, SampledGati)) and number % every == 0:
             excess.append((requested, policy.excess, EXCESS_SHARE * requested, policy.following))
         if number % _TOLD_EVERY == 0:
             tell(int(starts[number]))

@@ -111,6 +111,27 @@ def test_results_stay_the_same_while_the_pool_shrinks_and_grows(
             assert cache.figures()["rows"] <= cache.capacity <= cache.pages * (PAGE // (4 * weight.shape[1]))
 
 
+@pytest.mark.slow
+def test_ten_thousand_random_batches_are_equal_while_the_pool_shrinks_and_grows() -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=3_000, width=64)
+    pool = PagePool(PAGE, 40 * PAGE, limit_bytes=60 * PAGE)
+    caches = [
+        EmbeddingCache(MemoryTier(weight), mode=mode, pool=pool, policy=policy)
+        for policy in ROW_POLICIES
+        for mode in ("sum", "mean")
+    ]
+    references = {mode: bag(weight, mode) for mode in ("sum", "mean")}
+    for number in range(10_000):
+        if number % 50 == 0:
+            pool.resize(int(random.integers(0, 61)) * PAGE)
+        cache = caches[number % len(caches)]
+        ids = skewed(random, int(random.integers(1, 400)), len(weight))
+        cuts = np.sort(random.integers(0, len(ids) + 1, int(random.integers(0, 20))))
+        offsets = torch.from_numpy(np.concatenate(([0], cuts)).astype(np.int64))
+        assert same_bits(cache(ids, offsets), references[cache.mode](ids, offsets)), number
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 200))
 def test_lru_keeps_what_lru_by_the_letter_keeps(seed: int, rows: int) -> None:

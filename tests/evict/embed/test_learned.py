@@ -22,8 +22,9 @@ Floats = NDArray[np.float64]
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject) -> None:
+@given(data=st.data(), spare=st.sampled_from([0, 500]))
+def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject, spare: int) -> None:
+    """Also where nearly all of the sets, `spare` more than are used, are empty."""
     sets = data.draw(st.integers(1, 4))
     homes, recency, later, expected = [], [], [], set()
     count, safe, window = [], [], []
@@ -43,9 +44,9 @@ def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject) -> None:
         np.array(homes, dtype=np.int64)[shuffled],
         np.array(recency, dtype=np.int64)[shuffled],
         np.array(later)[shuffled],
-        count=np.array(count),
-        safe=np.array(safe),
-        window=np.array(window),
+        count=np.array(count + spare * [0]),
+        safe=np.array(safe + spare * [0]),
+        window=np.array(window + spare * [1]),
     )
     assert set(shuffled[gone].tolist()) == expected
 
@@ -89,8 +90,7 @@ class Driver:
         places = hashed(ids, sets.sets)
         requested = RequestedRows(ids, places, counts, self.clock + last, self.clock, end)
         slots = sets.find(ids, places)
-        self.policy.observe(requested)
-        self.policy.replace(requested, slots)
+        self.policy.replace(self.policy.observe(requested), slots)
         self.clock = end
         self.fetched += int(np.count_nonzero(slots < 0))
         assert (sets.used <= sets.room).all()

@@ -1,0 +1,45 @@
+"""The different ids of a batch: which, how often, and where each occurs last."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.embed.tiers import Ids
+
+
+class DistinctIds(NamedTuple):
+    """Different ids [n], in order, of a batch [m]."""
+
+    ids: Ids
+    inverse: Ids  # [m], which of them each id of the batch is
+    counts: Ids  # how often each occurs
+    last: Ids  # where in the batch each occurs last
+
+
+def distinct(batch: Ids) -> DistinctIds:
+    """Find the different ids of a batch, which are not negative."""
+    size = len(batch)
+    ordered, places = _in_order(batch)
+    begins: NDArray[np.bool_] = np.ones(size, dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    inverse = np.empty(size, dtype=np.int64)
+    inverse[places] = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    ends = np.append(first[1:], size) if size else first
+    return DistinctIds(ordered[first], inverse, ends - first, places[ends - 1])
+
+
+def _in_order(batch: Ids) -> tuple[Ids, Ids]:
+    """The ids in order, those that are equal as they come, and where in the batch each was."""
+    bits = len(batch).bit_length()
+    if int(batch.max(initial=0)).bit_length() + bits > 63:
+        places = np.argsort(batch, kind="stable")
+        return batch[places], places
+    # one number for an id and its place: numbers are sorted several times as fast as places by their ids
+    packed = batch << bits
+    packed |= np.arange(len(batch))
+    packed.sort()
+    return packed >> bits, packed & ((1 << bits) - 1)

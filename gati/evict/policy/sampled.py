@@ -1,0 +1,130 @@
+"""`gati` for caches of more than a million blocks, whose shadow keeps a sample of the keys.
+
+A block is in the sample if its hash says so (SHARDS, Waldspurger et al. 2015): of one in `every` blocks, an
+LRU of k / every keys tells which would be cached. On a path, LRU goes by blocks: those above are used last
+and stay longest. X and n count the sampled blocks.
+
+What a sample says is no certainty, so the guard is a test. The loss of a request is z = (1 + LRU's hits -
+ours, per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of `gati.guard`
+bets against it; where it alarms, LRU decides until X <= eps n. While the promise is kept, an alarm within t
+requests has a probability of at most t / R.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from gati.evict.index.tree import RunTree
+from gati.evict.policy.guard import EXCESS_SHARE
+from gati.evict.policy.predicting import Laru
+from gati.evict.predict.base import Predictor
+from gati.guard.detector import Guard
+
+WHOLE_SHADOW = 1_000_000  # blocks of a cache up to which all keys are shadowed, and of the sample beyond it
+_TO_FALSE_ALARM = 10_000.0  # R, in requests
+_BET_AGAINST = (0.505, 0.51, 0.52, 0.55, 0.6, 0.7)  # mean losses: LRU ahead by 1 to 40 points
+_ODD = 0x9E3779B97F4A7C15
+
+
+def loss_detector() -> Guard:
+    """What watches losses in [0, 1] whose mean is promised to be at most (1 + eps) / 2."""
+    return Guard(0.5 * (1.0 - EXCESS_SHARE), _TO_FALSE_ALARM, _BET_AGAINST)
+
+
+class SampledLru:
+    """Which blocks an LRU cache of `capacity` blocks would hold, for one in `every` blocks."""
+
+    def __init__(self, capacity: int, every: int) -> None:
+        self._capacity = max(capacity // every, 1)
+        self._limit = 2**32 // every
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sampled(self, ids: list[int]) -> list[int]:
+        """Places of the blocks that are in the sample."""
+        limit = self._limit
+        return [place for place, block in enumerate(ids) if (hash(block) * _ODD & 2**64 - 1) >> 32 < limit]
+
+    def access(self, blocks: list[int]) -> int:
+        """Serve the sampled blocks of a request, from the root on; how many of them LRU holds."""
+        order = self._order
+        held = sum(block in order for block in blocks)
+        for block in reversed(blocks):
+            order[block] = None
+            order.move_to_end(block)
+        while len(order) > self._capacity:
+            order.popitem(last=False)
+        return held
+
+
+class SampledGati(Laru):
+    """LARU with a guard that watches a sample of the blocks."""
+
+    name = "gati"
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed)
+        self._every = -(-capacity // WHOLE_SHADOW)
+        self._shadow = SampledLru(capacity, self._every)
+        self._detector = loss_detector()
+        self._excess = self._seen = 0  # X and n, of sampled blocks
+        self._following = True
+        self._alarms = self._served = self._followed = 0
+
+    @property
+    def excess(self) -> int:
+        """X: blocks missed beyond LRU, as the sample has it; negative where fewer were missed."""
+        return self._excess * self._every
+
+    @property
+    def following(self) -> bool:
+        """Whether predictions decide."""
+        return self._following
+
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
+        """Compare with the shadow what is sampled of the request."""
+        places = self._shadow.sampled(ids)
+        if places:
+            heads = self.tree.heads
+            own = sum(ids[place] in heads if self.tree.flat else place < hits for place in places)
+            self._judge(len(places), self._shadow.access([ids[place] for place in places]) - own)
+        self._served += 1
+        self._followed += self._following
+        super().begin(ids, hits, time_s)
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """LARU's choice; LRU's after an alarm."""
+        if self._following:
+            return super().evict(count, missing)
+        removed: list[int] = []
+        self._take(count, self._by_recency(), removed)
+        return removed
+
+    def figures(self) -> Mapping[str, Any]:
+        """Those of LARU and the guard's; `one_in` tells how many blocks stand behind each sampled one."""
+        return {
+            **super().figures(),
+            "guard": {
+                "excess": self.excess,
+                "allowance": EXCESS_SHARE * self._seen * self._every,
+                "alarms": self._alarms,
+                "share_learned": self._followed / max(self._served, 1),
+                "one_in": self._every,
+            },
+        }
+
+    def _judge(self, asked: int, behind: int) -> None:
+        """Of `asked` sampled blocks LRU held `behind` more than we."""
+        self._seen += asked
+        self._excess += behind
+        if self._following:
+            if self._detector.observe(0.5 * (1.0 + behind / asked)):
+                self._following = False
+                self._alarms += 1
+        elif self._excess <= EXCESS_SHARE * self._seen:
+            self._following = True
+            self._detector.reset()

@@ -1,0 +1,201 @@
+"""`minilm`: how likely a conversation goes on, by a sentence encoder that stays as it is and a small network.
+
+The input is that of "learned prefix caching" (LPC): the new prompt and up to four earlier ones share 512
+tokens equally, half of each from its start and half from its end. The encoder's mean over all tokens, and how
+many prompts there were, go through three layers. As in the authors' code the loss is not weighted, so that
+what comes out are probabilities.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gati.errors import EvictError, GatiError, one_line
+from gati.evict.predict.continuation import MOST
+from gati.evict.trace.dialogues import EARLIER, Prompts
+from gati.model.bert import SentenceEncoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")  # of an encoder
+_TOKENS = 512
+_READ = EARLIER + 1  # prompts
+_HIDDEN = 128
+_DROPPED = 0.3
+_AT_ONCE = 32  # conversations that are encoded together
+_EPOCHS, _RATE, _BATCH = 20, 5e-4, 64
+_VALIDATION = 0.15  # share of the samples, the last ones
+
+
+class PromptEncoder:
+    """A sentence encoder in a folder of Hugging Face's, and its tokenizer."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises EvictError for a folder that holds none, or without the package `tokenizers`."""
+        self.folder = Path(folder)
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise EvictError("minilm needs the package tokenizers: pip install 'gati[text]'") from None
+        try:
+            self._network = SentenceEncoder.from_folder(self.folder)
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(self.folder / FILES[2]))
+        except GatiError as error:
+            raise EvictError(f"{folder} holds no encoder: {error}") from error
+        except Exception as error:  # the package raises plain exceptions
+            raise EvictError(f"{folder} holds no tokenizer ({one_line(error)}); copy it again") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._begin, self._end = (self._token(name) for name in ("[CLS]", "[SEP]"))
+        places, self.width = self._network.embeddings.position_embeddings.weight.shape
+        self._most = min(_TOKENS, places)
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[Prompts]) -> Tensor:
+        """Means over the tokens of each, and log2 of the number of prompts, [n, width + 1].
+
+        Raises EvictError where a conversation has no prompt.
+        """
+        rows = self._rows(prompts)
+        found = torch.empty(len(rows), self.width + 1)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # alike in length, little padding
+        for begin in range(0, len(order), _AT_ONCE):
+            part = order[begin : begin + _AT_ONCE]
+            ids = torch.zeros(len(part), len(rows[part[-1]]), dtype=torch.int64)
+            mask = torch.zeros(ids.shape)
+            for place, row in enumerate(part):
+                ids[place, : len(rows[row])] = torch.tensor(rows[row])
+                mask[place, : len(rows[row])] = 1.0
+            hidden = self._network(ids, mask) * mask[:, :, None]  # [part, tokens, width]
+            found[part, : self.width] = hidden.sum(1) / mask.sum(1, keepdim=True)
+        found[:, self.width] = torch.tensor([math.log2(max(each.turn, 1)) for each in prompts])
+        return found
+
+    def _rows(self, prompts: Sequence[Prompts]) -> list[list[int]]:
+        """The tokens that are read of each conversation."""
+        said = [each.texts[-_READ:] for each in prompts]
+        if () in said:
+            raise EvictError(f"conversation {said.index(())} has no prompt: leave it out")
+        texts = [text for each in said for text in each]
+        tokens = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        rows = []
+        for each in said:
+            room = (self._most - 1) // len(each) - 1
+            row = [self._begin]
+            for _ in each:
+                row += [*_ends(next(tokens).ids, room), self._end]
+            rows.append(row)
+        return rows
+
+    def _token(self, name: str) -> int:
+        found = self._tokenizer.token_to_id(name)
+        if found is None:
+            raise EvictError(f"the tokenizer in {self.folder} has no {name}; give that of a BERT")
+        return found
+
+
+class EncodedContinuation:
+    """The encoder and the network on top of it, in evaluation mode. Any thread may ask it.
+
+    Other prompts of a batch change a prediction by rounding only.
+    """
+
+    quick = False  # whether a server may predict on the thread that answers everybody
+
+    def __init__(self, encoder: PromptEncoder, head: nn.Module) -> None:
+        self.encoder = encoder
+        self.head = head.eval()
+
+    def predict(self, prompts: Sequence[Prompts]) -> Floats:
+        """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST.
+
+        Raises EvictError where a conversation has no prompt.
+        """
+        if not prompts:
+            return np.zeros(0)
+        with torch.inference_mode():
+            odds = self.head(self.encoder.encode(prompts))[:, 0]
+            shares: Floats = odds.double().sigmoid().numpy()
+        return np.minimum(np.maximum(shares, 1.0 - MOST), MOST)
+
+    def digest(self) -> str:
+        """A name for what it has learned."""
+        learned = hashlib.sha256()
+        for value in self.head.state_dict().values():
+            learned.update(value.numpy().tobytes())
+        return learned.hexdigest()
+
+
+def new_head(width: int) -> nn.Module:
+    """Three layers for vectors [n, width + 1]; log odds [n, 1]."""
+    layers: list[nn.Module] = []
+    for inputs in (width + 1, _HIDDEN):
+        layers += [nn.Linear(inputs, _HIDDEN), nn.BatchNorm1d(_HIDDEN), nn.ReLU(), nn.Dropout(_DROPPED)]
+    return nn.Sequential(*layers, nn.Linear(_HIDDEN, 1))
+
+
+def fit_encoded(
+    prompts: Sequence[Prompts], goes_on: Flags, encoder: PromptEncoder, seed: int = 0
+) -> EncodedContinuation:
+    """Fit to samples of which it is known whether another prompt followed, [samples].
+
+    The last samples choose among the epochs the one of the lowest log loss, so samples of one conversation
+    should stand together. Raises EvictError where there is nothing to tell apart.
+    """
+    learned = len(prompts) - int(_VALIDATION * len(prompts))
+    for part in (goes_on[:learned], goes_on[learned:]):
+        if len(part) == 0 or part.all() or not part.any():
+            raise EvictError(
+                f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
+                "leaves nothing to tell apart: give more conversations, or use the policy lru"
+            )
+    rows, wanted = encoder.encode(prompts).clone(), torch.from_numpy(goes_on).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = _trained(new_head(encoder.width), rows, wanted, learned)
+    return EncodedContinuation(encoder, head)
+
+
+def _trained(head: nn.Module, rows: Tensor, wanted: Tensor, learned: int) -> nn.Module:
+    optimiser = torch.optim.Adam(head.parameters(), lr=_RATE)
+    loss_of = nn.functional.binary_cross_entropy_with_logits
+    best: dict[str, Any] = {}
+    lowest = math.inf
+    for _ in range(_EPOCHS):
+        head.train()
+        order = torch.randperm(learned)
+        for part in order.split(_BATCH):
+            if len(part) > 1:  # a batch of one has no variance to be normalised by
+                optimiser.zero_grad()
+                loss_of(head(rows[part])[:, 0], wanted[part]).backward()
+                optimiser.step()
+        head.eval()
+        with torch.inference_mode():
+            loss = float(loss_of(head(rows[learned:])[:, 0], wanted[learned:]))
+        if loss < lowest:
+            lowest = loss
+            best = {name: value.detach().clone() for name, value in head.state_dict().items()}
+    if not best:
+        raise EvictError("the continuation model has no finite loss: look at the dialogues")
+    head.load_state_dict(best)
+    return head
+
+
+def _ends(tokens: list[int], room: int) -> list[int]:
+    """The tokens, or as many as there is room for: half from the start and half from the end."""
+    if len(tokens) <= room:
+        return tokens
+    return tokens[: room - room // 2] + tokens[len(tokens) - room // 2 :]

@@ -1,0 +1,24 @@
+"""The different ids of a batch, against `numpy.unique`."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gati.evict.embed.distinct import distinct
+
+
+@given(st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=60))
+def test_different_ids_are_those_of_unique_and_the_last_places_are_right(
+    below: int, numbers: list[int]
+) -> None:
+    """Also where an id and its place take more than 63 bits together."""
+    batch = np.array([number % below for number in numbers], dtype=np.int64)
+    found = distinct(batch)
+    ids, inverse, counts = np.unique(batch, return_inverse=True, return_counts=True)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.inverse, inverse)
+    np.testing.assert_array_equal(found.counts, counts)
+    backwards = batch.tolist()[::-1]
+    assert found.last.tolist() == [len(batch) - 1 - backwards.index(id_) for id_ in ids.tolist()]
