@@ -87,7 +87,7 @@ class FollowUp:
             )
 
     def is_alone(self, decided: Decided[Deployed]) -> bool:
-        """Whether the reference answers what memory leaves."""
+        """Whether the reference answers the request if memory does not."""
         return self._auditor.is_alone(decided)
 
     def withdraw(self, decided: Decided[Deployed]) -> None:

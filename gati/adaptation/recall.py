@@ -6,8 +6,8 @@ It is a cache before the network, and learned like the others: what it predicts 
 a scene after some seconds, follows it without any training of networks, and costs a few percent of a small
 network.
 
-How far it goes is decided by two ladders of settings (`gati.adaptation.recall_ladder`): one for requests on
-which caches answer what memory leaves, one for those on which the reference does.
+Two ladders of settings decide what it may answer (`gati.adaptation.recall_ladder`): one for requests that
+caches answer otherwise, one for requests that the reference answers otherwise.
 
 It learns the same way before and after it may answer: if a setting that is released or under proof would
 answer an input, the base model's answer is taken in only if that was drawn beforehand, as it will be later.
@@ -77,10 +77,11 @@ class Recall:
 
     `agreement` is the promise, `spend` gives the delta of each attempt to prove some settings,
     `audits_to_false_alarm` is the guard's. `leave` takes the fits as jobs for the background, and returns
-    whether it does. `on_change` is called when what it answers changes, with the number of settings released
-    from then on, and whether that is for requests on which memory answers alone. `alone` False: it never
-    does. At most `places` are remembered; the one unused for longest is forgotten. `known` are the contents
-    of an earlier memory, which this one continues, with its released settings and proofs under way.
+    whether it does. `on_change` is called when a setting is released or withdrawn, with the number of
+    settings released from then on and whether they are those of memory alone. With `alone` False there is
+    only the ladder next to caches. At most `places` are remembered; the one unused for longest is forgotten.
+    `known` are the contents of an earlier memory, which this one continues, with its released settings and
+    proofs under way.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Recall:
 
     @property
     def more_alone(self) -> float:
-        """Of requests that memory leaves to caches: the share that it would answer if they were not asked."""
+        """The share of requests left to caches that memory would answer if caches were not looked up."""
         if len(self._ladders) < 2:
             return 0.0
         alone, others = (ladder.share for ladder in self._ladders)
@@ -149,7 +150,7 @@ class Recall:
     def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
         """Look up an input [1, ...] of that place; None if it is not finite.
 
-        `alone`: what memory leaves gets the reference's answer.
+        `alone`: the reference answers the request if memory does not.
         """
         sketched = sketch(x)
         if not np.isfinite(sketched).all():

@@ -1,12 +1,12 @@
-"""How far memory may go: its settings, released from strict to loose as audits prove them.
+"""Which settings of memory may answer: they are released from strict to loose as audits prove them.
 
-There are two such ladders, for two cases:
+Memory has one ladder for each of two cases:
 
-- Caches answer what memory leaves. Then memory keeps the promise on its own answers and the caches keep it on
-  the rest, so all answers keep it. Only audits of what a setting answers, or would answer, count.
-- Memory answers `alone`: what it leaves gets the reference's answer, which is right. Then memory may be wrong
-  in the whole share of *requests* that the promise tolerates. The certificate of `gati compose` counts in
-  the same way.
+- Caches answer the requests that memory does not. Memory keeps the promise on its own answers and the caches
+  keep it on the rest, so all answers keep it. Only audits of answers that a setting gives, or would give,
+  count.
+- Memory is `alone`: the reference answers the other requests, and is right by definition. Memory may then be
+  wrong on the tolerated share of *all requests*. The certificate of `gati compose` counts in the same way.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RecallLadder:
         self.alone = alone
         self.share = 0.0  # of recent requests that the released settings answer
         self._settings = tuple(RecallSetting(most, agreement, of_all=alone) for most in MOST)
-        self._epoch = 0  # of what is tested: an audit of another epoch proves nothing now
+        self._epoch = 0  # audits of requests from an earlier epoch prove nothing
         if known is None:
             self._ladder = Ladder(
                 len(MOST), agreement, spend, of_all=alone, audits_to_false_alarm=audits_to_false_alarm

@@ -1,4 +1,4 @@
-"""Whether lookups pay: caches that save less than they cost, or less than memory does alone, are paused."""
+"""Pauses lookups that save less than they cost, or less than memory alone would save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Rest:
     """Compares the cost of requests, by the composition's own figures, with the base model's.
 
     Read `lookups_pay` before a request and call `answered` after it. Caches that do not pay rest for a while
-    and are then tried again, as a scene may change; earlier if they rest for a memory that answers less now.
+    and are then tried again, because the scene may change. If they rest because memory saves more, they are
+    tried again as soon as it saves less.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Rest:
     def answered(self, exit: str, instead: float = 0.0) -> bool:
         """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins.
 
-        `instead`: the share of these requests that memory would answer if there were no lookups.
+        `instead`: the share of these requests that memory would answer without lookups.
         """
         if self._resting:
             self._resting -= 1

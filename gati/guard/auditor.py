@@ -214,7 +214,7 @@ class Auditor(Generic[Version]):
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
     def is_alone(self, decided: Decided[Version]) -> bool:
-        """Whether the reference answers what memory leaves, at no risk of a wrong answer."""
+        """Whether the reference answers the request if memory does not."""
         return not decided.lookups and (self.exact or not decided.may_hit)
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:

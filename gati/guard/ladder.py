@@ -7,11 +7,11 @@ wrong with at least the tolerated probability throughout, the first such setting
 at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
 wrong too often for a while passes in that time with probability at most delta.
 
-What a setting leaves to something else counts for nothing, unless that is never wrong (`of_all`): then the
-promise is about all requests, and an audit of what a setting leaves is an agreement. For a proof, never more
-of these count than of what the setting answers: one that has answered next to nothing has proven nothing.
-Each proof bets against "wrong with at least the tolerated probability" of the request, so leaving out audits
-of what was left only makes it take longer.
+By default, audits of requests that a setting does not answer are ignored. With `of_all`, the reference
+answers these requests, so the promise covers all requests and such an audit counts as agreement. In a
+proof, at most as many of them count as audits of the setting's own answers: a setting that answers almost
+nothing must not prove itself. The tested hypothesis is that the setting gets a request wrong with at least
+the tolerated probability, so ignoring some agreements makes a proof longer, never wrong.
 
 Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
 is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings have to prove
@@ -45,7 +45,7 @@ class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
     `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some.
-    `of_all`: what they leave is answered as the reference does. Not thread-safe. Raises AdaptError for values
+    `of_all`: the reference answers what they do not. Not thread-safe. Raises AdaptError for values
     that make no promise.
     """
 
@@ -65,7 +65,9 @@ class Ladder:
         self._spend, self._of_all = spend, of_all
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
         self._proofs: list[Proof] = []
-        self._left = [0] * settings  # audits that a proof has counted of what its setting leaves
+        self._left = [
+            0
+        ] * settings  # audits counted by each proof of requests that its setting does not answer
         self.level = settings if proven else 0
         self._restart(self.level)
 

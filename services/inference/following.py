@@ -71,7 +71,7 @@ class Answering:
 class Handling:
     """The decision about a request, and the queue that answers it.
 
-    `alone`: that queue gives the reference's answer.
+    `alone`: this queue gives the reference's answer.
     """
 
     decided: Decided[Answering]

@@ -69,7 +69,7 @@ class ServedMemory:
         self._keeper.save()
 
     def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:
-        """Look up an input [1, ...] in memory; `alone`: what it leaves gets the reference's answer."""
+        """Look up an input [1, ...] in memory; `alone`: the reference answers it if memory does not."""
         return self.recall.look(x, place, alone=alone)
 
     def answer(self, looked: Looked | None) -> Prediction | None:

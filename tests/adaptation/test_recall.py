@@ -413,7 +413,7 @@ def test_what_it_leaves_proves_nothing_by_itself() -> None:
 
 
 def test_its_guard_counts_all_requests() -> None:
-    """Of its answers a tenth is wrong, of all requests a fiftieth: within the promise alone."""
+    """A tenth of its answers is wrong, a fiftieth of all requests: memory alone keeps the promise."""
     levels = {}
     for alone in (True, False):
         random, ladder = np.random.default_rng(2), ladder_of(alone=alone)
