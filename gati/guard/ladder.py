@@ -5,18 +5,17 @@ Every audit shows for every setting whether its answer would have agreed. Each s
 all stricter ones are released. This is a fixed sequence of tests: before any setting is released that is
 wrong with at least the tolerated probability throughout, the first such setting must pass, with probability
 at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
-wrong too often for a while passes in that time with probability at most delta.
+wrong too often for some period passes in that period with probability at most delta.
 
-What a setting leaves to something else counts for nothing, unless that is never wrong (`of_all`): then the
-promise is about all requests, and an audit of what a setting leaves is an agreement. For a proof, never more
-of these count than of what the setting answers: one that has answered next to nothing has proven nothing.
-Each proof bets against "wrong with at least the tolerated probability" of the request, so leaving out audits
-of what was left only makes it take longer.
+A request that a setting does not answer is not counted, unless its fallback is never wrong (`of_all`): then
+the promise covers all requests, and an audit of a request it passes on counts as an agreement. A proof counts
+at most as many of these as of answered ones: a setting that answers almost nothing proves nothing. Each proof
+bets against "wrong with at least the tolerated probability" per request, so skipping such audits only makes
+it take longer.
 
 Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
-is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings have to prove
-themselves again, on a further share of the delta that all attempts have in common
-(`gati.guard.proof.Spending`).
+is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings must be proven
+again, with a further share of the delta that all attempts draw from (`gati.guard.proof.Spending`).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from gati.errors import AdaptError
 from gati.guard.detector import Guard
 from gati.guard.proof import Proof
 
-_RETRIED_AFTER = 10  # times the audits that perfect caches need to pass
+_RETRIED_AFTER = 10  # in multiples of the audits that perfect caches need to pass
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A change of what may answer, and of how many audits of the setting concerned how many were losses."""
+    """A change of the settings that may answer, with the audits and losses of the setting concerned."""
 
     kind: Literal["released", "withdrawn"]
     audits: int
@@ -45,8 +44,8 @@ class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
     `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some.
-    `of_all`: what they leave is answered as the reference does. Not thread-safe. Raises AdaptError for values
-    that make no promise.
+    `of_all`: the reference answers all other requests. Not thread-safe. Raises AdaptError for values out of
+    range.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Ladder:
         self._spend, self._of_all = spend, of_all
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
         self._proofs: list[Proof] = []
-        self._left = [0] * settings  # audits that a proof has counted of what its setting leaves
+        self._left = [0] * settings  # audits counted per proof of requests its setting passes on
         self.level = settings if proven else 0
         self._restart(self.level)
 
@@ -74,18 +73,18 @@ class Ladder:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None if all are."""
+        """The proof of the next setting to release; None if all are released."""
         return None if self.level == len(self) else self._proofs[self.level]
 
     @property
     def guard(self) -> Guard:
-        """The guard of the setting that answers; of the strictest where none does."""
+        """The guard of the setting that answers, or of the strictest setting if none does."""
         return self._guards[max(0, self.level - 1)]
 
     def audited(
         self, agreed: Sequence[bool | None], *, guards: bool = True, tested: int | None = None
     ) -> Judgement | None:
-        """Take in an audit of every setting: whether its answer agreed, None if it would not give one.
+        """Record an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
         Returns what changes with it.
@@ -102,7 +101,7 @@ class Ladder:
         return self._release()
 
     def _count(self, at: int, agreed: bool | None) -> None:
-        """Let a setting's proof take in an audit, if it counts for it."""
+        """Add an audit to a setting's proof, if it counts for it."""
         proof = self._proofs[at]
         if agreed is not None:
             proof.audit(agreed=agreed)
@@ -135,9 +134,9 @@ class Ladder:
         return judgement
 
     def _restart(self, first: int) -> None:
-        """Begin the proofs of all settings from `first` on; those of released ones are what they were."""
+        """Restart the proofs of all settings from `first` on; proofs of released settings are kept."""
         if not self._proofs:
-            self._proofs = [Proof(self.agreement, 0.5) for _ in self._guards]  # never asked while released
+            self._proofs = [Proof(self.agreement, 0.5) for _ in self._guards]  # not used while released
         if first == len(self):
             return
         delta = self._spend()
@@ -147,7 +146,7 @@ class Ladder:
             self._guards[at].reset()
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """The complete state, as JSON values."""
         return {
             "level": self.level,
             "guards": [guard.to_json() for guard in self._guards],
@@ -156,7 +155,7 @@ class Ladder:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, spend: Callable[[], float]) -> Ladder:
-        """Go on where `to_json` was called, without spending anything.
+        """Restore the state from `to_json`, without spending any delta.
 
         Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
         """
