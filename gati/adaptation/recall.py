@@ -1,16 +1,15 @@
-"""Recall: an input that looks like what its place has shown before is answered as the base model did then.
+"""Recall: returns the base model's earlier answer for an input similar to one seen before at the same place.
 
-It is a cache before the network, and learned like the others: what it predicts is the remembered answer
-(`gati.adaptation.memory`), what selects is a regression of how probable it is that this one is wrong
-(`gati.adaptation.recall_settings`), fitted anew to every request whose base answer becomes known. So it fits
-a scene after some seconds, follows it without any training of networks, and costs a few percent of a small
-network.
+It is a cache before the network. Its prediction is the remembered answer (`gati.adaptation.memory`). Its
+selector is a logistic regression of the probability that this answer is wrong
+(`gati.adaptation.recall_settings`), refitted as base answers become known. It adapts to a scene within
+seconds, without training networks, and costs a few percent of a small network.
 
-How far it goes is decided by two ladders of settings (`gati.adaptation.recall_ladder`): one for requests on
-which caches answer what memory leaves, one for those on which the reference does.
+Two ladders of settings (`gati.adaptation.recall_ladder`) decide what it may answer: one for requests on which
+caches answer the rest, one for requests on which the reference does.
 
-It learns the same way before and after it may answer: if a setting that is released or under proof would
-answer an input, the base model's answer is taken in only if that was drawn beforehand, as it will be later.
+It learns the same way before and after it may answer: if a released or tested setting would answer an input,
+it learns the base model's answer only if the request was drawn for it beforehand, as when serving.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from gati.errors import AdaptError
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Proof
 
-_LABELS = 1500  # the most recent ones, used to fit
+_LABELS = 1500  # number of most recent labels to fit to
 _FEWEST = 60
-_FIT_EVERY = 10  # labels, and no less than a share of them all
+_FIT_EVERY = 10  # new labels, and at least a share of all labels
 _FIT_SHARE = 1 / 50
-_RECENT = 600  # requests, to find the threshold on
+_RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
 
 
 class Looked(NamedTuple):
     """A request looked up in memory.
 
-    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `judged`
-    has what each ladder says.
+    `confident`: memory may answer it; `known`: some released or tested setting would. `judged` has the
+    judgement of each ladder.
     """
 
     place: str
@@ -73,14 +72,14 @@ class Remembered(NamedTuple):
 
 
 class Recall:
-    """Remembers, answers, and learns how far it may be trusted. Thread-safe.
+    """Remembers answers, reuses them, and learns when they can be trusted. Thread-safe.
 
-    `agreement` is the promise, `spend` gives the delta of each attempt to prove some settings,
-    `audits_to_false_alarm` is the guard's. `leave` takes the fits as jobs for the background, and returns
-    whether it does. `on_change` is called when what it answers changes, with the number of settings released
-    from then on, and whether that is for requests on which memory answers alone. `alone` False: it never
-    does. At most `places` are remembered; the one unused for longest is forgotten. `known` are the contents
-    of an earlier memory, which this one continues, with its released settings and proofs under way.
+    `agreement` is the promise, `spend` returns the delta of each attempt to prove settings,
+    `audits_to_false_alarm` is the guard's. `leave` submits a fit as a background job and returns whether it
+    was accepted. `on_change` is called with the number of settings released from then on, and with whether
+    they are those of requests on which memory answers alone. `alone` False: it never does. At most `places`
+    are remembered; the least recently used is forgotten. `known` are the contents of an earlier memory, which
+    this one continues, including its released settings and current proofs.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Recall:
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._most_places = places
-        self._places: dict[str, Memory] = {}  # those heard of last at the end
+        self._places: dict[str, Memory] = {}  # most recently used last
         self.forgotten = 0  # places
         self._labelled = _Rows(_LABELS)
         self._looked = _Rows(_RECENT)
@@ -114,12 +113,12 @@ class Recall:
 
     @property
     def settings(self) -> int:
-        """How many there are, from strict to loose."""
+        """The number of settings, from strict to loose."""
         return len(MOST)
 
     @property
     def level(self) -> int:
-        """How many of them may answer, at most."""
+        """The largest number of settings that may answer."""
         return max(ladder.level for ladder in self._ladders)
 
     @property
@@ -129,18 +128,18 @@ class Recall:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released, of the first ladder that has one; None if all are."""
+        """The next setting's proof, of the first ladder that has one; None if all settings are released."""
         return next((proof for ladder in self._ladders if (proof := ladder.proof) is not None), None)
 
     @property
     def proving(self) -> Proof | None:
-        """The proof under way, if it has prospects."""
+        """The current proof, unless it is hopeless."""
         proof = self._ladders[0].proof
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
     @property
     def more_alone(self) -> float:
-        """Of requests that memory leaves to caches: the share that it would answer if they were not asked."""
+        """The share of requests left to caches that memory would answer if there were no lookups."""
         if len(self._ladders) < 2:
             return 0.0
         alone, others = (ladder.share for ladder in self._ladders)
@@ -149,7 +148,7 @@ class Recall:
     def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
         """Look up an input [1, ...] of that place; None if it is not finite.
 
-        `alone`: what memory leaves gets the reference's answer.
+        `alone`: the reference answers the requests that memory does not.
         """
         sketched = sketch(x)
         if not np.isfinite(sketched).all():
@@ -168,11 +167,11 @@ class Recall:
             return Looked(place, sketched, seen, confident, any(each.known for each in judged), judged)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        """Take in the base model's answer to a request.
+        """Learn from the base model's answer to a request.
 
-        `drawn`: it was drawn for an audit before anything was known of it, as is done while memory answers.
-        Only then are known inputs learned from and counted by guards. `tried`: it was drawn for the proofs
-        under way, which count both.
+        `drawn`: it was drawn for an audit before its answer was known, as is done while memory answers. Only
+        then do known inputs count for learning and for guards. `tried`: it was drawn for the current proofs,
+        which count both kinds.
         """
         changes: list[tuple[Judgement, int, bool]] = []
         with self._lock:
@@ -222,7 +221,7 @@ class Recall:
     def _resumed(
         self, known: Remembered, new: Callable[..., RecallLadder], cases: Sequence[bool]
     ) -> tuple[RecallLadder, ...] | None:
-        """Take over the contents of an earlier memory; None, with nothing taken, if it does not match."""
+        """Restore the contents of an earlier memory; None, without any change, if it does not match."""
         try:
             states = known.state["ladders"]
             ladders = tuple(new(alone=case, known=state) for case, state in zip(cases, states, strict=True))
@@ -238,7 +237,7 @@ class Recall:
 
     @property
     def places(self) -> int:
-        """How many are remembered."""
+        """The number of places remembered."""
         return len(self._places)
 
     def _memory(self, looked: Looked) -> Memory:

@@ -1,12 +1,12 @@
-"""How far memory may go: its settings, released from strict to loose as audits prove them.
+"""The settings of a memory, released from strict to loose as audits prove them.
 
 There are two such ladders, for two cases:
 
-- Caches answer what memory leaves. Then memory keeps the promise on its own answers and the caches keep it on
-  the rest, so all answers keep it. Only audits of what a setting answers, or would answer, count.
-- Memory answers `alone`: what it leaves gets the reference's answer, which is right. Then memory may be wrong
-  in the whole share of *requests* that the promise tolerates. The certificate of `gati compose` counts in
-  the same way.
+- Caches answer the requests that memory does not. Memory keeps the promise on its own answers and the caches
+  keep it on the rest, so all answers keep it. Only audits of requests that a setting would answer count.
+- Memory answers `alone`: the reference answers all other requests, without errors. So memory may use the
+  whole share of wrong *requests* that the promise tolerates. The certificate of `gati compose` counts the
+  same way.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
 
-_MEMORY = 0.99  # of the running share of requests that may be answered
+_MEMORY = 0.99  # decay of the running share of requests that may be answered
 
 
 class Judged(NamedTuple):
     """What each setting would do with an input, as of `epoch`.
 
-    `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
+    `confident`: the loosest released setting answers it; `known`: a released or tested setting would.
     """
 
     would_answer: tuple[bool, ...]
@@ -39,7 +39,7 @@ class Judged(NamedTuple):
 class RecallLadder:
     """The settings of a memory, and which of them are proven. Not thread-safe.
 
-    `agreement` is the promise, `spend` gives the delta of each attempt to prove settings,
+    `agreement` is the promise, `spend` returns the delta of each attempt to prove settings,
     `audits_to_false_alarm` is the guard's.
     """
 
@@ -53,9 +53,9 @@ class RecallLadder:
         known: Mapping[str, Any] | None = None,
     ) -> None:
         self.alone = alone
-        self.share = 0.0  # of recent requests that the released settings answer
+        self.share = 0.0  # share of recent requests that the released settings answer
         self._settings = tuple(RecallSetting(most, agreement, of_all=alone) for most in MOST)
-        self._epoch = 0  # of what is tested: an audit of another epoch proves nothing now
+        self._epoch = 0  # counts changes of the tested settings; older audits do not count
         if known is None:
             self._ladder = Ladder(
                 len(MOST), agreement, spend, of_all=alone, audits_to_false_alarm=audits_to_false_alarm
@@ -71,33 +71,33 @@ class RecallLadder:
 
     @property
     def level(self) -> int:
-        """How many settings may answer."""
+        """The number of settings that may answer."""
         return self._ladder.level
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None if all are."""
+        """The proof of the next setting to release; None if all are released."""
         return self._ladder.proof
 
     @property
     def tested(self) -> int:
-        """The settings that are released or under proof: the strictest alone until that is released.
+        """The number of settings released or tested: only the strictest one until it is released.
 
-        All others would slow down learning in the beginning.
+        Testing all of them would slow down learning at first.
         """
         return len(self._settings) if self.level else 1
 
     def judge(self, risk: float) -> Judged:
-        """What the settings do with an input whose remembered answer is wrong with probability `risk`."""
+        """The settings' decisions on an input whose remembered answer is wrong with probability `risk`."""
         would = tuple(risk < setting.threshold for setting in self._settings)
         confident = self.level > 0 and would[self.level - 1]
         self.share += (1.0 - _MEMORY) * (confident - self.share)
         return Judged(would, confident, any(would[: self.tested]), self._epoch)
 
     def audited(self, judged: Judged, *, wrong: bool, steers: bool) -> Judgement | None:
-        """Count an audit for guards and proofs; returns what changes.
+        """Count an audit for guards and proofs; returns the change it causes, if any.
 
-        `wrong`: the remembered answer was. One that `steers` is a regular audit, not made for a proof alone.
+        `wrong`: the remembered answer was wrong. `steers`: it is a regular audit, not one for proofs only.
         """
         if judged.epoch != self._epoch:
             return None
@@ -114,7 +114,7 @@ class RecallLadder:
         return found
 
     def expect(self, risks: NDArray[np.float64]) -> None:
-        """Take in the risks of recent inputs, rising."""
+        """Update the thresholds from the risks of recent inputs, in ascending order."""
         for setting in self._settings:
             setting.expect(risks)
 
