@@ -40,17 +40,18 @@ class AdaptSettings:
     Samples: `sampling` is the share of requests drawn. More are drawn until the first retraining, and while
     far fewer hit than promised, as long as base answers are computed for no more than that share; while the
     caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept; None keeps as many
-    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time for audits
-    in addition to samples; `audits_to_false_alarm` the mean number of audits until a false alarm. While the
-    base model answers and caches have to prove themselves, `probation` of the requests are looked up in the
-    background.
+    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time spent on
+    audits in addition to samples; `audits_to_false_alarm` is the mean number of audits until a false alarm.
+    While the base model answers and caches are on probation, the share `probation` of requests is looked up
+    in the background.
 
-    Retraining: every `interval_s`, on alarm, and when the hit rate falls below `falls_to` of what was
-    promised. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
-    (0..1) of the tolerated disagreement unused: at 0.5, 0.97 asks for 0.985 if there are enough samples.
-    `held_share` of the samples is kept back to lay settings on. New predictors of `variants` are tried at
-    `blocks` (None: three early ones). `scene_tolerance` is how far a scene may be from the one a version was
-    made for, in units of the network's input. Where time is simulated, a new version serves after `delay_s`.
+    Retraining: every `interval_s`, on alarm, and when the hit rate falls below the share `falls_to` of the
+    promised one. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
+    (0..1) of the tolerated disagreement unused: at 0.5, 0.97 becomes 0.985 if there are enough samples.
+    `held_share` of the samples is held out to choose settings on. New predictors of `variants` are tried at
+    `blocks` (None: three early ones). `scene_tolerance` is the largest distance of a scene from the one a
+    version was made for, in units of the network's input. If time is simulated, a new version serves after
+    `delay_s`.
 
     `seed` draws the requests of a replay; a live stream uses the operating system's entropy.
 
