@@ -64,9 +64,7 @@ class ModelConfig(_Strict):
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
     memory: bool = True  # requests that name a `place` may be answered from memory, once that is proven
-    places: int = Field(
-        default=64, ge=1
-    )  # that memory keeps apart; who was not heard of longest is forgotten
+    places: int = Field(default=64, ge=1)  # places in memory; the least recently used is forgotten
     unguarded: bool = False  # with audit_budget = 0: unproven caches answer all the same, nothing is promised
     # Folder where it is kept how versions stand, and which were loaded; LIBRARY/standing unless given.
     state: Path | None = None
@@ -145,7 +143,7 @@ class ServeConfig(_Strict):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    hosts: tuple[str, ...] = ()  # names besides this machine's own that clients without a key may use
+    hosts: tuple[str, ...] = ()  # further host names that clients without a key may use
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     management_key: str | None = Field(default=None, min_length=1, repr=False)
     keys_file: Path | None = None  # several keys, each with rights and a quota; read again on SIGHUP

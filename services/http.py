@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
-_SILENT_S = 0.5  # a connection that waits for a request no longer than this is not let go for another
+_SILENT_S = 0.5  # a connection idle for less than this is not closed in favour of another
 _NEARLY_FULL = 0.9
 _CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # in the scope of a request
 
@@ -260,7 +260,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
 
     def _make_room(self) -> None:
-        """Let go who has been silent longest; of those who never asked for anything, if there are any.
+        """Close the connection idle for longest, preferring those that never sent a request.
 
         Where none is silent there is one connection too many for a while: what it has sent is not read yet.
         """

@@ -22,7 +22,7 @@ class RunningQuantile:
     _count: int = 0
 
     def add(self, value: float) -> None:
-        """Take in a value."""
+        """Add a value."""
         self._count += 1
         if self._count == 1:
             self.value = value

@@ -193,7 +193,7 @@ class RayReplica:
             await asyncio.sleep(backoff.after_s(time.monotonic() - began_s))
 
     async def _listen(self, actor: Any) -> None:
-        """Take in what an actor tells. Raises what Ray raises when it is lost; it is placed before."""
+        """Receive an actor's reports until it is lost, which raises Ray's error; sets `_placed` first."""
         if not self._placed:
             self._take(await actor.changed.remote(_Seen(), self.served))
             self._placed = True

@@ -161,7 +161,7 @@ async def _serve(
 
 
 async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
-    """Report not ready, and go on answering until load balancers have noticed."""
+    """Report not ready, and keep answering until load balancers have noticed."""
     scheduler.leaving = True
     if drain_s > 0.0:
         _log.info("no longer ready, still answering", extra={"drain_s": drain_s})
@@ -293,7 +293,7 @@ def _pipeline(
 
 
 def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
-    """The model that serves an option's source, added to `models` if there is none."""
+    """The model that serves an option's source, added to `models` if missing."""
     source = option.source
     for name, known in models.items():
         if _serves(known, source):

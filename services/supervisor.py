@@ -1,15 +1,15 @@
 """Supervision of a service's process: starts it, learns its address, restarts it when it dies.
 
-A process that dies is started again after a pause that doubles with every death in a row. What it last said
-on stderr is kept: "the worker died" without a cause is no help. One that ends by itself with status 2
-before it has ever served was told something wrong, which no restart mends.
+A process that dies is restarted after a pause that doubles with each consecutive death. Its last output on
+stderr is kept, so that the error names a cause. A process that exits with status 2 before it has ever served
+has invalid settings, which a restart does not fix.
 
-The process is told its settings through stdin, which stays open: when it ends, by intent or because this
-process is gone, the other drains and ends too. It leads a session of its own, so that a signal for all of a
-terminal's processes is for us alone.
+The process reads its settings from stdin, which stays open. When stdin closes, on purpose or because this
+process is gone, the child drains and exits, too. It runs in its own session, so that signals to a terminal's
+process group reach only this process.
 
-Most of a start is importing. A spare process has done that and waits for its settings, so the one that takes
-over from a process that died only has to load its model.
+Most of the startup time is imports. A spare process has finished them and waits for its settings, so the
+replacement of a dead process only has to load its model.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _Forwarded:
 class _Server(uvicorn.Server):
     """Leaves signals to us: a request under way is answered before anything closes.
 
-    A client that is to speak TLS and says nothing, or no more, is let go as others are.
+    A client that should start TLS but sends nothing, or stops, is disconnected like any other.
     """
 
     def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:

@@ -20,14 +20,14 @@ class Whereabouts:
 
     @property
     def known(self) -> str | None:
-        """The address; None while there is none."""
+        """The address; None while it is unknown."""
         found = self._found
         if found is None or not found.done() or found.cancelled() or found.exception() is not None:
             return None
         return found.result()
 
     def begin(self) -> None:
-        """A process is to be started: what was said of an earlier one is forgotten."""
+        """A process is about to start: forget the address or error of an earlier one."""
         self._found = asyncio.get_running_loop().create_future()
 
     def renew(self) -> None:

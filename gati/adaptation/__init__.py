@@ -1,1 +1,1 @@
-"""Keeping learned caches right while the world changes: audits, the guard, and what follows an alarm."""
+"""Online adaptation of learned caches: audits, retraining, memory, and the choice of the serving version."""

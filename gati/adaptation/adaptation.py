@@ -7,9 +7,9 @@ Every request is answered by one version. Two background threads compute referen
 audits, look up caches on probation, and retrain; with `deterministic` all of it happens inline at the same
 point of stream time, so that a recorded stream gives the same answers every time.
 
-Nothing answers early that is not proven: by the certificate of `gati compose`, or by the requests that
-followed (`gati.guard.watch`). Until then, retrained and earlier versions are looked up in the shadow of the
-one that serves.
+Only proven caches answer early: proven by the certificate of `gati compose`, or by audits of later requests
+(`gati.guard.watch`). Until then, retrained and earlier versions run in the background, in the shadow of the
+serving one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from gati.versions.repository import ModelRepository
 
 _AUDITS_WAITING = 512
 _RETRAININGS_WAITING = 8  # and openings of proven settings
-_MEMORY = 0.99  # of the running hit rate
+_MEMORY = 0.99  # decay of the running hit rate
 _WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
 
@@ -75,9 +75,9 @@ _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside a
 class Adaptation:
     """Serves `served` and its successors. Call `answer` from one thread at a time; the rest is thread-safe.
 
-    `repository` keeps versions of `model` over restarts, the file `standing` what is proven of them, and
-    `writer` the samples, which `history` restores (their `time_s` and that of requests must then be seconds
-    since 1970). `clock` times answers, in seconds.
+    Across restarts, `repository` keeps the versions of `model`, the file `standing` keeps their proofs, and
+    `writer` stores the samples, which `history` restores (`time_s` of samples and requests must then be
+    seconds since 1970). `clock` times answers, in seconds.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Adaptation:
         self._base, exact = base_of(served), is_exact(served.engine)
         self._reference = self._base if exact else reference_of(served)
         example = served.engine.traced.example()[:1].clone()
-        self._reference.base(example)  # ready when caches have to stop
+        self._reference.base(example)  # warm it up, so that it is ready when caches stop
         cost = reference_cost(self._reference, self._base, None if deterministic else example)
         self._auditing: Worker = Inline()
         self._training: Worker = Inline()
@@ -127,7 +127,7 @@ class Adaptation:
         )
         self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
-        self._hit_rate = 0.0  # running, of all requests
+        self._hit_rate = 0.0  # running mean over all requests
         self._now_s = 0.0
         self._succession = Succession(
             *(self._deployments, promise, standings, self._lock),
@@ -170,7 +170,7 @@ class Adaptation:
         self._due: tuple[float, RenewalOutcome] | None = None
         self._renewing = False
         self._scenes = len(self._deployments.scenes())
-        self._fitted = self._succession.begin(len(self._samples))  # whether versions fit what comes
+        self._fitted = self._succession.begin(len(self._samples))  # to this stream
 
     @classmethod
     def open(
@@ -195,12 +195,12 @@ class Adaptation:
 
     @property
     def served(self) -> Served:
-        """What serves now."""
+        """The network and caches that serve now."""
         return self._succession.serving.deployed.served
 
     @property
     def status(self) -> Status:
-        """Counts of this moment."""
+        """The current counts."""
         with self._lock:
             follow, serving = self._follow, self._succession.serving
             return Status(
@@ -223,11 +223,11 @@ class Adaptation:
         place: str | None = None,
         base: Prediction | None = None,
     ) -> Answered:
-        """Answer an input [1, ...] that came at `time_s`, which never goes back.
+        """Answer an input [1, ...] that arrived at `time_s`, which never decreases.
 
-        `place` names what it shows, where that is one thing over time: a camera, or a region of its pictures.
-        `base`, where the caller knows the reference's answer, saves computing it for samples and audits;
-        it does not become the answer. Raises DataError for an input of another shape.
+        `place` names what the input shows, if that is one thing over time: a camera, or a region of its
+        pictures. `base` is the reference's answer, if the caller knows it; it saves computing it for samples
+        and audits, and is never returned. Raises DataError for an input of another shape.
         """
         began = self._clock()
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
@@ -264,13 +264,13 @@ class Adaptation:
         return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
-        """Wait for background work, at most `deadline_s` seconds per thread; returns whether none is left."""
+        """Wait for background work, at most `deadline_s` seconds per thread; returns whether all is done."""
         return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
 
     def close(self) -> None:
-        """End the background work and remove local files; versions and samples stay where they are kept.
+        """Stop the background work and remove local files; stored versions and samples are kept.
 
-        A retraining under way comes to its end, and the next run begins with what it published.
+        Waits for a running retraining; the next run starts with what it published.
         """
         self._auditing.close(_FAREWELL_S)
         self._training.close(_FAREWELL_S)
@@ -288,11 +288,11 @@ class Adaptation:
 
     @property
     def _recent_hit_rate(self) -> float | None:
-        """Of the last hundred requests or so; None before the first."""
+        """Hit rate of about the last hundred requests; None before the first."""
         return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
 
     def _remembered(self, looked: Looked | None) -> Prediction | None:
-        """The answer from memory, where it may be given."""
+        """The answer from memory, if it may be given."""
         if looked is None or looked.seen is None or not looked.confident:
             return None
         if not self._remembers:
@@ -310,7 +310,7 @@ class Adaptation:
             self._tell("resting", f"lookups pause for a while: {why}")
 
     def _sampling(self) -> float:
-        """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
+        """The share of requests to sample now: more if few hit and samples are needed, at no extra cost."""
         share, hit_rate = self.settings.sampling, self._recent_hit_rate
         fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
         if not self.settings.enabled or hit_rate is None or (fits and self._succession.may_hit):
@@ -318,7 +318,7 @@ class Adaptation:
         return min(1.0, share / max(hit_rate, share))
 
     def _after(self, time_s: float) -> None:
-        """Between two requests: put a version in place that is due, or begin to look for one."""
+        """Runs between two requests: deploy a version that is due, or start looking for one."""
         with self._lock:
             if self._due is not None and time_s >= self._due[0]:
                 outcome, self._due = self._due[1], None
@@ -369,7 +369,7 @@ class Adaptation:
             self._scenes = len(self._deployments.scenes())
 
     def _serves(self, deployed: Deployed) -> None:
-        """Begin to count anew for the version that serves from now on."""
+        """Reset the counters for the version that serves from now on."""
         self._triggers.replaced(deployed.promised)
         self._rest.replaced(self._renewal.figures(deployed))
 

@@ -1,4 +1,4 @@
-"""Work in the background of requests: in a thread of low priority, or inline where time is simulated."""
+"""Background work: in a low-priority thread, or inline if time is simulated."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ _log = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
-    """Does jobs in the order they come."""
+    """Runs jobs in the order of submission."""
 
-    threaded: bool  # whether jobs run in a thread of their own
+    threaded: bool  # whether jobs run in a separate thread
 
     def reserve(self) -> bool:
-        """Keep a place for a job that will be submitted; False if too many wait."""
+        """Reserve a slot in the queue for a later job; False if the queue is full."""
 
     def release(self) -> None:
-        """Give the place back: the job will not come."""
+        """Release a reserved slot that will not be used."""
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Take a job, into the place that is `reserved`; False if too many wait and it was left out."""
+        """Submit a job, to a `reserved` slot if so; False if the queue is full and it was dropped."""
 
     def wait(self, deadline_s: float) -> bool:
-        """Wait until no job is left, for at most `deadline_s` seconds; returns whether that is so."""
+        """Wait at most `deadline_s` seconds until no job is left; returns whether all are done."""
 
     def close(self, deadline_s: float) -> None:
-        """Drop what waits; the job under way has `deadline_s` seconds to end."""
+        """Drop queued jobs; the running job has `deadline_s` seconds to finish."""
 
 
 class Inline:
-    """Does each job immediately, in the caller's thread."""
+    """Runs each job immediately, in the caller's thread."""
 
     threaded = False
 
     def reserve(self) -> bool:
-        """There is always a place."""
+        """There is always a free slot."""
         return True
 
     def release(self) -> None:
-        """Nothing to be given back."""
+        """Does nothing: there are no slots."""
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Do it."""
+        """Run the job."""
         job()
         return True
 
     def wait(self, deadline_s: float) -> bool:
-        """Nothing ever waits."""
+        """Returns True: nothing is ever queued."""
         return True
 
     def close(self, deadline_s: float) -> None:
-        """Nothing to be closed."""
+        """Does nothing: there is nothing to close."""
 
 
 class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
-    A job that fails is logged and passed to `on_error`; the next one runs. To keep serving threads from
-    waiting, jobs convert networks in a process of their own, and until it is closed the garbage collector
-    skips all objects that were there before.
+    A failed job is logged and its error passed to `on_error`; the next one runs. So that serving threads do
+    not stall, jobs convert networks in a separate process, and the garbage collector skips all earlier
+    objects until `close`.
     """
 
     threaded = True
@@ -89,7 +89,7 @@ class Background:
         self._thread.start()
 
     def reserve(self) -> bool:
-        """Keep a place in the queue; False if it is full or closed."""
+        """Reserve a slot in the queue; False if it is full or closed."""
         with self._changed:
             if self._closed or self._full:
                 return False
@@ -97,7 +97,7 @@ class Background:
             return True
 
     def release(self) -> None:
-        """Give a place back."""
+        """Release a reserved slot."""
         with self._changed:
             self._reserved -= 1
 
@@ -116,12 +116,12 @@ class Background:
             return True
 
     def wait(self, deadline_s: float) -> bool:
-        """Wait until the queue is empty and nothing under way."""
+        """Wait until the queue is empty and no job is running."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._jobs and not self._busy, timeout=deadline_s)
 
     def close(self, deadline_s: float) -> None:
-        """Take no more jobs and drop those that wait."""
+        """Refuse further jobs and drop those in the queue."""
         with self._changed:
             first, self._closed = not self._closed, True
             self._jobs.clear()
@@ -140,7 +140,7 @@ class Background:
     def _do(self, job: Job) -> None:
         try:
             job()
-        except Exception as error:  # whatever it is, serving goes on
+        except Exception as error:  # serving continues whatever fails here
             _log.exception("work in the background failed")
             if self._on_error is not None:
                 self._on_error(error)
@@ -161,7 +161,7 @@ _opening = threading.Lock()
 
 
 def _spare_the_old(more: int) -> None:
-    """Keep present objects from the garbage collector while any thread is open: `more` of them now.
+    """Freeze existing objects for the garbage collector while any thread is open; `more` opened or closed.
 
     Torch with a network has half a million objects; retraining makes the collector scan them all, which
     blocks every thread for a quarter of a second.
@@ -170,7 +170,7 @@ def _spare_the_old(more: int) -> None:
     with _opening:
         before, _open = _open, _open + more
         if before == 0:
-            gc.collect()  # now, as later collections skip them
+            gc.collect()  # collect now: later collections skip these objects
             gc.freeze()
         elif _open == 0:
             gc.unfreeze()

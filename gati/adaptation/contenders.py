@@ -1,4 +1,4 @@
-"""Those who compete for the exits after a retraining: made, trained and scored on the window."""
+"""The caches that compete for the exits after a retraining: built, trained and scored on the window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gati.exploration.measure import measure_cache
 from gati.types import Placement, TrialId
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
-_ORIGINAL_SHARE = 0.25  # of the training draws
+_ORIGINAL_SHARE = 0.25  # share of original data in the training draws
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class NewCaches:
     blocks: tuple[str, ...]
     variants: tuple[str, ...] = ("scene(8,64,64)",)
     recipe: TuneRecipe = _NEW_CACHES
-    lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, where the caller knows
+    lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, if known
 
 
 class StopWatch:
-    """Adds up `seconds` by what they were spent on."""
+    """Adds up `seconds` by step."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -47,7 +47,7 @@ class StopWatch:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Time what is done in this context."""
+        """Add the time spent in this context to step `what`."""
         began = self.clock()
         yield
         self.seconds[what] = self.seconds.get(what, 0.0) + self.clock() - began
@@ -55,7 +55,7 @@ class StopWatch:
 
 @dataclass(frozen=True)
 class Work:
-    """One retraining: makes contenders, each trained on the fit part and scored on the part kept back."""
+    """One retraining: builds contenders, each trained on the fit part and scored on the held-out part."""
 
     served: Served
     window: Window
@@ -65,7 +65,7 @@ class Work:
     seed: int
 
     def deployed(self) -> list[Contender]:
-        """The caches that serve, as they are."""
+        """The serving caches, unchanged."""
         found = []
         for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
             cache = leaving.cache
@@ -73,7 +73,7 @@ class Work:
                 raise AdaptError(
                     f"the cache at block '{leaving.block}' is no learned cache; it cannot be retrained"
                 )
-            cache = copy.deepcopy(cache).cpu()  # what serves stays where it is
+            cache = copy.deepcopy(cache).cpu()  # the serving cache stays on its device
             with self.watch.of("measure"):
                 answers = self._spread(
                     *_answers_of(cache, self.window.hidden[leaving.block][self.parts.select])
@@ -86,7 +86,7 @@ class Work:
         return found
 
     def retrained(self, recipe: TuneRecipe) -> list[Contender]:
-        """The caches that serve, trained on."""
+        """The serving caches after further training."""
         found = []
         for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
             if not isinstance(leaving.cache, LearnedCache):
@@ -133,7 +133,7 @@ class Work:
     def _spread(
         self, score: NDArray[np.float32], predicted: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """What was found for the rows kept back, in their places of the window."""
+        """Scatter values of the held-out rows to their positions in the window."""
         scores = np.full(len(self.window), np.nan, dtype=np.float32)
         classes = np.full(len(self.window), -1, dtype=np.int64)
         scores[self.parts.select], classes[self.parts.select] = score, predicted
@@ -165,7 +165,7 @@ class Work:
         placement: Placement,
         lookup_ms: float,
     ) -> Contender:
-        """A contender of that predictor with the selector that does best on the select rows."""
+        """A contender with that predictor and the selector that does best on the select rows."""
         held = self.parts.select
         split = np.full(len(held), SELECT, dtype=np.uint8)
         with self.watch.of("measure"):
@@ -188,7 +188,7 @@ def _probabilities(predictor: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _lookup_ms_of(served: Served, variant: str, block: str, cache: LearnedCache) -> float:
-    """As measured for that variant on hidden outputs of that shape, else measured now on backend torch."""
+    """Latency measured for that variant on hidden outputs of that shape, or measured now on torch."""
     shapes = served.engine.traced.hidden_shapes
     for leaving in served.composition.exits:
         if leaving.variant == variant and shapes.get(leaving.block) == shapes[block]:

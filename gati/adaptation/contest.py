@@ -1,4 +1,4 @@
-"""Choosing the caches to serve: from those that serve, the same retrained, and new ones."""
+"""Choosing the caches to serve, from the serving ones, their retrained copies, and new ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gati.composition.search import search_frontier
 from gati.engine.exits import EngineExit
 from gati.types import Placement, TrialId
 
-RISKS = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.5)  # of a setting, as shares of the tolerated disagreement
-SHARES = (0.25, 0.5, 0.75)  # of the hits of the strictest of these: settings stricter still
-_AIMED_AT = 0.5  # of the tolerated disagreement: the setting to take if only one can be
+RISKS = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.5)  # per setting, as shares of the tolerated disagreement
+SHARES = (0.25, 0.5, 0.75)  # even stricter settings, as shares of the hits of the strictest of these
+_AIMED_AT = 0.5  # risk of the setting to take if only one can be deployed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Contender:
-    """A cache that could be deployed; score float32 [n] and class int64 [n], of rows kept back alone.
+    """A cache that could be deployed; score float32 [n] and class int64 [n], of held-out rows only.
 
     Scores on the rows to choose on come from selectors that have not seen the input.
     """
@@ -51,12 +51,12 @@ class Contender:
 
     @property
     def penalty_ms(self) -> float:
-        """What a miss costs."""
+        """The cost of a miss."""
         return self.lookup_ms * (1.0 if self.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
 
 
 def costs_of(served: Served) -> Costs:
-    """The composition's figures for its own exits, interpolated for other blocks by the library's profile."""
+    """The composition's costs of its own exits, interpolated for other blocks by the library's profile."""
     chosen, profile = served.composition, served.library.manifest.profile
     elsewhere = {block.name: block.reach_ms for block in profile.blocks}
     there, here, paid_ms = [0.0], [0.0], 0.0
@@ -80,7 +80,7 @@ def replay_deployed(
     base_class: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> Replay:
-    """Replay the exits that serve on those rows; `contenders` by block are the same caches, not retrained."""
+    """Replay the serving exits on those rows; `contenders` are the same caches by block, not retrained."""
     chosen = [(contenders[leaving.block], leaving.threshold) for leaving in deployed]
     return _replay(chosen, costs, base_class, rows)
 
@@ -102,10 +102,10 @@ def lay(
     accuracy: float,
     served: Composition,
 ) -> tuple[tuple[Laid, ...], int]:
-    """Lay settings from strict to loose on those rows; also returns which one to take if only one can be.
+    """Choose settings from strict to loose on those rows; also returns which to take if only one can be.
 
-    As in `gati compose`, each is the fastest within its budget of risk. This proves nothing: the loosest ones
-    are meant to be too loose, and later audits show how far to go. There may be none.
+    As in `gati compose`, each is the fastest within its budget of risk. This proves nothing: the loosest
+    settings are meant to be too loose, and later audits show how far to go. The list may be empty.
     """
     ordered = sorted(contenders, key=lambda each: costs.block_index[each.block])
     instance = _instance(ordered, costs, base_class, rows, served)
@@ -127,9 +127,9 @@ def lay(
 
 
 def _stricter(instance: Instance, strictest: Chosen) -> list[Chosen]:
-    """Settings to walk before the strictest of a path: the same exits, each with fewer of its hits.
+    """Settings to try before the strictest one of a path: the same exits with fewer hits each.
 
-    On few inputs to choose on, often none is answered wrongly, and even the strictest setting hits most.
+    With few inputs, often none is answered wrongly, and even the strictest setting has many hits.
     """
     found: list[Chosen] = []
     for share in SHARES:

@@ -1,4 +1,4 @@
-"""Versions of one model that can serve here: the library's own, and those kept in a repository."""
+"""The versions of one model that can serve here: the library's own, and those in a repository."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gati.versions.engines import (
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 
-_SCENE = "scene"  # the tag with the signature
+_SCENE = "scene"  # the tag that holds the scene's signature
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
 _KEEP = 20  # versions in the repository
 
 
 class Deployed(NamedTuple):
-    """A version that can serve; number 0 is the composition that the library came with.
+    """A version that can serve; number 0 is the library's own composition.
 
     `settings` are the ways to deploy it, from strict to loose; empty if `served` is the only one.
     """
@@ -45,14 +45,14 @@ class Deployed(NamedTuple):
 
     @property
     def promised(self) -> float:
-        """The hit rate it was measured with."""
+        """The hit rate measured when it was composed."""
         return self.served.composition.expected.hit_rate
 
 
 class Deployments:
-    """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own.
+    """Publishes, opens and remembers versions of `model`. `folder` holds local copies and nothing else.
 
-    `blocks` are where versions may have exits besides those of `served`.
+    Versions may have exits at `blocks` in addition to those of `served`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Deployments:
         self._model = model
         self._folder = folder
         self._open: dict[int, Deployed] = {}
-        self._folders: dict[int, Path] = {}  # where what is open was read from
+        self._folders: dict[int, Path] = {}  # source folders of open versions
         self._saved = 0
         backend = get_backend(served.composition.backend)
         self._graphs: Graphs | None = None
@@ -76,7 +76,7 @@ class Deployments:
             self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
 
     def active(self) -> tuple[Deployed, str]:
-        """The version to begin with, and why it is not the active one of the repository, if so."""
+        """The version to start with, and the reason if it is not the repository's active one."""
         number = self._repository.active(self._model)
         if number is None:
             return self._first, ""
@@ -88,7 +88,7 @@ class Deployments:
     def newest(self) -> Deployed | None:
         """The version published last, if it has never served and can serve this library.
 
-        One that has served was replaced since, and is not on trial.
+        A version that has served was replaced since then, and is not on trial.
         """
         number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
         served = {activation.version for activation in self._repository.history(self._model)}
@@ -98,7 +98,7 @@ class Deployments:
             return None
 
     def open(self, number: int) -> Deployed:
-        """Open a version. Raises RepositoryError or CompositionError where it cannot serve this library."""
+        """Open a version. Raises RepositoryError or CompositionError if it cannot serve this library."""
         if number == 0:
             return self._first
         if number not in self._open:
@@ -110,7 +110,7 @@ class Deployments:
         return self._open[number]
 
     def at(self, number: int, level: int) -> Deployed:
-        """A version at the setting of that level, from 1 on. Raises as `open`."""
+        """A version at the setting `level`, counted from 1. Raises the errors of `open`."""
         deployed = self.open(number)
         if not deployed.settings:
             return deployed
@@ -119,7 +119,7 @@ class Deployments:
         return deployed._replace(served=served)
 
     def scenes(self) -> list[tuple[int, Signature]]:
-        """The versions with the signature of the scene they were made for."""
+        """The versions, each with the signature of the scene it was made for."""
         stored = self._repository.versions(self._model)
         found = ((each.version, _signature(each.lineage.tags)) for each in stored)
         return [(number, signature) for number, signature in found if signature is not None]
@@ -133,9 +133,9 @@ class Deployments:
         signature: Signature,
         reason: str,
     ) -> Deployed:
-        """Keep the retrained caches as the next version, and open it; it is not activated yet.
+        """Publish the retrained caches as the next version and open it, without activating it.
 
-        No certificate goes with it: it was chosen on stretches of the stream that it was trained on.
+        It has no certificate: it was chosen on parts of the stream that it was trained on.
         """
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
@@ -154,7 +154,7 @@ class Deployments:
         return deployed
 
     def activate(self, deployed: Deployed) -> None:
-        """Make a version the one that restarts begin with, and delete the oldest."""
+        """Make this the version that restarts begin with, and delete the oldest ones."""
         if deployed.number:
             self._repository.activate(self._model, deployed.number)
             self._repository.collect_garbage(self._model, keep=_KEEP)
@@ -165,7 +165,7 @@ class Deployments:
         return Deployed(number, opened, signature, settings)
 
     def _remember(self, deployed: Deployed, folder: Path) -> None:
-        """Keep a version open, and forget the oldest with its local copy."""
+        """Keep a version open; drop the oldest one and its local copy."""
         self._open[deployed.number] = deployed
         self._folders[deployed.number] = folder
         while len(self._open) > _OPEN + 1:

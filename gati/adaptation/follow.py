@@ -1,6 +1,6 @@
 """The work that follows an answer of a stream: samples, audits, and lookups by caches on trial.
 
-`gati.guard.auditor` decides about it. It is done in a background thread, or inline where time is simulated.
+`gati.guard.auditor` decides what to do. The work runs in a background thread, or inline if time is simulated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gati.guard.auditor import Auditor, Compared, Decided, Needs, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 
-OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answered
+OnSample = Callable[[Sample, Prediction], None]  # the sample, and the answer given
 
 
 class FollowUp:
-    """Decides what is done for a request, and does it in `worker`.
+    """Decides what to do for a request, and does it in `worker`.
 
     Caches are looked up and judged on requests that memory does not answer; `recall` learns from all.
     `exact`: the engine's answer at the end of its network is the reference. `lock` is the caller's, so that
@@ -63,16 +63,16 @@ class FollowUp:
 
     @property
     def losses(self) -> int:
-        """How many of them differed."""
+        """The number of these that differed."""
         return self._auditor.losses
 
     @property
     def left_out(self) -> int:
-        """Requests that were to be looked at, but dropped for lack of time."""
+        """Requests drawn for an audit or sample, but skipped for lack of time."""
         return self._auditor.left_out
 
     def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided[Deployed]:
-        """Decide about the next request, before anything is known of its answer.
+        """Decide about the next request, before its answer is known.
 
         `more_samples` is the share to sample now.
         """
@@ -91,12 +91,12 @@ class FollowUp:
         return self._auditor.is_alone(decided)
 
     def withdraw(self, decided: Decided[Deployed]) -> None:
-        """Forget a decision: the request could not be answered."""
+        """Cancel a decision: the request could not be answered."""
         if decided.looked_at:
             self._worker.release()
 
     def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
-        """Do what was decided for a request; `base` is the reference's answer, if the caller knows it."""
+        """Carry out the decision for a request; `base` is the reference's answer, if the caller knows it."""
         known = self._auditor.known(decided, ticket.given)
         if decided.looked_at:
             self._worker.submit(lambda: self._look_at(ticket, decided, base), reserved=True)

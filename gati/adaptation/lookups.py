@@ -1,6 +1,6 @@
-"""Estimated costs of lookups that were not measured: by their arithmetic, against that of the base model.
+"""Estimated latencies of lookups that were not measured, by their FLOPs relative to the base model's.
 
-An estimate, but the same one every time, and in the units of the composition, whatever the backend.
+The estimate is deterministic, and in the units of the composition, whatever the backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.costs.least import Arithmetic
 
-_CALL_SHARE = 0.02  # of the base model's time: what a lookup costs besides its arithmetic
+_CALL_SHARE = 0.02  # fixed overhead of a lookup, as a share of the base model's time
 
 
 class LookupCosts:
@@ -28,19 +28,19 @@ class LookupCosts:
         self._arithmetic = Arithmetic(traced)
 
     def of(self, network: nn.Module, block: str) -> float:
-        """Of a predictor or cache at that block."""
+        """Latency of a predictor or cache at that block, in ms."""
         return self._base_ms * (_CALL_SHARE + self._arithmetic.share(network, block))
 
     def of_variant(self, variant: str, block: str) -> float:
-        """Of a predictor of that kind, not trained yet."""
+        """Latency of an untrained predictor of that variant, in ms."""
         shape, classes = self._traced.hidden_shapes[block], self._traced.classes
         with torch.random.fork_rng(devices=[]):
             return self.of(build_predictor(variant, shape, classes).eval(), block)
 
     def corrected(self, served: Served) -> Served:
-        """The same with a composition in which lookups, and the way to them, cost at least as estimated.
+        """A copy whose composition charges lookups, and the segments before them, at least the estimate.
 
-        The way to a block is the share of the base model's time that the library's profile says.
+        The time to reach a block is a share of the base model's, taken from the library's profile.
         """
         profile = served.library.manifest.profile
         reach_ms = {each.name: self._base_ms * each.reach_ms / profile.base_ms for each in profile.blocks}

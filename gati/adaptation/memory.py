@@ -1,7 +1,7 @@
-"""Earlier answers of the base model at a place, and how similar an input is to what was seen there.
+"""Earlier answers of the base model at a place, and how similar an input is to earlier inputs there.
 
 A *place* is whatever shows one thing over time: a camera, or a region of its pictures. Inputs are compared by
-a sketch of at most 8 x 8 means per channel, as the class matters and not the pixels.
+a sketch of at most 8 x 8 means per channel: the class matters, not the pixels.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch.nn import functional
 
 from gati.engine.exits import Prediction
 
-NEAREST = 5  # remembered inputs that count
-FURTHER = NEAREST  # number of leading features that grow where less is known; the others fall
+NEAREST = 5  # number of nearest remembered inputs to compare with
+FURTHER = NEAREST  # the first features grow with uncertainty (distances); the others fall
 FEATURES = 3 * NEAREST + 1
 
 _GRID = 8
-_CAPACITY = 128  # inputs remembered of a place
-_MOST_EVIDENCE = 12.0  # log odds; softmax in float32 says little beyond
-_CLEAR = 3.0  # log odds of a class that noise hardly changes
+_CAPACITY = 128  # inputs remembered per place
+_MOST_EVIDENCE = 12.0  # log odds; float32 softmax is not meaningful beyond
+_CLEAR = 3.0  # log odds above which noise hardly changes the class
 _BLUR = 0.01  # added to distances, in units of the network's input
 
 
 class Seen(NamedTuple):
-    """The `answer` to the nearest remembered input, and `features` [FEATURES] of how sure it is."""
+    """The `answer` to the nearest remembered input, and `features` [FEATURES] of its reliability."""
 
     features: NDArray[np.float64]
     answer: Prediction
@@ -48,7 +48,7 @@ class Memory:
         return len(self._known)
 
     def add(self, sketched: NDArray[np.float32], answer: Prediction) -> None:
-        """Remember the base model's answer to an input, in place of the oldest if there is no room."""
+        """Remember the base model's answer to an input, replacing the oldest one when full."""
         at = self._newest = (self._newest + 1) % _CAPACITY
         self._sketches[at] = sketched
         self._squared[at] = sketched @ sketched
@@ -63,9 +63,9 @@ class Memory:
     def recall(self, sketched: NDArray[np.float32]) -> Seen | None:
         """The answer to the most similar input; None if too few are remembered.
 
-        Features are the distances of the nearest inputs (root mean square, logarithms), the evidence of each
-        for the nearest's class (negative where it was of another), whether each had that class, whether the
-        newest had, and how clear the nearest was.
+        Features: the log RMS distances of the nearest inputs, the evidence of each for the class of the
+        nearest (negative if its own class differs), whether each has that class, whether the newest has it,
+        and how clear the nearest was.
         """
         count = len(self._known)
         if count < NEAREST:

@@ -1,4 +1,4 @@
-"""From pictures of a stream to inputs of a network."""
+"""Converts pictures of a stream to inputs of a network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from gati.video.frames import Frame, Region
 class PictureInputs:
     """Cuts the regions out of pictures, and prepares them as inputs [1, C, h, w] of one network.
 
-    Where the network's own preprocessing does not say how to come to its input size, regions are stretched
-    to it.
+    Regions are stretched to the input size, unless the network's own preprocessing says how to resize.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class PictureInputs:
         self.regions: tuple[Region | None, ...] = tuple(regions) or (None,)
 
     def inputs(self, frame: Frame) -> list[tuple[Region | None, Tensor]]:
-        """The input of each region of a picture, or of all of it. VideoError for regions outside it."""
+        """The input of each region of a picture, or of the whole. VideoError for regions outside it."""
         found: list[tuple[Region | None, Tensor]] = []
         for region in self.regions:
             image = frame.image if region is None else region.crop(frame)
@@ -51,5 +50,5 @@ class PictureInputs:
 
 
 def place_of(frame: Frame, region: Region | None) -> str:
-    """The name of what a region of a source's pictures shows."""
+    """The name of the place that a region of a source's pictures shows."""
     return frame.source if region is None else f"{frame.source} {region}"

@@ -1,8 +1,8 @@
 """The answer of every setting of a version to an input, from one run through the network.
 
-The lookups of all settings are made at once, as plain PyTorch computes them, and each setting leaves at
-its first score that reaches its threshold. The engine that serves may round differently: if a score or class
-is so close that this could decide, the worse outcome counts.
+One run in plain PyTorch makes the lookups of all settings; each setting exits at the first score that reaches
+its threshold. The serving engine may round differently: if a score or class is too close to call, the worse
+outcome counts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Probe:
     def _answer(
         self, setting: Setting, looked: dict[TrialId, tuple[Tensor, Tensor]], base: Prediction
     ) -> Probed:
-        doubtful = False  # whether the engine may leave earlier, with another class
+        doubtful = False  # whether the engine may exit earlier, with another class
         for described, leaving in zip(setting.composition.exits, setting.exits, strict=True):
             likely, score = looked[described.trial_id]
             index = int(likely[0].argmax())

@@ -1,16 +1,15 @@
-"""Recall: an input that looks like what its place has shown before is answered as the base model did then.
+"""Recall: returns the base model's earlier answer for an input similar to one seen before at the same place.
 
-It is a cache before the network, and learned like the others: what it predicts is the remembered answer
-(`gati.adaptation.memory`), what selects is a regression of how probable it is that this one is wrong
-(`gati.adaptation.recall_settings`), fitted anew to every request whose base answer becomes known. So it fits
-a scene after some seconds, follows it without any training of networks, and costs a few percent of a small
-network.
+It is a cache before the network. Its prediction is the remembered answer (`gati.adaptation.memory`). Its
+selector is a logistic regression of the probability that this answer is wrong
+(`gati.adaptation.recall_settings`), refitted as base answers become known. It adapts to a scene within
+seconds, without training networks, and costs a few percent of a small network.
 
 Two ladders of settings decide what it may answer (`gati.adaptation.recall_ladder`): one for requests that
 caches answer otherwise, one for requests that the reference answers otherwise.
 
-It learns the same way before and after it may answer: if a setting that is released or under proof would
-answer an input, the base model's answer is taken in only if that was drawn beforehand, as it will be later.
+It learns the same way before and after it may answer: if a released or tested setting would answer an input,
+it learns the base model's answer only if the request was drawn for it beforehand, as when serving.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from gati.errors import AdaptError
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Proof
 
-_LABELS = 1500  # the most recent ones, used to fit
+_LABELS = 1500  # number of most recent labels to fit to
 _FEWEST = 60
-_FIT_EVERY = 10  # labels, and no less than a share of them all
+_FIT_EVERY = 10  # new labels, and at least a share of all labels
 _FIT_SHARE = 1 / 50
-_RECENT = 600  # requests, to find the threshold on
+_RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
 
 
@@ -73,7 +72,7 @@ class Remembered(NamedTuple):
 
 
 class Recall:
-    """Remembers, answers, and learns how far it may be trusted. Thread-safe.
+    """Remembers answers, reuses them, and learns when they can be trusted. Thread-safe.
 
     `agreement` is the promise, `spend` gives the delta of each attempt to prove some settings,
     `audits_to_false_alarm` is the guard's. `leave` takes the fits as jobs for the background, and returns
@@ -99,7 +98,7 @@ class Recall:
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._most_places = places
-        self._places: dict[str, Memory] = {}  # those heard of last at the end
+        self._places: dict[str, Memory] = {}  # most recently used last
         self.forgotten = 0  # places
         self._labelled = _Rows(_LABELS)
         self._looked = _Rows(_RECENT)
@@ -115,12 +114,12 @@ class Recall:
 
     @property
     def settings(self) -> int:
-        """How many there are, from strict to loose."""
+        """The number of settings, from strict to loose."""
         return len(MOST)
 
     @property
     def level(self) -> int:
-        """How many of them may answer, at most."""
+        """The largest number of settings that may answer."""
         return max(ladder.level for ladder in self._ladders)
 
     @property
@@ -130,12 +129,12 @@ class Recall:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released, of the first ladder that has one; None if all are."""
+        """The next setting's proof, of the first ladder that has one; None if all settings are released."""
         return next((proof for ladder in self._ladders if (proof := ladder.proof) is not None), None)
 
     @property
     def proving(self) -> Proof | None:
-        """The proof under way, if it has prospects."""
+        """The current proof, unless it is hopeless."""
         proof = self._ladders[0].proof
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
@@ -169,11 +168,11 @@ class Recall:
             return Looked(place, sketched, seen, confident, any(each.known for each in intents), intents)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        """Take in the base model's answer to a request.
+        """Learn from the base model's answer to a request.
 
-        `drawn`: it was drawn for an audit before anything was known of it, as is done while memory answers.
-        Only then are known inputs learned from and counted by guards. `tried`: it was drawn for the proofs
-        under way, which count both.
+        `drawn`: it was drawn for an audit before its answer was known, as is done while memory answers. Only
+        then do known inputs count for learning and for guards. `tried`: it was drawn for the current proofs,
+        which count both kinds.
         """
         changes: list[tuple[Judgement, int, bool]] = []
         with self._lock:
@@ -223,7 +222,7 @@ class Recall:
     def _resumed(
         self, known: Remembered, new: Callable[..., RecallLadder], cases: Sequence[bool]
     ) -> tuple[RecallLadder, ...] | None:
-        """Take over the contents of an earlier memory; None, with nothing taken, if it does not match."""
+        """Restore the contents of an earlier memory; None, without any change, if it does not match."""
         try:
             states = known.state["ladders"]
             ladders = tuple(new(alone=case, known=state) for case, state in zip(cases, states, strict=True))
@@ -239,7 +238,7 @@ class Recall:
 
     @property
     def places(self) -> int:
-        """How many are remembered."""
+        """The number of places remembered."""
         return len(self._places)
 
     def _memory(self, looked: Looked) -> Memory:

@@ -1,4 +1,4 @@
-"""Keeps a memory over restarts: what it may answer with the watches, what it knows in a file of its own.
+"""Keeps a memory across restarts: its proofs next to the watches, its contents in a separate file.
 
     keeper = MemoryKeeper(standing, path, identity)
     recall = Recall(..., known=keeper.known())
@@ -7,10 +7,9 @@
     if keeper.is_due():
         keeper.save()           # in the background
 
-What was proven is believed only together with what it was proven of: where the file is missing, damaged,
-older than an hour, or of another network or promise, memory begins anew, and its proof with it. After a kill
-it knows what it knew at most half a minute before; audits of that time count, as they were made of what it
-knew then, and the guard goes on.
+A proof is valid only for the contents it was made with. If the file is missing, damaged, older than an hour,
+or from another network or promise, memory and proofs start over. After a kill, memory resumes with contents
+at most half a minute old; later audits still count, and the guard continues.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _SAVED_EVERY_S = 30.0
 
 
 class MemoryKeeper:
-    """Keeps one memory. `identity` tells the network and the promise; `path` None keeps nothing.
+    """Keeps one memory. `identity` identifies the network and the promise; `path` None keeps nothing.
 
-    `standing` keeps its state, the file at `path` what it knows. `save` is for one thread at a time.
+    `standing` keeps its state, the file at `path` its contents. Call `save` from one thread at a time.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class MemoryKeeper:
         self._failing = False
 
     def known(self) -> Remembered | None:
-        """What an earlier run knew, as far as it may be believed."""
+        """The contents saved by an earlier run; None if they are missing or not trusted."""
         state = self._standing.kept(_PART, _MAX_AGE_S)
         if self._path is None or not isinstance(state, dict) or state.get("identity") != self._identity:
             return None
@@ -78,20 +77,20 @@ class MemoryKeeper:
             return None
 
     def watch(self, recall: Recall) -> None:
-        """Keep this memory from now on."""
+        """Save this memory from now on."""
         self._recall = recall
         if self._path is not None:
             self._standing.keep(_PART, lambda: {"identity": self._identity, **recall.state()})
 
     def is_due(self) -> bool:
-        """Whether it is time to save; then the next time is half a minute later."""
+        """Whether it is time to save. If so, schedules the next save half a minute later."""
         if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
             return False
         self._saved_s = self._clock()
         return True
 
     def save(self) -> None:
-        """Write down what the memory knows. Where that fails it is logged once, and what was there stays."""
+        """Save the contents of the memory. A failure is logged once, and the old file stays."""
         if self._path is None or self._recall is None:
             return
         try:
@@ -129,12 +128,12 @@ class MemoryKeeper:
 
 
 def memory_file(standing: Path | None) -> Path | None:
-    """Where a memory is kept whose state is in the file `standing`."""
+    """The file for the contents of a memory whose state is in the file `standing`."""
     return None if standing is None else standing.with_name(f"{standing.stem}-memory.npz")
 
 
 def memory_identity(checkpoint_sha256: str, agreement: float) -> str:
-    """What tells memories apart: the network, the promise, and the settings."""
+    """Identifies a memory by its network, promise, and settings."""
     return f"{checkpoint_sha256} {agreement:g} {MOST}"
 
 

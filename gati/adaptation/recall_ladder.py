@@ -21,13 +21,13 @@ from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
 
-_MEMORY = 0.99  # of the running share of requests that may be answered
+_MEMORY = 0.99  # decay of the running share of requests that may be answered
 
 
 class Intent(NamedTuple):
     """What each setting would do with an input, as of `epoch`.
 
-    `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
+    `confident`: the loosest released setting answers it; `known`: a released or tested setting would.
     """
 
     would_answer: tuple[bool, ...]
@@ -39,7 +39,7 @@ class Intent(NamedTuple):
 class RecallLadder:
     """The settings of a memory, and which of them are proven. Not thread-safe.
 
-    `agreement` is the promise, `spend` gives the delta of each attempt to prove settings,
+    `agreement` is the promise, `spend` returns the delta of each attempt to prove settings,
     `audits_to_false_alarm` is the guard's.
     """
 
@@ -53,7 +53,7 @@ class RecallLadder:
         known: Mapping[str, Any] | None = None,
     ) -> None:
         self.alone = alone
-        self.share = 0.0  # of recent requests that the released settings answer
+        self.share = 0.0  # share of recent requests that the released settings answer
         self._settings = tuple(RecallSetting(most, agreement, of_all=alone) for most in MOST)
         self._epoch = 0  # audits of requests from an earlier epoch prove nothing
         if known is None:
@@ -71,19 +71,19 @@ class RecallLadder:
 
     @property
     def level(self) -> int:
-        """How many settings may answer."""
+        """The number of settings that may answer."""
         return self._ladder.level
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None if all are."""
+        """The proof of the next setting to release; None if all are released."""
         return self._ladder.proof
 
     @property
     def tested(self) -> int:
-        """The settings that are released or under proof: the strictest alone until that is released.
+        """The number of settings released or tested: only the strictest one until it is released.
 
-        All others would slow down learning in the beginning.
+        Testing all of them would slow down learning at first.
         """
         return len(self._settings) if self.level else 1
 
@@ -97,7 +97,7 @@ class RecallLadder:
     def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.
 
-        `wrong`: the remembered answer was. One that `steers` is a regular audit, not made for a proof alone.
+        `wrong`: the remembered answer was wrong. `steers`: it is a regular audit, not one for proofs only.
         """
         if intent.epoch != self._epoch:
             return None
@@ -114,7 +114,7 @@ class RecallLadder:
         return found
 
     def expect(self, risks: NDArray[np.float64]) -> None:
-        """Take in the risks of recent inputs, rising."""
+        """Update the thresholds from the risks of recent inputs, in ascending order."""
         for setting in self._settings:
             setting.expect(risks)
 

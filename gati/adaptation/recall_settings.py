@@ -1,14 +1,12 @@
-"""The settings of memory, from strict to loose: what each would answer.
+"""The settings of a memory, from strict to loose: each decides which inputs to answer.
 
-A setting answers inputs whose risk of a wrong answer (`Risk`) is so low that, of what it would answer (or of
-all requests, if memory answers alone), no more than a share of the tolerated disagreement is expected to be
-wrong. Each audit steers that share: a loss
-halves it, every audit raises it a little, never above the setting's own `most`, at which it begins; below a
-floor nothing is answered.
+A setting answers inputs with a risk of a wrong answer (`Risk`) below a threshold. The threshold is chosen so
+that the expected share of wrong answers (or of wrong requests, if memory answers alone) is at most a share of
+the tolerated disagreement. Audits steer that share: a loss halves it, every audit raises it slightly, up to
+the setting's own `most`, where it begins; below a floor nothing is answered.
 
-How far memory may go is decided by `gati.guard.ladder`. The proof of a setting counts the audits of what it
-would have answered, and those alone, with the steering and the learning that it will serve with: what is
-proven is what serves.
+`gati.guard.ladder` decides which settings may answer. The proof of a setting counts only audits of inputs
+that it would have answered, with the same steering and learning as when it serves.
 """
 
 from __future__ import annotations
@@ -18,26 +16,25 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = (0.05, 0.15, 0.4)  # what may be expected to be wrong, as a share of the tolerated
-_TARGET = 0.5  # of the tolerated disagreement, that steering aims at
-_RATE = 0.7  # a loss halves what may be expected
+MOST = (0.05, 0.15, 0.4)  # expected wrong answers, as a share of the tolerated ones
+_TARGET = 0.5  # share of the tolerated disagreement that steering aims at
+_RATE = 0.7  # step of steering: a loss halves the allowed share
 _FLOOR = 0.02  # below it nothing is answered
 _LEAST = 0.01
 _HIGHEST_RISK = 0.5
 
 _STEPS = 25
 _CLOSE = 1e-3
-_PRESUMED = 2  # inputs that differ, further away than any seen so far
+_PRESUMED = 2  # assumed wrong examples, further away than any seen so far
 _FURTHER = float(np.log(2.0))
 
 
 class Risk:
-    """How probable it is that a remembered answer is wrong, by a logistic regression.
+    """The probability that a remembered answer is wrong, by logistic regression.
 
-    It is fitted by Newton's method to features [n, d] and labels [n], L2-regularised. The first `further`
-    features grow with the distance to what is known, the others fall. What is twice as far away as
-    anything seen is presumed to be wrong, so that a scene in which nothing ever changed does not teach
-    that nothing can.
+    Fitted by Newton's method to features [n, d] and labels [n], with L2 regularisation. The first `further`
+    features grow with the distance to remembered inputs, the others fall. Inputs twice as far away as any
+    seen are assumed wrong, so that a scene that has never changed does not teach that nothing can change.
     """
 
     def __init__(self, features: NDArray[np.float64], wrong: NDArray[np.bool_], further: int) -> None:
@@ -49,7 +46,7 @@ class Risk:
         mean, spread = rows.mean(axis=0), rows.std(axis=0) + 1e-6
         design = np.column_stack(((rows - mean) / spread, np.ones(len(rows))))
         penalty = np.ones(design.shape[1])
-        penalty[-1] = 1e-3  # the intercept is free
+        penalty[-1] = 1e-3  # the intercept is hardly regularised
         weights = np.zeros(design.shape[1])
         for _ in range(_STEPS):
             expected = _logistic(design @ weights)
@@ -63,7 +60,7 @@ class Risk:
         self._intercept = float(weights[-1] - mean @ self._weights)
 
     def __call__(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The probability that each of features [..., d] goes with a wrong answer."""
+        """The probability of a wrong answer for each row of features [..., d]."""
         return _logistic(features @ self._weights + self._intercept)
 
 
@@ -72,9 +69,9 @@ def _logistic(logit: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RecallSetting:
-    """One setting: `most` bounds what is expected to be wrong, as a share of what `agreement` tolerates.
+    """One setting: `most` bounds the expected share of wrong answers, relative to what `agreement` tolerates.
 
-    It is a share of the answers, or with `of_all` of all requests.
+    It is a share of the answers, or of all requests if `of_all`.
     """
 
     def __init__(self, most: float, agreement: float, *, of_all: bool = False) -> None:
@@ -88,30 +85,30 @@ class RecallSetting:
 
     @property
     def allowed(self) -> float:
-        """What may be expected to be wrong now, as a share of the tolerated."""
+        """The expected share of wrong answers allowed now, relative to the tolerated one."""
         return self._allowed
 
     def steer_from(self, allowed: float) -> None:
-        """Go on where steering was. Raises ValueError for what it cannot have come to."""
+        """Restore the steered share. Raises ValueError if it is out of range."""
         if not _LEAST <= allowed <= self._most:
             raise ValueError(f"{allowed!r} is not from {_LEAST} to {self._most}")
         self._allowed = allowed
         self._place()
 
     def begin(self) -> None:
-        """Be as loose as it may ever be; what was learned stays."""
+        """Reset steering to its loosest value, `most`; the threshold's data is kept."""
         self._allowed = self._most
         self._place()
 
     def expect(self, risks: NDArray[np.float64]) -> None:
-        """Take in the risks of recent inputs, rising, by which the threshold is found."""
+        """Update the threshold from the risks of recent inputs, in ascending order."""
         self._risks = risks
         of = len(risks) if self._of_all else np.arange(1, len(risks) + 1)
         self._mean_risk = np.cumsum(risks) / of
         self._place()
 
     def audited(self, *, would_answer: bool, wrong: bool) -> None:
-        """Take in an audit; `would_answer` was decided when the input was looked at."""
+        """Record an audit; `would_answer` was decided when the input was looked up."""
         lost = would_answer and wrong
         step = _TARGET * self._tolerated - (1.0 if lost else 0.0)
         self._allowed = min(max(self._allowed * math.exp(_RATE * step), _LEAST), self._most)

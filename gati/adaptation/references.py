@@ -1,8 +1,8 @@
-"""The network without caches: as the composition's backend runs it, and as the promise means it.
+"""Engines without caches: on the composition's backend, and in float32 as the reference of the promise.
 
-What is promised is agreement with the user's own network, which computes in float32. An engine of reduced
-precision answers otherwise now and then even where nothing leaves early, so its own network is no reference:
-the float32 network answers audits, those of misses included, and everything while caches may not.
+The promise is agreement with the user's own network, which computes in float32. An engine of reduced
+precision sometimes answers differently even without early exits, so it cannot be the reference: the float32
+network answers audits, including those of misses, and all requests while caches may not answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gati.engine.engine import Engine
 
 _RUNS = 9
 _PRESUMED_COST = 4.0
-_FASTEST = "openvino"  # in float32 it takes a third of the time of plain PyTorch
+_FASTEST = "openvino"  # in float32, about three times as fast as plain PyTorch
 
 
 def is_exact(engine: Engine) -> bool:
-    """Whether the engine's own network is the reference, but for rounding."""
+    """Whether the engine's own network equals the reference, up to rounding."""
     return engine.precision == "f32"
 
 
@@ -35,7 +35,7 @@ def base_of(served: Served) -> Engine:
 
 
 def reference_of(served: Served) -> Engine:
-    """A new engine without caches that computes in float32: on the composition's backend where it does."""
+    """A new engine without caches in float32, on the composition's backend if that computes in float32."""
     return base_of(served) if is_exact(served.engine) else open_reference(served.model)
 
 
@@ -47,9 +47,9 @@ def open_reference(model: OpenedModel) -> Engine:
 
 
 def reference_cost(reference: Engine, base: Engine, x: Tensor | None) -> float:
-    """How many times as long as `base` the reference takes, at least 1: the budget for audits is in its time.
+    """Latency of the reference relative to `base`, at least 1; scales the budget for audits.
 
-    Medians of runs on `x` [1, ...] by turns; presumed where that is None.
+    Compares medians of alternating runs on `x` [1, ...]; a fixed guess if `x` is None.
     """
     if reference is base:
         return 1.0

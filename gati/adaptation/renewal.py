@@ -1,4 +1,4 @@
-"""Renewing the caches that serve: by an earlier version, a retrained one, or not at all."""
+"""Renewal of the serving caches: reuse an earlier version, retrain, or keep them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gati.errors import AdaptError, DataError
 from gati.model.entry import INPUT_KIND
 from gati.versions.lineage import SampleWindow
 
-_LEAST_ADVANTAGE = 0.03  # of the expected latency, to replace caches that keep the promise
-_MORE_HITS = 1.2  # times the hits of the version that serves: what an earlier one needs
+_LEAST_ADVANTAGE = 0.03  # share of expected latency to save before caches that keep the promise are replaced
+_MORE_HITS = 1.2  # hits that an earlier version needs, in multiples of the serving one's
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
 _LEAST_INPUTS = 200
 
@@ -91,7 +91,7 @@ class Renewal:
 
     @property
     def least_inputs(self) -> int:
-        """Samples below which caches learn too little to be worth a trial, whatever is promised."""
+        """The number of samples below which retraining is not worth a trial."""
         return min(_LEAST_INPUTS, self._settings.window_inputs or _LEAST_INPUTS)
 
     def __call__(
@@ -105,9 +105,8 @@ class Renewal:
     ) -> RenewalOutcome | None:
         """Find what to put on trial next; None with too few samples.
 
-        Only samples of requests after `changed_at` are counted and trained on. Versions that stayed
-        `unproven` are not brought back. This proves and activates nothing: what is found has to prove itself
-        on the requests that follow.
+        Only samples of requests after `changed_at` are counted and trained on. Versions in `unproven` are
+        not brought back. This neither proves nor activates anything: later requests must prove the result.
         """
         recent = samples.recent(self._settings.recent_inputs)
         if (
@@ -245,9 +244,9 @@ def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
 
 @torch.inference_mode()
 def _tried(version: Deployed, window: Window) -> tuple[int, int]:
-    """How many inputs of a window a version answers early, and how many of them wrongly.
+    """The number of inputs of a window that a version answers early, and how many of these are wrong.
 
-    Uses a twin of its engine: the one that serves belongs to another thread.
+    Uses a copy of its engine: the serving one belongs to another thread.
     """
     with version.served.engine.twin() as engine:
         answers = engine(window.inputs)

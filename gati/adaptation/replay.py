@@ -1,10 +1,10 @@
-"""A recorded stream, answered as fast as the machine allows, and measured against the base model.
+"""Replays a recorded stream as fast as possible, and measures it against the base model.
 
     recording = record(served, "road.mp4", regions=[Region(0, 0, 128, 128)])
     report = replay(served, recording, AdaptSettings(interval_s=10))
 
-The base model answers every input beforehand, so that the agreement is that of all requests. Two replays of a
-recording with the same settings answer alike; only the latencies are measured anew.
+The base model answers every input beforehand, so the agreement covers all requests. Two replays of a
+recording with the same settings give the same answers; only the latencies differ.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from gati.errors import VideoError
 from gati.guard.auditor import RECALL
 from gati.video import Region, open_source
 
-_WINDOW = 200  # frames over which the agreement must hold
-_BASE_EVERY = 3  # requests of which one is timed with the base model, too
+_WINDOW = 200  # frames over which the worst agreement is computed
+_BASE_EVERY = 3  # the base model is timed on one in so many requests
 _BEGIN = ("activated", "reused", "recalling")
-_WARM_UP = 20  # requests before the first that is timed
+_WARM_UP = 20  # requests before the first timed one
 
 
 @dataclass(frozen=True)
 class RecordedRequests:
-    """n requests in their order: inputs, stream time, number of the picture, and the base model's answers."""
+    """n requests in order: inputs, stream times, frame numbers, and the base model's answers."""
 
     source: str
     inputs: Sequence[Tensor]
     time_s: NDArray[np.float64]
     frame: NDArray[np.int64]
     base: Sequence[Prediction]
-    place: Sequence[str | None] = ()  # what each shows; none is known where it is empty
+    place: Sequence[str | None] = ()  # the place each input shows; empty if unknown
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -60,11 +60,11 @@ def record(
     authority: Path | None = None,
     frames: tuple[int, int | None] = (0, None),
 ) -> RecordedRequests:
-    """Read all of a recording, `frames` [first, end) of it, and have the reference answer every input.
+    """Read `frames` [first, end) of a recording, by default all, and compute the reference's answers.
 
     `authority` is as in `open_source`.
 
-    **Raises:** `VideoError` for what cannot be read, or has no such frames.
+    **Raises:** `VideoError` for a source that cannot be read or has no such frames.
     """
     engine = served.engine
     pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)
@@ -90,7 +90,7 @@ def record(
 
 
 class Period(NamedTuple):
-    """What happened from one version to the next; latencies in ms, `gain` base mean / mean.
+    """Results from one version to the next; latencies in ms, `gain` is base mean / mean.
 
     `recall_rate` is the share of requests that memory answered, which `hit_rate` includes. `worst_agreement`
     is the lowest of any 200 frames within it.
@@ -110,9 +110,9 @@ class Period(NamedTuple):
 
 @dataclass(frozen=True)
 class Replayed:
-    """All requests of a replay; `periods` from each version, or memory, that began to answer to the next.
+    """The results of a replay; a new period starts when another version, or memory, starts to answer.
 
-    `after` are the requests after the first of them.
+    `after` covers the requests after the first such change.
     """
 
     source: str
@@ -127,7 +127,7 @@ class Replayed:
     classes: tuple[int, ...] = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single answers, as JSON values."""
+        """All results except the individual answers, as JSON values."""
         return {
             "source": self.source,
             "settings": asdict(self.settings),
@@ -148,9 +148,9 @@ def replay(
     on_change: OnChange | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Replayed:
-    """Answer a recording, adapting as the settings say; of every third request the base model is timed, too.
+    """Answer a recording and adapt by the settings; the base model is timed on every third request.
 
-    Latencies are of the answer alone: retraining and audits are not part of it.
+    Latencies exclude retraining and audits.
     """
     changes: list[Change] = []
 
@@ -215,7 +215,7 @@ def _report(
     audits: int,
     losses: int,
 ) -> Replayed:
-    """Latencies of the base model are the mean over the whole replay: the machine is the same."""
+    """Build the report; the base model's latency is its mean over the whole replay."""
     count = len(rows)
     bounds = [0, *(change.request for change in changes if change.kind in _BEGIN), count]
     spans = [(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False) if end > begin]
@@ -255,7 +255,7 @@ def _period(rows: Sequence[_Row], recording: RecordedRequests, begin: int, end: 
 
 
 def worst_window(agreed: NDArray[np.bool_], frame: NDArray[np.int64]) -> float:
-    """The lowest agreement of any 200 consecutive frames; of all where there are fewer."""
+    """The lowest agreement of any 200 consecutive frames, or of all frames if there are fewer."""
     numbers, first = np.unique(frame, return_index=True)
     bounds = np.append(first, len(frame))
     right = np.concatenate(([0], np.cumsum(agreed)))
@@ -273,7 +273,7 @@ def sweep(
     interval_s: Sequence[float] = (),
     window_s: Sequence[float] = (),
 ) -> list[AdaptSettings]:
-    """The settings with each combination of the values to try; those of an empty list stay."""
+    """The settings with each combination of the values to try; an empty list keeps the default."""
     return [
         replace(settings, sampling=share, interval_s=interval, window_s=window)
         for share in sampling or (settings.sampling,)

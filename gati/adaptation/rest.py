@@ -5,14 +5,14 @@ from __future__ import annotations
 from gati.composition.composition import Composition
 from gati.engine.exits import BASE
 
-_MEMORY = 0.98  # of the running mean
+_MEMORY = 0.98  # decay of the running mean
 _JUDGED_AFTER = 60  # requests
-_TRIED_AGAIN_AFTER = 1000  # requests; twice as many each time
+_TRIED_AGAIN_AFTER = 1000  # requests; doubles each time
 _LONGEST = 16_000
 
 
 class Rest:
-    """Compares the cost of requests, by the composition's own figures, with the base model's.
+    """Compares the cost of requests, as measured in the composition, with the base model's.
 
     Read `lookups_pay` before a request and call `answered` after it. Caches that do not pay rest for a while
     and are then tried again, because the scene may change. If they rest because memory saves more, they are
@@ -29,7 +29,7 @@ class Rest:
         self._next_rest = _TRIED_AGAIN_AFTER
 
     def replaced(self, composition: Composition) -> None:
-        """Other caches serve from now on: they are tried immediately."""
+        """Start over with other caches, which are tried immediately."""
         exits = composition.exits
         self._base_ms = composition.expected.base_latency_ms
         lookups_ms = sum(leaving.lookup_ms for leaving in exits)
@@ -40,11 +40,11 @@ class Rest:
 
     @property
     def lookups_pay(self) -> bool:
-        """Whether the next request is to be looked up."""
+        """Whether to look up the next request."""
         return self._resting == 0
 
     def answered(self, exit: str, instead: float = 0.0) -> bool:
-        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins.
+        """Record a request's exit (`base` if it was not looked up); returns whether a rest begins.
 
         `instead`: the share of these requests that memory would answer without lookups.
         """

@@ -1,13 +1,13 @@
 """Retraining the caches that serve on recent inputs.
 
-A window of recent inputs is used for training, except for a small part on which a ladder of settings is laid,
-from strict to loose. As the parts are interleaved, this proves nothing, but shows what is worth trying; later
-requests prove which of the settings may answer (`gati.guard.ladder`). Each deployed predictor continues from
-its weights, on a mix with original data so that it forgets nothing; if the caller names blocks, small new
-predictors are trained for the current scene. Old, retrained and new caches then compete for the exits: a
-cache that retraining made worse keeps its old weights, and an exit that no longer pays is dropped.
+Most of a window of recent inputs is used for training; on a small held-out part, a ladder of settings is
+chosen, from strict to loose. As the parts are interleaved, this proves nothing, but shows what is worth
+trying; later requests prove which settings may answer (`gati.guard.ladder`). Each deployed predictor is
+fine-tuned on a mix with original data, to avoid forgetting; if the caller names blocks, small new predictors
+are trained for the current scene. Old, retrained and new caches then compete for the exits: a cache that
+retraining made worse keeps its old weights, and an exit that no longer pays is dropped.
 
-Nothing that serves is changed: the caller may take or leave the result.
+The serving engine is not changed; the caller decides whether to use the result.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _LEAST_PART = 20  # inputs in each part of the window
 
 @dataclass(frozen=True)
 class Measurement:
-    """A set of exits, measured on the inputs kept back; latencies by the composition's figures."""
+    """A set of exits, measured on the held-out inputs; latencies by the composition's measurements."""
 
     n: int
     hit_rate: float
     agreement: float
     mean_latency_ms: float
-    broken: bool = False  # agreement misses the target, at the confidence asked for
+    broken: bool = False  # agreement misses the target, at the required confidence
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """New settings and the exits that serve, measured on the same inputs. `seconds` by what took them.
+    """The new settings and the serving exits, measured on the same inputs; `seconds` by step.
 
-    `aimed` is the setting to take if only one can be; `after` is measured with it. There are no settings if
+    `aimed` is the setting to deploy if only one can be; `after` is measured with it. `settings` is empty if
     no cache is good enough to answer anything.
     """
 
@@ -74,7 +74,7 @@ class Retrained:
 
     @property
     def better(self) -> bool:
-        """Whether there are new exits, and they are faster than the old, or those broke the promise."""
+        """Whether there are new exits, and they are faster or the old ones broke the promise."""
         faster = self.after.mean_latency_ms < self.before.mean_latency_ms
         return bool(self.settings) and (self.before.broken or faster)
 
@@ -97,8 +97,7 @@ def retrain(
 
     `original` is mixed in with a quarter of the training draws. `accuracy` and `confidence` are the
     composition's unless given. `recipe` bounds the training of each deployed cache, `new.recipe` that of each
-    new one. It computes with as many threads as the calling thread has in torch; neither engine nor base
-    model is changed.
+    new one. It uses the calling thread's number of torch threads; neither engine nor base model is changed.
 
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """
@@ -165,7 +164,7 @@ def _measurement(replayed: Replay, accuracy: float, confidence: float) -> Measur
 def _setting(
     laid: Laid, chosen: Composition, costs: Costs, accuracy: float, confidence: float, version: str | None
 ) -> Setting:
-    """A setting as a composition, without a certificate, as nothing is proven of it yet."""
+    """A setting as a composition, without a certificate, as it is not proven yet."""
     replayed, exits = laid.replay, exits_of(laid, costs)
     composition = replace(
         chosen,

@@ -1,4 +1,4 @@
-"""The samples that an adaptation keeps in memory, and the window to train on that is made of them."""
+"""The samples that an adaptation keeps in memory, and the training window made of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gati.composition.load import Served
 from gati.engine.exits import BASE, Prediction
 from gati.samples.record import Record
 
-_HALF_LIVES = 4.0  # that a window spans: how much less the oldest sample counts
+_HALF_LIVES = 4.0  # half-lives of sample weights in a window
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +30,11 @@ class Sample:
     time_s: float
     request: int
     source: str = ""
-    number: int = 0  # counts all that was ever sampled
+    number: int = 0  # counts all samples ever taken
 
 
 class Samples:
-    """At most `limit` samples of the last `max_age_s` seconds, for several threads; counts all it took."""
+    """At most `limit` samples of the last `max_age_s` seconds. Thread-safe; counts all samples added."""
 
     def __init__(self, limit: int, max_age_s: float) -> None:
         self._kept: deque[Sample] = deque(maxlen=limit)
@@ -47,7 +47,7 @@ class Samples:
             return len(self._kept)
 
     def add(self, sample: Sample) -> None:
-        """Take one in; what is too old by its time goes."""
+        """Add a sample, and drop those that are too old by its time."""
         with self._lock:
             self._kept.append(replace(sample, number=self.taken))
             self.taken += 1
@@ -55,30 +55,30 @@ class Samples:
                 self._kept.popleft()
 
     def recent(self, count: int) -> list[Sample]:
-        """The newest `count`, in the order of requests."""
+        """The newest `count` samples, in the order of requests."""
         with self._lock:
             kept = list(self._kept)
         return _in_order(kept)[-count:]
 
     def count(self, after_request: int) -> int:
-        """How many are of later requests than that."""
+        """The number of samples of later requests."""
         with self._lock:
             return sum(sample.request > after_request for sample in self._kept)
 
     def window(self, after_request: int | None = None) -> Window:
-        """All of them, or of later requests, in their order; the older, the less they count in training."""
+        """The samples, all or of later requests, in order; older ones have lower training weights."""
         with self._lock:
             kept = [each for each in self._kept if after_request is None or each.request > after_request]
         return window_of(_in_order(kept))
 
 
 def _in_order(samples: Iterable[Sample]) -> list[Sample]:
-    """Answers of the background come later than those of requests that missed."""
+    """Sort by request: samples answered in the background arrive later than those of misses."""
     return sorted(samples, key=lambda sample: sample.request)
 
 
 def window_of(samples: list[Sample]) -> Window:
-    """The samples as a window: one counts half of another that is a quarter of the span younger."""
+    """The samples as a window; a sample's weight halves with each quarter of the time span."""
     times = np.array([sample.time_s for sample in samples])
     span = max(float(times[-1] - times[0]), 1e-9)
     return Window(
@@ -91,7 +91,7 @@ def window_of(samples: list[Sample]) -> Window:
 
 
 def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
-    """The sample as a record store keeps it; `answered` is what `model` answered."""
+    """The sample as a record for the store; `answered` is the answer of `model`."""
     early = answered.exit != BASE
     return Record(
         sample.input.numpy(),
@@ -107,7 +107,7 @@ def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
 
 
 def restored(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
-    """The samples of an earlier run, as far as they are inputs of this network."""
+    """The samples of an earlier run that fit the inputs of this network."""
     samples = Samples(settings.window_inputs or len(history) or 1, settings.window_s)
     traced = served.engine.traced
     for number, record in enumerate(history, -len(history)):

@@ -1,7 +1,7 @@
-"""Scene memory: knowing again what a camera saw before, so that an earlier version can serve at once.
+"""Scene memory: recognises a scene that a camera saw before, so that an earlier version can serve at once.
 
-A signature says how bright each part of the picture is, in each channel, and how much it varies: coarse
-enough that what passes by does not change it, fine enough to tell day from night, and place from place.
+A signature describes the brightness of each part of the picture, per channel, and its variation. It is coarse
+enough to ignore passing objects, and fine enough to tell day from night and one place from another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gati.errors import AdaptError
 
 Signature = NDArray[np.float32]
 
-_FIELDS = 4  # by as many, each side
+_FIELDS = 4  # per side
 
 
 def scene_signature(features: Tensor) -> Signature:
@@ -38,12 +38,12 @@ def scene_signature(features: Tensor) -> Signature:
 
 
 def scene_distance(one: Signature, other: Signature) -> float:
-    """Root of the mean squared difference, in units of the features; infinite for other kinds of features."""
+    """Root mean squared difference, in units of the features; infinite if the shapes differ."""
     return float(np.sqrt(np.mean((one - other) ** 2))) if one.shape == other.shape else float("inf")
 
 
 def nearest_scene(signatures: Sequence[Signature], current: Signature, tolerance: float) -> int | None:
-    """The position of the signature nearest to `current`, None if none is within `tolerance`."""
+    """The index of the signature nearest to `current`; None if none is within `tolerance`."""
     distances = [scene_distance(each, current) for each in signatures]
     if not distances:
         return None

@@ -40,23 +40,24 @@ class AdaptSettings:
     Samples: `sampling` is the share of requests drawn. More are drawn until the first retraining, and while
     far fewer hit than promised, as long as base answers are computed for no more than that share; while the
     caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept; None keeps as many
-    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time for audits
-    in addition to samples; `audits_to_false_alarm` the mean number of audits until a false alarm. While the
-    base model answers and caches have to prove themselves, `probation` of the requests are looked up in the
-    background.
+    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time spent on
+    audits in addition to samples; `audits_to_false_alarm` is the mean number of audits until a false alarm.
+    While the base model answers and caches are on probation, the share `probation` of requests is looked up
+    in the background.
 
-    Retraining: every `interval_s`, on alarm, and when the hit rate falls below `falls_to` of what was
-    promised. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
-    (0..1) of the tolerated disagreement unused: at 0.5, 0.97 asks for 0.985 if there are enough samples.
-    `held_share` of the samples is kept back to lay settings on. New predictors of `variants` are tried at
-    `blocks` (None: three early ones). `scene_tolerance` is how far a scene may be from the one a version was
-    made for, in units of the network's input. Where time is simulated, a new version serves after `delay_s`.
+    Retraining: every `interval_s`, on alarm, and when the hit rate falls below the share `falls_to` of the
+    promised one. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
+    (0..1) of the tolerated disagreement unused: at 0.5, 0.97 becomes 0.985 if there are enough samples.
+    `held_share` of the samples is held out to choose settings on. New predictors of `variants` are tried at
+    `blocks` (None: three early ones). `scene_tolerance` is the largest distance of a scene from the one a
+    version was made for, in units of the network's input. If time is simulated, a new version serves after
+    `delay_s`.
 
     `seed` draws the requests of a replay; a live stream uses the operating system's entropy.
 
     `recall` answers inputs that look like earlier ones of the same place from memory
     (`gati.adaptation.recall`); `rest` pauses lookups that cost more than they save
-    (`gati.adaptation.rest`). `enabled` False only watches: nothing is learned.
+    (`gati.adaptation.rest`). `enabled` False only audits: nothing is learned.
     """
 
     sampling: float = 0.2
@@ -101,10 +102,10 @@ class AdaptSettings:
 
 
 class Answered(NamedTuple):
-    """The answer to a request, which one version gave.
+    """The answer to a request, given by one version.
 
-    `hit`: it left early. `audited`: the base model's answer is, or will be, compared with it; `sampled`: it
-    goes into the window. `latency_ms` is what the caller waited for.
+    `hit`: it exited early. `audited`: it is, or will be, compared with the base model's answer; `sampled`: it
+    is added to the window. `latency_ms` is the time that the caller waited.
     """
 
     prediction: Prediction
@@ -116,9 +117,9 @@ class Answered(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """A comparison made: request number, the version that answered, its class and the reference's.
+    """A comparison: request number, the version, its class, and the reference's class.
 
-    `shadow`: the version was not asked, this is what it would have answered.
+    `shadow`: the version did not answer the request; this is its would-be answer.
     """
 
     request: int
@@ -137,7 +138,7 @@ class Audit(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to the caches, for logs, metrics and pages.
+    """A change of the caches, for logs, metrics and pages.
 
     `alarm`: they stop; `tightened`: a stricter setting answers; `loosened`: a looser one does; `returned`:
     proven again; `recalling`: memory answers from now on; `resting`: lookups that do not pay are left out for
@@ -160,7 +161,7 @@ OnAudit = Callable[[Audit], None]
 
 
 class Status(NamedTuple):
-    """Counts since the beginning, and how things are now; `hit_rate` is of the last hundred or so."""
+    """Counts since the start, and the current state; `hit_rate` covers about the last hundred requests."""
 
     version: int
     state: State
@@ -170,14 +171,14 @@ class Status(NamedTuple):
     hit_rate: float | None
     audits: int
     losses: int
-    left_out: int  # samples and audits for which there was no time
+    left_out: int  # samples and audits skipped for lack of time
     samples: int
     retraining: bool
-    proof: str = ""  # how far the one under way is
+    proof: str = ""  # progress of the current proof
     promise: float | None = None  # the agreement promised of early answers; None while none are given
 
 
 def model_name(directory: str | Path) -> str:
-    """What a library's model is called in a repository: its folder's name, as far as names allow."""
+    """The name of a library's model in a repository: its folder's name, without invalid characters."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).resolve().name).lstrip("._-")
     return name[:128] or "model"

@@ -1,4 +1,4 @@
-"""Engines that run in the background, to compare answers with the reference's."""
+"""Engines that run in the background to compare answers with the reference's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT = 2  # one that serves, one on trial
 
 
 class Ticket(NamedTuple):
-    """A request that was answered. `looked` is its lookup in memory, if there was one."""
+    """An answered request. `looked` is its lookup in memory, if there was one."""
 
     x: Tensor  # [1, ...]
     request: int
@@ -29,16 +29,16 @@ class Ticket(NamedTuple):
 
     @property
     def given(self) -> Given:
-        """The answer, as the auditor takes it."""
+        """The answer, in the auditor's form."""
         return Given(self.prediction, self.looked)
 
 
 class Shadow:
-    """Engines for the thread that audits: `reference`, which answers are compared with, and twins."""
+    """Engines for the auditing thread: `reference`, to compare answers with, and copies of engines."""
 
     def __init__(self, reference: Engine) -> None:
         self._reference = reference
-        self._twins: dict[int, tuple[Served, Engine]] = {}  # by the identity of what they are twins of
+        self._twins: dict[int, tuple[Served, Engine]] = {}  # by the `id` of the original
         self._probes: dict[int, tuple[Deployed, Probe]] = {}
 
     def reference(self, x: Tensor) -> Prediction:
@@ -46,7 +46,7 @@ class Shadow:
         return self._reference.base(x)[0]
 
     def caches(self, served: Served, *, threaded: bool) -> Engine:
-        """An engine with the caches of `served`: its own, or a twin for a thread that does not serve."""
+        """An engine with the caches of `served`: its own, or a copy if `threaded`."""
         if not threaded:
             return served.engine
         if id(served) not in self._twins:

@@ -15,44 +15,44 @@ from gati.adaptation.pictures import PictureInputs, place_of
 from gati.adaptation.settings import Status
 from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
-_BASE_LOOKS = 10  # runs of the base model that say how long it takes
-_BASE_EVERY = 50  # requests of which one is timed with the base model, too, at the same load
+_BASE_LOOKS = 10  # runs of the base model to time it at the start
+_BASE_EVERY = 50  # the base model is timed once in so many requests, at the same load
 
 
 @dataclass
 class Tally:
-    """What a stream came to so far; latencies in milliseconds."""
+    """The totals of a stream so far; latencies in milliseconds."""
 
     pictures: int = 0
     requests: int = 0
     hits: int = 0
     latency_ms_sum: float = 0.0
     base_latency_ms_sum: float = 0.0
-    base_latency_ms: float | None = None  # as it is now
+    base_latency_ms: float | None = None  # the latest measurement
     _base_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_BASE_LOOKS), repr=False)
 
     @property
     def latency_ms(self) -> float:
-        """The mean; 0 before the first request."""
+        """The mean latency; 0 before the first request."""
         return self.latency_ms_sum / max(self.requests, 1)
 
     @property
     def mean_base_latency_ms(self) -> float | None:
-        """The mean for the same requests, by the base model as it was timed among them; None before that."""
+        """The base model's mean latency on the same requests, by regular timings; None before the first."""
         return self.base_latency_ms_sum / self.requests if self.requests else None
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the base model, which is timed among the requests again and again."""
+        """The speed-up over the base model, which is timed at intervals among the requests."""
         return self.base_latency_ms_sum / self.latency_ms_sum if self.latency_ms_sum > 0.0 else None
 
     def timed(self, base_ms: float) -> None:
-        """Take in how long the base model took just now."""
+        """Record a timing of the base model."""
         self._base_ms.append(base_ms)
         self.base_latency_ms = statistics.median(self._base_ms)
 
     def answered(self, latency_ms: float, *, hit: bool) -> None:
-        """Take in an answer."""
+        """Count an answer."""
         self.requests += 1
         self.hits += hit
         self.latency_ms_sum += latency_ms
@@ -61,7 +61,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Streamed:
-    """One picture with its results, the counts after it, and how model and source do."""
+    """One picture with its results, the counts after it, and the status of model and source."""
 
     frame: Frame
     results: Sequence[Result]
@@ -81,10 +81,10 @@ def classify(
 ) -> Iterator[Streamed]:
     """Answer each picture of an opened source and write the results to the sinks.
 
-    `began_s` is added to the stream time that the adaptation goes by: seconds since 1970 where samples are
-    kept in a store. `tally` is counted on where given.
+    `began_s` is added to the stream time passed to the adaptation: use seconds since 1970 if a store keeps
+    the samples. A given `tally` is continued.
 
-    **Raises:** `VideoError` for a source that broke or a region outside the picture, `StorageError`.
+    **Raises:** `VideoError` for a source that fails or a region outside the picture, `StorageError`.
     """
     engine = adaptation.served.engine
     pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)

@@ -29,9 +29,9 @@ def _at_once(job: Callable[[], None]) -> None:
 class Succession(Roster[Deployed]):
     """The versions of a stream: those of `deployments`, all with one promise.
 
-    `lock` is the caller's. `tell` is called with changes, `on_serving` with what serves from then on, or
-    again. `leave` runs the opening of settings, possibly in the background; `figures` gives the composition
-    with the lookups' costs.
+    `lock` is the caller's. `tell` is called with changes, `on_serving` with the version that serves from then
+    on. `leave` opens settings, possibly in the background; `figures` returns the composition with the
+    lookups' costs.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Succession(Roster[Deployed]):
         return active.number > 0
 
     def take(self, outcome: RenewalOutcome) -> None:
-        """Put what was found on trial, even if it has served before.
+        """Put the new version on trial, even if it has served before.
 
-        It was chosen on requests from among those it was trained on, and pictures of a stream are similar:
-        that proves nothing.
+        It was chosen on requests close to its training data, as pictures of a stream are similar: that
+        proves nothing.
         """
         if outcome.kind == "kept":
             self._tell("kept", outcome.message, outcome.details)
@@ -104,7 +104,7 @@ class Succession(Roster[Deployed]):
         self._tell(kind, message, {})
 
     def name_of(self, post: Post[Deployed]) -> str:
-        """Its number."""
+        """The number of its version."""
         return str(post.version.number)
 
     def begin_opening(self, post: Post[Deployed], level: int, kind: RosterChange, counted: str) -> None:
@@ -120,10 +120,10 @@ class Succession(Roster[Deployed]):
         self._on_serving(post.deployed)
 
     def on_promoted(self, post: Post[Deployed]) -> None:
-        """Activate the version, for restarts."""
+        """Activate the version in the repository, for restarts."""
         found, self._found = self._found, None
         number = post.version.number
-        if found is None:  # of a run before
+        if found is None:  # found by an earlier run
             self._tell("activated", f"version {number} is proven", {})
         else:
             self._tell(found.kind, found.message, found.details)
@@ -133,7 +133,7 @@ class Succession(Roster[Deployed]):
             self._tell("failed", f"a restart may not find version {number}: {error}", {})
 
     def on_given_up(self, post: Post[Deployed]) -> None:
-        """Remember not to bring it back."""
+        """Remember not to try the version again."""
         self._found = None
         self.unproven.add(post.version.number)
 
@@ -151,8 +151,8 @@ class Succession(Roster[Deployed]):
             on_event=heard,
         )
         post = Post(deployed, kept, [setting.composition for setting in deployed.settings])
-        if kept.level and not post.may_hit:  # proven in a run before
-            with suppress(GatiError):  # the base model answers, and why is told when it is opened again
+        if kept.level and not post.may_hit:  # proven in an earlier run
+            with suppress(GatiError):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
         return post
 

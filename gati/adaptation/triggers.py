@@ -1,7 +1,7 @@
-"""When to retrain: the guard is in alarm, fewer requests hit than was promised, or the interval is over.
+"""When to retrain: after an alarm, when fewer requests hit than promised, or when the interval has passed.
 
 `due` decides, for streams and for the adaptation service. A stream sees every request, the service only the
-samples that inference services keep.
+samples that inference services store.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import AdaptSettings
 
-SETTLED = 200  # requests or samples after which their hit rate says something
-_MEMORY = 0.99  # of the running hit rate
-_NOTICED = 70  # requests until a fall shows in it
+SETTLED = 200  # requests or samples until their hit rate is meaningful
+_MEMORY = 0.99  # decay of the running hit rate
+_NOTICED = 70  # requests until a drop shows in it
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of the caches that serve. `waited_s`: seconds since the last attempt.
+    """The observed state of the serving caches. `waited_s`: seconds since the last attempt.
 
-    There are `samples` to train on, `fresh` of them since the hit rate fell. `known_scenes`: there are
-    versions that may fit without training.
+    `samples` is the number to train on, `fresh` of them since the hit rate fell. `known_scenes`: earlier
+    versions exist that may fit without training.
     """
 
     samples: int
@@ -34,7 +34,7 @@ class Signs:
 
 
 class Due(NamedTuple):
-    """Why to retrain now: `alarm`, `hit rate` or `interval`; None for no reason. `skipped`: why not."""
+    """The reason to retrain now: `alarm`, `hit rate`, `interval` or None. `skipped`: why it is put off."""
 
     reason: str | None
     skipped: str = ""
@@ -43,8 +43,8 @@ class Due(NamedTuple):
 def due(signs: Signs, *, interval_s: float, least: int, kept: int | None = None) -> Due:
     """Whether to retrain now, which takes `least` samples; the window holds at most `kept`.
 
-    After a fall of the hit rate, earlier samples say nothing about current requests: it waits for new ones.
-    After an alarm it does not, as the caches are on probation anyway.
+    After a drop of the hit rate it waits for new samples, as earlier ones do not represent current requests.
+    After an alarm it does not wait, as the caches are on probation anyway.
     """
     enough, over = signs.samples >= least, signs.waited_s >= interval_s
     reason = None
@@ -59,7 +59,7 @@ def due(signs: Signs, *, interval_s: float, least: int, kept: int | None = None)
 
 
 def too_few(count: int, least: int, kept: int | None = None) -> str:
-    """Why this number of samples is not enough."""
+    """A message that this number of samples is not enough."""
     said = f"{count} samples, {least} are needed"
     if kept is not None and kept < least:
         said += f", but only {kept} are kept: set window_inputs to {least} or more"
@@ -67,12 +67,12 @@ def too_few(count: int, least: int, kept: int | None = None) -> str:
 
 
 class Triggers:
-    """Follows requests and says why it is time to retrain, if it is."""
+    """Follows requests and decides when and why to retrain."""
 
     def __init__(self, settings: AdaptSettings, least_inputs: int) -> None:
         self._settings = settings
         self._least_inputs = least_inputs
-        self._next_at = 0  # samples taken in all before the next attempt
+        self._next_at = 0  # total samples before the next attempt
         self._last_s: float | None = None
         self._since = 0
         self.changed_at: int | None = None  # the request since when fewer hit than promised
@@ -81,11 +81,11 @@ class Triggers:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the last hundred requests or so; None before the first."""
+        """Hit rate of about the last hundred requests; None before the first."""
         return self._rate / (1.0 - _MEMORY**self._since) if self._since else None
 
     def answered(self, request: int, *, hit: bool, time_s: float) -> None:
-        """Take in whether a request hit."""
+        """Record whether a request hit."""
         self._since += 1
         self._rate = _MEMORY * self._rate + (1.0 - _MEMORY) * hit
         floor = self._settings.falls_to * self.promised
@@ -97,18 +97,18 @@ class Triggers:
         self._last_s = time_s if self._last_s is None else self._last_s
 
     def replaced(self, promised: float) -> None:
-        """Caches with that promised hit rate serve from now on."""
+        """Start over with new caches and their promised hit rate."""
         self._since, self._rate, self.promised = 0, 0.0, promised
         self.changed_at = None
 
     def attempted(self, *, taken: int, time_s: float, tried: bool) -> None:
-        """An attempt was made after `taken` samples; if it was `tried`, the next one waits for many more."""
+        """Record an attempt after `taken` samples; if `tried`, the next waits for many more samples."""
         self._next_at = taken + max(10, self._least_inputs // (4 if tried else 20))
         if tried:
             self._last_s = time_s
 
     def due(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> Due:
-        """Whether to retrain at `time_s`; an interval with too few samples begins again."""
+        """Whether to retrain at `time_s`; an interval with too few samples starts over."""
         self._last_s = time_s if self._last_s is None else self._last_s
         found = due(
             Signs(

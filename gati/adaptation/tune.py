@@ -1,4 +1,4 @@
-"""Training predictors for a moment, on hidden outputs that are there already."""
+"""Short training of predictors on hidden outputs that are already computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARM_UP = 0.1
 
 @dataclass(frozen=True)
 class TuneRecipe:
-    """How long and how hard to train: `epochs` over the lesson, but no longer than `limit_s` seconds."""
+    """Hyperparameters: `epochs` over the lesson, but at most `limit_s` seconds."""
 
     epochs: float = 6.0
     limit_s: float = 0.4
@@ -30,9 +30,9 @@ class TuneRecipe:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What to learn: hidden outputs [n, ...], log-probabilities to imitate [n, K], and weights [n].
+    """Training data: hidden outputs [n, ...], target log-probabilities [n, K], and weights [n].
 
-    The first `of_window` inputs are the window's, in order of time, the rest are others; None: all.
+    The first `of_window` inputs are from the window, in order of time, the rest are not; None: all are.
     """
 
     hidden: Tensor
@@ -58,7 +58,7 @@ def tuned(
     seed: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> nn.Module:
-    """A copy of `predictor`, trained on from the weights it has."""
+    """A fine-tuned copy of `predictor`."""
     student = copy.deepcopy(predictor).cpu()
     before, learner = _after_pooling(student)
     _train(learner, _features(before, lesson.hidden), lesson, recipe, seed, clock)
@@ -76,8 +76,8 @@ def train_new(
 ) -> nn.Module:
     """A predictor of that variant, trained from scratch and ready to serve.
 
-    Where its first layer with weights is linear, that learns from standardised features, which are folded
-    into it afterwards.
+    If its first layer with weights is linear, it is trained on standardised features; the standardisation is
+    folded into the layer afterwards.
     """
     classes = lesson.teacher.shape[1]
     with torch.random.fork_rng(devices=[]):
@@ -125,7 +125,7 @@ def _train(
     seed: int,
     clock: Callable[[], float],
 ) -> None:
-    """AdamW under a rate that rises, then falls to nothing by the last step or when time is up."""
+    """AdamW with a learning rate that warms up, then decays to zero by the last step or the time limit."""
     generator = torch.Generator().manual_seed(seed)
     steps = max(1, round(recipe.epochs * len(features) / recipe.batch_size))
     batch = min(recipe.batch_size, len(features))

@@ -1,15 +1,15 @@
-"""Audits: the path from a request to what may answer the next one, for `gati stream` and `gati serve`.
+"""Audits of requests, and the decisions that follow from them, for `gati stream` and `gati serve`.
 
     decided = auditor.decide(post, trial, draws, room=queue.has_room)
     ...                                     # answer the request
-    needs = auditor.needs(decided, given)    # what has to be computed, if anything
-    ...                                     # the reference's answer, and lookups: now, or when there is time
+    needs = auditor.needs(decided, given)    # what to compute, if anything
+    ...                                     # compute the reference's answer and lookups, now or later
     compared = auditor.settle(decided, given, reference, looked_up)
 
-Before a request is answered it is decided what to do for it, and whether there is time to. Nothing here
-computes, waits or reads a clock: a stream does the work in a thread or inline, a service in its event loop.
-Losses on the way do not depend on outcomes, as long as the caller treats requests alike: misses go the same
-way, although their audits cost nothing.
+The auditor decides what to do with a request, and whether there is time for it, before the request is
+answered. Nothing here computes, waits or reads a clock: a stream does the work in a thread or inline, a
+service in its event loop. Dropped audits do not depend on outcomes if the caller treats all requests alike:
+misses take the same path, although their audits cost nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gati.guard.proof import Proof
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
-_EAGER = 3  # times the audits that complete a proof without a loss: this many requests in a row are looked at
+_EAGER = 3  # consecutive requests looked at first, in multiples of the audits that complete a lossless proof
 
 RECALL = "recall"  # Prediction.exit of an answer from memory
 
 
 class Probed(NamedTuple):
-    """The class and exit of a setting, and whether it surely agrees with the reference."""
+    """The class and exit of a setting, and whether it certainly agrees with the reference."""
 
     class_index: int
     exit: str
@@ -40,11 +40,11 @@ class Probed(NamedTuple):
 
 
 class Remembering(Protocol):
-    """Memory, as far as audits concern it."""
+    """The interface of a memory that audits use."""
 
     @property
     def proving(self) -> Proof | None:
-        """The proof under way, if it has prospects."""
+        """The current proof, unless it is hopeless."""
 
     def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the reference's answer to a request that was looked up."""
@@ -54,9 +54,9 @@ class Remembering(Protocol):
 class Decided(Generic[Version]):
     """The decision about a request, made before it is answered.
 
-    `may_hit`: the caches of `post` may answer, as `deployed`, its setting of that `level`; `lookups`: they
-    are looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None if
-    the version has nothing to watch.
+    `may_hit`: the caches of `post` may answer, at the setting `deployed` of that `level`; `lookups`: they are
+    looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None if the
+    version has nothing to watch.
     """
 
     post: Post[Version] | None
@@ -73,7 +73,7 @@ class Decided(Generic[Version]):
     def deployed(self) -> Version:
         """The setting that answers, of a watched version."""
         if self.answers is None:
-            raise AssertionError("the version has nothing to be watched")
+            raise AssertionError("the version has nothing to watch")
         return self.answers
 
     @property
@@ -95,11 +95,11 @@ class Given(NamedTuple):
 
 
 class Needs(NamedTuple, Generic[Version]):
-    """What has to be computed for a request.
+    """The work to do for a request.
 
-    `known` is the reference's answer if it was the answer given. `shadows` are versions whose settings are
-    looked up, with the epochs of their watches; `own`: the other settings of the version that answered are
-    looked up, too.
+    `known` is the reference's answer, if that was the answer given. `shadows` are versions whose settings are
+    to be looked up, with the epochs of their watches; `own`: look up the other settings of the version that
+    answered as well.
     """
 
     known: Prediction | None
@@ -108,7 +108,7 @@ class Needs(NamedTuple, Generic[Version]):
 
 
 class Compared(NamedTuple, Generic[Version]):
-    """A comparison. `shadow`: the version did not answer the request, this is what it would have answered."""
+    """A comparison. `shadow`: the version did not answer the request; this is its would-be answer."""
 
     version: Version | None  # None: nothing to watch
     class_index: int
@@ -119,11 +119,10 @@ class Compared(NamedTuple, Generic[Version]):
 
 @dataclass
 class _Effort:
-    """The share of requests that are looked at for the proof under way, fixed before anything else is known.
+    """The share of requests looked at for the current proof, fixed before their answers are known.
 
-    At first all are, until the proof has seen several times the audits that would complete it without a loss:
-    what is proven early saves most. After that it is the share of base answers that were computed when the
-    proof began.
+    At first it is 1, until the proof has seen several times the audits that would complete it without a loss:
+    an early proof saves most. After that it is the share of base answers computed when the proof began.
     """
 
     _proof: Proof | None = None
@@ -173,10 +172,10 @@ class Auditor(Generic[Version]):
         unguarded: bool = False,
         places: bool = True,
     ) -> Decided[Version]:
-        """Decide about the next request to `post`, before anything is known of its answer.
+        """Decide about the next request to `post`, before its answer is known.
 
         `trial` is the version that waits to take over. `more_samples` is the share to sample now. `room`
-        reserves a place in the queue; without one the request is left out, whatever its answer will be.
+        reserves a place in the queue; if it is full, the request is skipped, whatever its answer.
         `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up.
         """
         may_hit = post is None or post.may_hit or unguarded
@@ -208,7 +207,7 @@ class Auditor(Generic[Version]):
     def _is_looked_up(
         self, each: Post[Version], post: Post[Version] | None, drawn: Drawn, *, lookups: bool
     ) -> bool:
-        """More often if the reference answers anyway and a proof may be near."""
+        """Whether to look up `each`: more often if the reference answers anyway and a proof may be near."""
         if not self.guarded:
             return drawn.sample and each is post
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
@@ -225,7 +224,7 @@ class Auditor(Generic[Version]):
     def needs(
         self, decided: Decided[Version], given: Given, known: Prediction | None = None
     ) -> Needs[Version] | None:
-        """What has to be computed for a request that is looked at; None if it cannot show anything.
+        """The work to do for a request that is looked at; None if it would prove nothing.
 
         `known` is the reference's answer, if the caller has it.
         """
@@ -251,9 +250,9 @@ class Auditor(Generic[Version]):
         shadows: Sequence[tuple[Post[Version], int, Sequence[Probed]]],
         own: Sequence[Probed] = (),
     ) -> list[Compared[Version]]:
-        """Count the outcome for the answer given, and for those that others would have given.
+        """Count the outcome for the answer given, and for the would-be answers of other versions.
 
-        `shadows` are those needed, with the answers of all of their settings; `own` are the answers of the
+        `shadows` are those of `needs`, with the answers of all their settings; `own` are the answers of all
         settings of the version that answered.
         """
         self.learn(decided, given, base)
@@ -285,7 +284,7 @@ class Auditor(Generic[Version]):
     def _tried(
         self, post: Post[Version], epoch: int, base: Prediction, probed: Sequence[Probed]
     ) -> Compared[Version]:
-        """Count what a version would have answered; returns that of the setting to be proven next."""
+        """Count the would-be answers of a version; returns that of the setting to prove next."""
         watch = post.watch
         said = probed[min(watch.level, len(probed) - 1)]
         if self.guarded and watch.epoch == epoch:

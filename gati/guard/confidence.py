@@ -1,15 +1,15 @@
-"""An interval for the agreement that may be looked at after every audit.
+"""A confidence sequence for the agreement: an interval that stays valid when it is checked after every audit.
 
-An interval for a fixed number of audits, if watched all the time, is wrong at some time. A confidence
-sequence is right at all times together, with the stated confidence. For each share m of losses and each bet
-q < m the product of the likelihood ratios
+An interval for a fixed number of audits is eventually wrong if checked all the time. A confidence sequence
+holds at all times simultaneously, with the stated confidence. For each share m of losses and each bet q < m
+the product of the likelihood ratios
 
     L(q) = (q / m)^losses * ((1 - q) / (1 - m))^agreed
 
 is a test martingale if audits are losses with probability m, and below one if they are with a probability
 that is m or more on average so far, whatever the order (1 + x <= exp(x)). The mean over fixed bets is one,
 too, so by Ville's inequality it ever reaches 2/delta with probability at most delta/2; so is that over
-q > m. What is left is the interval for the mean of the chances of a loss up to now.
+q > m. The shares m that are not rejected form the interval for the mean loss probability so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = 30
 def watched_agreement(losses: int, audits: int, confidence: float = 0.95) -> tuple[float, float]:
     """Lower and upper limit of the agreement after `losses` among `audits`; (0, 1) before the first.
 
-    With the stated confidence it is within the limits after all numbers of audits at once.
+    With the stated confidence, the agreement lies within the limits after every number of audits.
     """
     if audits == 0:
         return 0.0, 1.0

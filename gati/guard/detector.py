@@ -1,12 +1,12 @@
 """The guard: audits of early answers, and an alarm when they stop agreeing as often as was promised.
 
-Some requests are audited: the base model answers those that hit, too, off the critical path. Each audit is a
-loss (the classes differ) or none. The guard bets against the promise that losses are no more
-than the tolerated share `alpha` on average, whatever happened before:
+Some requests are audited: the base model answers them as well, even if they hit, off the critical path. An
+audit is a loss if the classes differ. The guard bets against the promise that the share of losses is at most
+`alpha` on average, whatever happened before:
 
     M_t = (1 + M_{t-1}) * (1 + lambda_t * (loss_t - alpha)),   M_0 = 0,   lambda_t in [0, 1/alpha)
 
-with lambda_t chosen from what was seen before audit t. As long as each audit is a loss with probability at
+with lambda_t chosen only from audits before t. As long as each audit is a loss with probability at
 most alpha, *given everything before it*, M_t - t has no upward drift (a Shiryaev-Roberts e-detector; Shin,
 Ramdas, Rinaldo 2024): the expected number of audits until M_t first reaches R is at least R, and the chance
 that it does within t audits is at most t / R.
@@ -14,11 +14,11 @@ that it does within t audits is at most t / R.
 That condition is what the guard watches. Requests need not be independent, but losses may not come in bursts
 either: where a loss makes the next one likelier than alpha, as in a video of one hard object, the promise is
 broken for as long as the burst lasts, and the guard may stop the caches although losses stay below alpha over
-the day. It asks, too, that which requests are audited was decided before their answers were known.
+the day. The requests to audit must be chosen before their answers are known.
 
-A bet against the disagreement q grows the fastest with lambda = (q - alpha) / (alpha * (1 - alpha)) if q is
-what comes; the alarm then takes about ln(R) / KL(q || alpha) audits. As q is not known, the guard splits its
-stake over several, and M is the mean of theirs, which is a detector of the same kind.
+If the true disagreement is q, the bet lambda = (q - alpha) / (alpha * (1 - alpha)) grows fastest, and the
+alarm takes about ln(R) / KL(q || alpha) audits. As q is unknown, the guard splits its stake over several
+values of q; M is the mean of their detectors, which is itself a detector of this kind.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gati.errors import AdaptError
 
 _ALTERNATIVES = (1.5, 2.5, 5.0, 10.0, 20.0)  # disagreements bet against, in multiples of the tolerated one
 _LARGEST_ALTERNATIVE = 0.9
-_LARGEST_FLOAT = 1e300  # beyond it nothing is left to be said
+_LARGEST_FLOAT = 1e300  # evidence is capped here to avoid overflow
 
 
 def growth_optimal_bet(disagreement: float, alpha: float) -> float:
-    """The lambda under which log M grows the fastest if losses come with probability `disagreement`."""
+    """The lambda that makes log M grow fastest if losses occur with probability `disagreement`."""
     return max(0.0, (disagreement - alpha) / (alpha * (1.0 - alpha)))
 
 
@@ -47,7 +47,7 @@ class Guard:
     """Watches the agreement of early answers with the base model; alarms when it falls below `agreement`.
 
     `audits_to_false_alarm` is R: while the promise is kept, the expected number of audits to an alarm is at
-    least that. Raises AdaptError for values that make no promise.
+    least that. Raises AdaptError for values out of range.
     """
 
     agreement: float
@@ -83,7 +83,7 @@ class Guard:
 
     @property
     def evidence(self) -> float:
-        """M: how much speaks against the promise; the alarm is at `audits_to_false_alarm`."""
+        """M: the evidence against the promise; the guard alarms at `audits_to_false_alarm`."""
         return float(self._evidence.mean())
 
     def audit(self, *, agreed: bool) -> bool:
@@ -100,13 +100,13 @@ class Guard:
         return self.alarmed
 
     def reset(self) -> None:
-        """Begin anew, for caches that were certified again."""
+        """Start over, for caches that were certified again."""
         self.audits = self.losses = 0
         self.alarmed = False
         self._evidence[:] = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """The complete state, as JSON values."""
         return {
             "agreement": self.agreement,
             "audits_to_false_alarm": self.audits_to_false_alarm,
@@ -119,7 +119,7 @@ class Guard:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Guard:
-        """Go on where `to_json` was called. Raises KeyError, TypeError, ValueError or AdaptError."""
+        """Restore the state from `to_json`. Raises KeyError, TypeError, ValueError or AdaptError."""
         guard = cls(
             float(document["agreement"]), float(document["audits_to_false_alarm"]), document["alternatives"]
         )

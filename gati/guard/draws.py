@@ -1,8 +1,8 @@
-"""Which requests are looked at, decided before anything is known of their answers.
+"""Random choice of the requests to audit or sample, made before their answers are known.
 
-Every request has the same chance to be audited at all times, so the expected share of losses among audits is
-that among requests, and clients cannot know which requests are audited. Three independent random streams
-decide about audits, samples and trials. Live they use the operating system's entropy; a replay passes a seed.
+Every request is audited with the same probability, so audits are an unbiased sample of requests, and clients
+cannot know which requests are audited. Three independent random streams draw audits, samples and trials. Live
+streams use the operating system's entropy; a replay passes a seed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every audit shows for every setting whether its answer would have agreed. Each s
 all stricter ones are released. This is a fixed sequence of tests: before any setting is released that is
 wrong with at least the tolerated probability throughout, the first such setting must pass, with probability
 at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
-wrong too often for a while passes in that time with probability at most delta.
+wrong too often for some period passes in that period with probability at most delta.
 
 By default, audits of requests that a setting does not answer are ignored. With `of_all`, the reference
 answers these requests, so the promise covers all requests and such an audit counts as agreement. In a
@@ -14,9 +14,8 @@ nothing must not prove itself. The tested hypothesis is that the setting gets a 
 the tolerated probability, so ignoring some agreements makes a proof longer, never wrong.
 
 Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
-is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings have to prove
-themselves again, on a further share of the delta that all attempts have in common
-(`gati.guard.proof.Spending`).
+is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings must be proven
+again, with a further share of the delta that all attempts draw from (`gati.guard.proof.Spending`).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from gati.errors import AdaptError
 from gati.guard.detector import Guard
 from gati.guard.proof import Proof
 
-_RETRIED_AFTER = 10  # times the audits that perfect caches need to pass
+_RETRIED_AFTER = 10  # in multiples of the audits that perfect caches need to pass
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A change of what may answer, and of how many audits of the setting concerned how many were losses."""
+    """A change of the settings that may answer, with the audits and losses of the setting concerned."""
 
     kind: Literal["released", "withdrawn"]
     audits: int
@@ -76,18 +75,18 @@ class Ladder:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None if all are."""
+        """The proof of the next setting to release; None if all are released."""
         return None if self.level == len(self) else self._proofs[self.level]
 
     @property
     def guard(self) -> Guard:
-        """The guard of the setting that answers; of the strictest where none does."""
+        """The guard of the setting that answers, or of the strictest setting if none does."""
         return self._guards[max(0, self.level - 1)]
 
     def audited(
         self, agreed: Sequence[bool | None], *, guards: bool = True, tested: int | None = None
     ) -> Judgement | None:
-        """Take in an audit of every setting: whether its answer agreed, None if it would not give one.
+        """Record an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
         Returns what changes with it.
@@ -104,7 +103,7 @@ class Ladder:
         return self._release()
 
     def _count(self, at: int, agreed: bool | None) -> None:
-        """Let a setting's proof take in an audit, if it counts for it."""
+        """Add an audit to a setting's proof, if it counts for it."""
         proof = self._proofs[at]
         if agreed is not None:
             proof.audit(agreed=agreed)
@@ -137,9 +136,9 @@ class Ladder:
         return judgement
 
     def _restart(self, first: int) -> None:
-        """Begin the proofs of all settings from `first` on; those of released ones are what they were."""
+        """Restart the proofs of all settings from `first` on; proofs of released settings are kept."""
         if not self._proofs:
-            self._proofs = [Proof(self.agreement, 0.5) for _ in self._guards]  # never asked while released
+            self._proofs = [Proof(self.agreement, 0.5) for _ in self._guards]  # not used while released
         if first == len(self):
             return
         delta = self._spend()
@@ -149,7 +148,7 @@ class Ladder:
             self._guards[at].reset()
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """The complete state, as JSON values."""
         return {
             "level": self.level,
             "guards": [guard.to_json() for guard in self._guards],
@@ -158,7 +157,7 @@ class Ladder:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, spend: Callable[[], float]) -> Ladder:
-        """Go on where `to_json` was called, without spending anything.
+        """Restore the state from `to_json`, without spending any delta.
 
         Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
         """

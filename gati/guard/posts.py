@@ -10,13 +10,13 @@ from gati.guard.watch import Watch
 
 Version = TypeVar("Version")
 
-_FASTER = 0.97  # of the time of the serving version: what a version on trial must stay below
+_FASTER = 0.97  # a version on trial must take less than this share of the serving version's time
 
 
 class Post(Generic[Version]):
     """A version, its watch, and its `open` settings by level.
 
-    `settings` are the ways to deploy it, from strict to loose; empty if there is only the version itself.
+    `settings` are the ways to deploy the version, from strict to loose; empty if it has only one.
     """
 
     def __init__(self, version: Version, watch: Watch, settings: Sequence[Composition] = ()) -> None:
@@ -33,7 +33,7 @@ class Post(Generic[Version]):
     def level(self) -> int:
         """The loosest setting that is proven and open; 0 if there is none."""
         proven = self.watch.level
-        if proven in self.open:  # nearly always, and every request asks several times
+        if proven in self.open:  # the common case; called several times per request
             return proven
         return max((level for level in self.open if level <= proven), default=0)
 
@@ -44,17 +44,17 @@ class Post(Generic[Version]):
 
     @property
     def deployed(self) -> Version:
-        """The version at the setting that may answer; if none may, as it was published."""
+        """The version at the setting that may answer, or as it was published if none may."""
         return self.open.get(self.level, self.version)
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing of it is proven and its proof has no prospects."""
+        """Whether no setting is proven and the proof has failed."""
         proof = self.watch.proof
         return self.watch.level == 0 and proof is not None and proof.hopeless
 
     def compare(self, exits: Sequence[str], serving_ms: float) -> None:
-        """Take in the exit of each setting, and the time of the version that serves."""
+        """Record the exit of each setting and the time of the serving version for one request."""
         self.compared += 1
         self._serving_ms += serving_ms
         for at, (setting, exit) in enumerate(zip(self.settings, exits, strict=True)):
@@ -69,7 +69,7 @@ class Post(Generic[Version]):
 
 
 def cost_ms(composition: Composition, exit: str) -> float:
-    """The time of a request that leaves at that exit, by the composition's own figures."""
+    """The latency of a request that leaves at that exit, as measured in the composition."""
     lookups_ms = 0.0
     for leaving in composition.exits:
         if leaving.block == exit:

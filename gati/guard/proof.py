@@ -1,18 +1,18 @@
-"""May caches that are not trusted yet answer? A test that may be looked at after every audit.
+"""A sequential test of whether unproven caches may answer, valid when it is checked after every audit.
 
-The certificate of `gati compose` counts a fixed number of inputs once. Audits come one by one, and to wait
-until the count looks right is to test many times. So the evidence is the capital of a gambler who bets that
-losses are rarer than the tolerated share `alpha`:
+The certificate of `gati compose` counts a fixed number of inputs once. Audits arrive one by one, and waiting
+until the count looks good would be repeated testing. So the evidence is the capital of a gambler who bets
+that losses are rarer than the tolerated share `alpha`:
 
     W_t = W_{t-1} * (1 + lambda * (alpha - loss_t)),   W_0 = 1,   lambda in [0, 1/(1 - alpha))
 
 If each audit is a loss with probability alpha or more, whatever happened before, W is a supermartingale, and
 the chance that it ever reaches 1/delta is at most delta (Ville's inequality). The stake is split over several
-lambdas. What is proven is therefore: it is not so that every audit of the proof was a loss with at least that
-probability.
+lambdas. A complete proof therefore rejects this hypothesis: "every audit of the proof was a loss with
+probability at least alpha".
 
-One proof errs with probability delta, many proofs of one stream with the sum of theirs. `Spending` hands out
-shares of one delta that never add up to more: the k-th is delta / (k * (k + 1)).
+One proof errs with probability delta; several proofs on one stream err with at most the sum of their deltas.
+`Spending` hands out shares of one delta that never add up to more: the k-th is delta / (k * (k + 1)).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-_PATIENCE = 3  # times the audits that perfect caches need to pass
+_PATIENCE = 3  # in multiples of the audits that perfect caches need to pass
 _MOST_PATIENCE = 10
-_PROMISING = 0.75  # of the tolerated losses
-_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the tolerated disagreement: what the true one may be
+_PROMISING = 0.75  # share of the tolerated losses
+_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # assumed true disagreement, as shares of the tolerated one
 
 
 @dataclass
 class Proof:
     """Collects audits of caches that do not answer yet; `passed` once agreement is proven at level `delta`.
 
-    Raises AdaptError for values that make no promise.
+    Raises AdaptError for values out of range.
     """
 
     agreement: float
@@ -57,7 +57,7 @@ class Proof:
         alpha = 1.0 - self.agreement
         true = alpha * np.array(_SHARES)
         self._bets = (alpha - true) / (alpha * (1.0 - alpha))  # growth-optimal against each
-        self._bets[0] *= 1.0 - 1e-9  # all on no losses at all would be ruined by the first
+        self._bets[0] *= 1.0 - 1e-9  # a full bet on no losses would be ruined by the first one
         self._grown = np.log1p(self._bets * alpha), np.log1p(self._bets * (alpha - 1.0))
         self._log_capital = np.full(len(_SHARES), -math.log(len(_SHARES)))
 
@@ -68,7 +68,7 @@ class Proof:
 
     @cached_property
     def required(self) -> int:
-        """How many audits without any loss complete the proof from the beginning."""
+        """Number of audits that complete the proof from the start if none is a loss."""
         grown, _ = self._grown
         begin, wanted = -math.log(len(_SHARES)), -math.log(self.delta)
         low, high = 0, math.ceil((wanted - begin) / float(grown.max())) + 1
@@ -80,7 +80,7 @@ class Proof:
 
     @property
     def how_far(self) -> str:
-        """For people: `0.99: 212 of about 300 audits`."""
+        """Progress as readable text: `0.99: 212 of about 300 audits`."""
         return f"{self.agreement:g}: {self.audits} of about {self.required} audits"
 
     @property
@@ -93,7 +93,7 @@ class Proof:
         return self.audits >= (_MOST_PATIENCE if promising else _PATIENCE) * self.required
 
     def audit(self, *, agreed: bool) -> bool:
-        """Take in one audit and say whether agreement is proven, which stays."""
+        """Record one audit. Returns whether agreement is proven; once proven, it stays proven."""
         self.audits += 1
         self.losses += not agreed
         self._log_capital += self._grown[not agreed]
@@ -101,7 +101,7 @@ class Proof:
         return self.passed
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """The complete state, as JSON values."""
         return {
             "agreement": self.agreement,
             "delta": self.delta,
@@ -113,7 +113,7 @@ class Proof:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Proof:
-        """Go on where `to_json` was called. Raises KeyError, TypeError, ValueError or AdaptError."""
+        """Restore the state from `to_json`. Raises KeyError, TypeError, ValueError or AdaptError."""
         proof = cls(float(document["agreement"]), float(document["delta"]))
         capital = np.array(document["log_capital"], dtype=np.float64)
         if capital.shape != proof._log_capital.shape or np.isnan(capital).any():
@@ -125,9 +125,9 @@ class Proof:
 
 
 class Spending:
-    """Hands out shares of `delta`, the k-th delta / (k * (k + 1)), which add up to no more than delta.
+    """Hands out shares of `delta`: the k-th is delta / (k * (k + 1)). Their sum never exceeds delta.
 
-    `used` says how many were handed out before. Raises AdaptError for a delta outside (0, 1).
+    `used` is the number of shares handed out so far. Raises AdaptError for a delta outside (0, 1).
     """
 
     def __init__(self, delta: float, used: int = 0) -> None:

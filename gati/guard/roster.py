@@ -1,7 +1,7 @@
 """Which version answers, by which of its settings, and which is on trial to take its place.
 
-What may answer is decided here. Subclasses of `Roster` add where `gati stream` and `gati serve` differ: what
-a version is, how its settings are opened, and how changes are reported.
+`Roster` decides what may answer. Subclasses add what differs between `gati stream` and `gati serve`: the type
+of a version, how its settings are opened, and how changes are reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept"]
 
 
 class Roster(ABC, Generic[Version]):
-    """Lets nothing answer early that is not proven. Not thread-safe.
+    """Allows early answers only from proven settings. Not thread-safe.
 
     Versions with a certificate serve immediately. Others, retrained or brought back, are on trial: they are
     looked up in the shadow of the version that serves until enough of their settings are proven to be faster.
@@ -39,7 +39,7 @@ class Roster(ABC, Generic[Version]):
 
     @property
     def proof(self) -> Proof | None:
-        """The proof under way: of the version on trial, else of the one that serves."""
+        """The current proof: of the version on trial, otherwise of the serving one."""
         return self._proving.watch.proof
 
     @property
@@ -122,7 +122,7 @@ class Roster(ABC, Generic[Version]):
         return str(post.version)
 
     def compare(self, post: Post[Version], exits: Sequence[str], serving_exit: str | None) -> None:
-        """Take in the exits of a trial's settings, and of the version that serves, for one request.
+        """Record the exits of a trial's settings and of the serving version for one request.
 
         `serving_exit` is None if it was not looked up.
         """
@@ -132,7 +132,7 @@ class Roster(ABC, Generic[Version]):
             post.compare(exits, own_ms)
 
     def heard(self, post: Post[Version], event: Event) -> None:
-        """Act on an event of a version's watch."""
+        """Handle an event of a version's watch."""
         counted = f"{event.losses} of {event.audits} audits disagree"
         if post is not self.serving:
             self.settle()
@@ -183,11 +183,11 @@ class Roster(ABC, Generic[Version]):
             self.on_given_up(post)
 
     def _is_faster(self, trial: Post[Version]) -> bool:
-        """Whether it is known to be; after a restart nothing is compared yet."""
+        """Whether the trial is known to be faster. After a restart, nothing has been compared yet."""
         comparable = bool(trial.settings) and self._costs is not None
         return trial.faster and (trial.compared > 0 or not comparable)
 
     def _serves(self, post: Post[Version]) -> None:
-        """Use the figures of what answers from now on."""
+        """Use the measurements of the setting that answers from now on."""
         self._costs = self.figures(post)
         self.on_serving(post)

@@ -3,9 +3,9 @@
     standing = Standing(0.05, path=state / "standing.json")
     watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
 
-The file holds the state and evidence of every watch and the part of delta that is spent; others may keep
+The file holds the state and evidence of every watch and the delta spent so far; other components may store
 parts of their own in it (`keep`). It is written before a change of state takes effect, and otherwise at most
-every second: a kill loses the evidence of that second, independently of how audits came out.
+once per second: a kill loses at most a second of evidence, whatever the audits showed.
 
 Good evidence ages: what was proven on requests of more than a week ago has to be proven again. Bad evidence
 does not: stops and spent delta stay.
@@ -41,7 +41,7 @@ _CLOCK_ERROR_S = 60.0
 
 
 def identity_of(composition: Composition) -> str:
-    """What tells caches from others: a digest of the exits, the backend, and when they were made."""
+    """Identifies caches: a digest of the exits, the backend, and the creation time."""
     exits = [
         (leaving.trial_id, leaving.block, leaving.variant, leaving.threshold, leaving.placement)
         for leaving in composition.exits
@@ -51,12 +51,12 @@ def identity_of(composition: Composition) -> str:
 
 
 def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
-    """Whether a certificate covers agreement of `accuracy` at `confidence`; so does having no caches."""
+    """Whether a certificate covers agreement of `accuracy` at `confidence`; True without caches."""
     return not composition.exits or composition.proves(accuracy, confidence)
 
 
 class Snapshot(NamedTuple):
-    """The text of the file at some time; later snapshots have higher numbers."""
+    """The content of the file at one moment; later snapshots have higher numbers."""
 
     number: int
     text: str
@@ -110,16 +110,16 @@ class Standing:
         self._failing = False
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
-        self._certified: set[str] = set()  # never forgotten, for without their state they would serve
-        self.distrusted = ""  # why what was kept is not believed
-        self._surer = False  # more confidence is asked for than before
+        self._certified: set[str] = set()  # never forgotten: without their state they would serve
+        self.distrusted = ""  # why the saved state is not trusted
+        self._surer = False  # a higher confidence is required than before
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
 
     @property
     def path(self) -> Path | None:
-        """Where it is written; None keeps nothing."""
+        """The file that it is written to; None if nothing is saved."""
         return self._path
 
     def watch(
@@ -132,10 +132,10 @@ class Standing:
         delta: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Watch:
-        """The watch of a version with that number of settings: the one it had, or a new one.
+        """The watch of a version with that number of settings: the saved one, or a new one.
 
-        If the kept one had another promise or less confidence, or the file is damaged, the version is on
-        probation. Its proofs err with probability `delta` in all, by default the model's.
+        If the saved watch had another promise or less confidence, or the file is damaged, the version is on
+        probation. All its proofs together err with probability at most `delta`, by default the model's.
         """
         if proven:
             self._certified.add(identity)
@@ -157,13 +157,13 @@ class Standing:
                 self._distrust(f"version {identity}: {error}")
             else:
                 if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
-                    of_before = identity not in self._watches  # of an earlier run, that is
+                    of_before = identity not in self._watches  # saved by an earlier run
                     if of_before and not self._is_recent(self._heard_s.get(identity), self._max_age_s):
                         watch.forget()
                     if self._surer and watch.may_hit and (watch.proven_on or not proven):
                         watch.prove_anew()
                     return self._take(identity, watch)
-                proven = proven and watch.may_hit  # of another promise: only a stop carries over
+                proven = proven and watch.may_hit  # made for another promise: only a stop carries over
         watch = Watch(
             agreement,
             spend=spend,
@@ -175,20 +175,20 @@ class Standing:
         return self._take(identity, watch)
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:
-        """From now on, write the JSON values that `state` returns with each snapshot."""
+        """Include the JSON values that `state` returns in every snapshot from now on."""
         self._parts[name] = state
 
     def kept(self, name: str, max_age_s: float) -> Any:
-        """What was kept under that name; None if there is nothing, or it is older than that."""
+        """The part saved under `name`; None if there is none or it is older than `max_age_s`."""
         part = self._kept_parts.get(name)
         if not isinstance(part, dict) or not self._is_recent(part.get("saved_s"), max_age_s):
             return None
         return part.get("state")
 
     def audited(self) -> Snapshot | None:
-        """Call after an audit: returns a snapshot to write, at most every second.
+        """Call after an audit: returns a snapshot to write, at most once per second.
 
-        Taking it needs the caller's lock, writing it does not: nothing waits for the disk.
+        Call it under the caller's lock; write the snapshot without, so that nothing waits for the disk.
         """
         if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
             return None
@@ -212,7 +212,7 @@ class Standing:
             self._written = snapshot.number
             try:
                 atomic_write_text(self._path, snapshot.text)
-            except StorageError as error:  # caches must stop, even if it cannot be written
+            except StorageError as error:  # caches must stop even if the file cannot be written
                 if not self._failing:
                     _log.error("how versions stand is not kept", extra={"reason": str(error)})
                 self._failing = True
@@ -232,7 +232,7 @@ class Standing:
         return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
 
     def _written_down(self, identity: str) -> dict[str, Any]:
-        """A watch as JSON values, with the time of its last audit."""
+        """The watch as JSON values, with the time of its last audit."""
         stands = self._watches[identity].to_json()
         if stands != self._said.get(identity):
             self._said[identity], self._heard_s[identity] = stands, self._now()
@@ -262,16 +262,16 @@ class Standing:
         where = str(path)
         try:
             document = _KIND.read(path)
-            spent = _KIND.record(_Spent, document, where)  # counts, also where the rest is damaged
+            spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
             self.spending.used = max(0, spent.spent)
             self._surer = self.spending.delta < spent.delta - 1e-9
             kept = _KIND.record(_Kept, document, where)
             self._kept, self._kept_parts = kept.versions, kept.parts
             with _KIND.reading(where):
-                written_s = path.stat().st_mtime  # of files that do not say when
+                written_s = path.stat().st_mtime  # for files without times
                 for name, each in self._kept.items():
                     self._heard_s[name] = float(each.get("heard_s", written_s))
-                    if each.get("certified", each.get("state") == "stopped"):  # older files do not say
+                    if each.get("certified", each.get("state") == "stopped"):  # missing in older files
                         self._certified.add(name)
         except AdaptError as error:
             self._distrust(str(error))

@@ -2,13 +2,13 @@
 
 A version is `serving`, on `probation` because nothing is proven of it yet, or `stopped` by the guard. It has
 one or more settings, from strict to loose, and serves with the loosest that is proven (`gati.guard.ladder`).
-Each audit counts for the guards of proven settings and, by what they would have answered, for the proofs of
-the others. A setting in alarm stops immediately, and a stricter one answers, if any may.
+Each audit counts for the guards of proven settings and for the proofs of the others, which are judged by what
+they would have answered. A setting in alarm stops immediately, and a stricter one answers, if any may.
 
-Evidence is never thrown away to try again for free: proofs continue whatever happens to other versions, and
-over restarts (`to_json`, `from_json`). New ones begin when proven settings are withdrawn, when the old ones
-have failed, or in another scene; each time they take a further share of delta, so that all proofs together
-err no more often than one.
+Evidence is never discarded for a free retry: proofs continue whatever happens to other versions, and across
+restarts (`to_json`, `from_json`). New proofs begin when proven settings are withdrawn, when the old ones have
+failed, or in another scene. Each takes a further share of delta, so all proofs together err with probability
+at most delta.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ State = Literal["serving", "probation", "stopped"]
 
 @dataclass(frozen=True)
 class Event:
-    """A change of what may answer, with the audits and losses behind it, for logs, metrics and pages.
+    """A change of the settings that may answer, with its audits and losses, for logs, metrics and pages.
 
-    `level` settings are proven from then on; `tightened`: some were withdrawn.
+    `level` is the number of proven settings from then on; `tightened`: some were withdrawn.
     """
 
     state: State
@@ -44,12 +44,12 @@ class Watch:
     """Decides, audit by audit, whether the caches of one version may answer, and by which of their settings.
 
     `proven` caches serve immediately: a certificate covers the promise. Others are on probation. `spend`
-    gives the delta of each attempt to prove them, such as `Spending.next`. `on_event` is called with changes.
+    returns the delta of the next proof, like `Spending.next`. `on_event` is called with each change.
     Not thread-safe.
 
     Read `may_hit` before a request and call `audited` once the reference's class is known, for requests that
-    were drawn before anything was known of them. `epoch` counts the changes of state: an audit that was drawn
-    in another epoch says nothing about this one.
+    were drawn before their answers were known. `epoch` counts the changes of state: an audit that was drawn
+    in another epoch does not count.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Watch:
 
     @property
     def agreement(self) -> float:
-        """What is promised."""
+        """The promised agreement."""
         return self._ladder.agreement
 
     @property
     def settings(self) -> int:
-        """How many there are."""
+        """The number of settings."""
         return len(self._ladder)
 
     @property
     def level(self) -> int:
-        """How many of the settings, from the strictest on, are proven; the last of these may answer."""
+        """The number of proven settings, counted from the strictest; the last of them may answer."""
         return self._ladder.level
 
     @property
@@ -97,10 +97,10 @@ class Watch:
         return self._ladder.proof
 
     def audited(self, *, agreed: bool | Sequence[bool]) -> None:
-        """Take in an audit of this epoch: whether what each setting answered, or would answer, agrees.
+        """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
-        One value stands for a version with one setting. A request that misses agrees, unless the network
-        itself answers otherwise than the reference.
+        Pass one bool for a version with one setting. A request that misses agrees, unless the network's own
+        answer differs from the reference's.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
@@ -120,9 +120,9 @@ class Watch:
             self._change(state, judged.audits, judged.losses, tightened=True)
 
     def prove_anew(self) -> None:
-        """Begin another proof, on a further share of delta, unless the one under way is better than none.
+        """Begin another proof with a further share of delta, unless the current one is better than none.
 
-        Caches that serve do not any more: what was proven of them was proven of other requests.
+        Serving caches stop: they were proven on other requests.
         """
         proof = self.proof
         if self.level == 0 and proof is not None and (not proof.audits or proof.log_evidence >= 0.0):
@@ -132,14 +132,14 @@ class Watch:
         self.epoch += 1
 
     def bring_back(self) -> None:
-        """Withdraw what audits proved: they were of other requests. A certificate stays valid."""
+        """Withdraw proofs by audits, which were made on other requests. A certificate stays valid."""
         if self.may_hit and self.proven_on:
             self.prove_anew()
 
     def forget(self) -> None:
-        """Forget the good evidence of requests so far: all proofs begin again, completed ones included.
+        """Forget the good evidence so far: all proofs start over, including completed ones.
 
-        A certificate stays valid. A stop, and the guard's evidence against what serves by certificate, stay.
+        A certificate stays valid. Stops, and the guard's evidence against certified caches, are kept.
         """
         proof = self.proof
         if (self.may_hit and not self.proven_on) or (
@@ -160,7 +160,7 @@ class Watch:
     def to_json(self) -> dict[str, Any]:
         """State and evidence, as JSON values."""
         ladder = self._ladder.to_json()
-        if self.settings == 1:  # written as before there were several
+        if self.settings == 1:  # the format from before there were several settings
             ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
         counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
         return {"state": self.state, **counted, **ladder}
@@ -169,9 +169,9 @@ class Watch:
     def from_json(
         cls, document: Mapping[str, Any], *, spend: Callable[[], float], on_event: OnEvent | None = None
     ) -> Watch:
-        """Go on where `to_json` was called, without spending anything.
+        """Restore the state from `to_json`, without spending any delta.
 
-        Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
+        Raises KeyError, TypeError, ValueError or AdaptError for a document that `to_json` did not write.
         """
         ladder = Ladder.from_json(_with_ladder(document), spend=spend)
         state: State = document["state"]
@@ -186,7 +186,7 @@ class Watch:
 
 
 def _with_ladder(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The document with a ladder; that of one setting has one guard, and a proof unless it serves."""
+    """The document in ladder format; one of a single setting has one guard, and a proof unless it serves."""
     if "guards" in document:
         return document
     guard, proof = document["guard"], document["proof"]

@@ -1,7 +1,7 @@
-"""A sampled input with the base model's answer, and its form at rest: raw bytes, dtype and shape.
+"""A sampled input with the base model's answer, and its storage format: raw bytes, dtype and shape.
 
-Nothing is ever pickled. Only arrays of plain numbers (booleans, integers, floats) are records' inputs, so
-that what is read back from a store others may write to is numbers and nothing else.
+Nothing is ever pickled. Inputs are arrays of booleans, integers or floats only, so that reading from a store
+that others can write to yields nothing but numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-OVERHEAD_BYTES = 256  # charged a record for its other columns, the row and the indexes
+OVERHEAD_BYTES = 256  # counted per record for its other columns, the row and the indexes
 
 _KIND = re.compile(r"image|input|hidden:[^\x00]{1,240}")
 _DTYPE = re.compile(r"[<>|=]?[biuf]\d{1,2}")
@@ -31,12 +31,12 @@ class Record:
     """One sampled input with the base model's answer to it.
 
     `kind` says what `input` is: `image` (uint8, HWC), `input` (the preprocessed tensor, without the batch
-    dimension) or `hidden:BLOCK` (what that block handed on). `time_s` is in seconds since 1970.
+    dimension) or `hidden:BLOCK` (that block's output). `time_s` is in seconds since 1970.
     `exit` is the block at whose cache the request left, None if the base model answered; `agreed` is
     whether that early answer was the base model's, None if it was not audited.
-    The array is kept as it is, not copied: do not write into it afterwards.
+    The array is not copied: do not modify it afterwards.
 
-    **Raises:** `AdaptError` for values that no store can hold.
+    **Raises:** `AdaptError` for values that cannot be stored.
     """
 
     input: NDArray[Any]
@@ -93,9 +93,9 @@ def encode(record: Record) -> dict[str, Any]:
 
 
 def decode(row: Mapping[str, Any]) -> Record:
-    """The record that `encode` made the columns of, its arrays writable.
+    """The record from the columns made by `encode`, with writable arrays.
 
-    **Raises:** `AdaptError` when the columns do not belong together.
+    **Raises:** `AdaptError` if the columns are inconsistent.
     """
     answers = row["probabilities"]
     length = None if answers is None else len(answers)
@@ -113,7 +113,7 @@ def decode(row: Mapping[str, Any]) -> Record:
 
 
 def _array(data: bytes, dtype: str | None, shape: str | None) -> NDArray[Any]:
-    """The numbers in `data`; of one axis where `shape` is None."""
+    """The array in `data`; one-dimensional if `shape` is None."""
     if dtype is None or not _DTYPE.fullmatch(dtype):
         raise AdaptError(f"a record's dtype is {dtype!r}, not one of plain numbers: the store is damaged")
     try:

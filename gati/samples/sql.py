@@ -137,7 +137,7 @@ def _postgresql(url: sa.URL) -> sa.Engine:
 
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that may write: all of it is kept, or nothing."""
+    """A write transaction: committed as a whole, or not at all."""
     with engine.connect().execution_options(gati_writes=True) as connection, connection.begin():
         yield connection
 
@@ -159,14 +159,14 @@ def translated(where: str) -> Iterator[None]:
 
 
 def _said(error: exc.SQLAlchemyError) -> str:
-    """The first line of what the driver said."""
+    """The first line of the driver's message."""
     return first_line(getattr(error, "orig", None) or error)
 
 
 def prepare(engine: sa.Engine, where: str) -> None:
-    """Make the tables if there are none, and the folder of SQLite's file, which no other user may read.
+    """Create missing tables, and the folder of SQLite's file, which only its owner can read.
 
-    **Raises:** `AdaptError` if they are of a newer version, `StorageError` if the database is away.
+    **Raises:** `AdaptError` if the tables are newer, `StorageError` if the database is unreachable.
     """
     if engine.dialect.name == "sqlite":
         _make_file(Path(engine.url.database or ""))

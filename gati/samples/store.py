@@ -1,11 +1,11 @@
-"""The record store: the sampled inputs of the last while with the base model's answers, bounded.
+"""The record store: recent sampled inputs with the base model's answers, bounded in size and age.
 
     store = RecordStore.open("sqlite:///records.db", limit_bytes=2**30, max_age_s=3600)
     store.add([Record(image, "image", base_class=3, time_s=time.time(), model="cars")])
     recent = store.window("cars", since_s=time.time() - 600)
 
-SQLite in WAL mode or PostgreSQL. What `add` was told is kept whole or not at all, whatever is killed when.
-Importing this module without SQLAlchemy is an `AdaptError` that says what to install.
+Uses SQLite in WAL mode or PostgreSQL. Each `add` is atomic, even if a process is killed. Importing this
+module without SQLAlchemy raises AdaptError, which says what to install.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gati.samples import sql
 from gati.samples.record import Record, decode, encode
 from gati.samples.sql import sa
 
-_FORGET_WRITERS_S = 7 * 24 * 3600.0  # a writer that was silent for so long sends no batch twice
+_FORGET_WRITERS_S = 7 * 24 * 3600.0  # a writer silent for this long will not resend a batch
 _DRIFT = 2.0  # times as fast as it should a clock may go, and is believed
 _EVICT_AT_ONCE = 1024  # rows read ahead while looking for what has to go
 
 
 class Batch(NamedTuple):
-    """What a batch is known by: sent again because its commit was not heard of, it is kept once."""
+    """Identifies a batch, so that one resent after an unconfirmed commit is stored once."""
 
     writer: str  # unlike every other writer
     number: int  # rising from batch to batch
@@ -121,7 +121,7 @@ class RecordStore:
             _account(connection, len(rows) - removed.records, added - removed.bytes)
 
     def evict(self) -> int:
-        """Drop what is too old or too much now, without adding; returns how many records went."""
+        """Drop records beyond the bounds, without adding any; returns the number of records dropped."""
         self._prepare()
         with sql.translated(self.where), sql.writing(self._engine) as connection:
             removed = self._evict(connection, _lock(connection).bytes, self._steady(self._clock()))
@@ -173,7 +173,7 @@ class RecordStore:
             return connection.execute(sql.store.select()).one().bytes  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._engine.dispose()
 
     def __enter__(self) -> RecordStore:
@@ -183,7 +183,7 @@ class RecordStore:
         self.close()
 
     def _steady(self, now: float) -> float:
-        """The time for who is too old: a clock that jumps ahead must not empty the store.
+        """The time that ages are measured by: a clock that jumps ahead must not empty the store.
 
         Advances with a monotonic clock, slightly faster, so that slow corrections are followed.
         """
@@ -193,7 +193,7 @@ class RecordStore:
         return self._steady_s
 
     def _prepare(self) -> None:
-        """Make the tables if there are none, once. Threads that do so at the same time do no harm."""
+        """Create missing tables, once. Safe to call from several threads at a time."""
         if not self._prepared:
             sql.prepare(self._engine, self.where)
             self._prepared = True
@@ -247,7 +247,7 @@ class _Held(NamedTuple):
 
 
 def _lock(connection: sa.Connection) -> _Held:
-    """Make other writers wait until this transaction ends; what the store holds now."""
+    """Lock out other writers until this transaction ends; returns the store's current counts."""
     row = connection.execute(sql.store.select().where(sql.store.c.id == 1).with_for_update()).one()
     return _Held(row.records, row.bytes)
 

@@ -4,9 +4,9 @@
     writer.offer(record)            # microseconds; False if the queue is full and the record was dropped
     writer.close(deadline_s=5.0)    # what is left is written, then the thread ends
 
-A record stays in the queue until its transaction is known to be kept, so the queue's bounds hold for those
-under way too. While the database is away the thread tries again, ever less often. Every batch has a number:
-if a commit was done but not heard of, the batch sent again is not kept twice.
+A record stays in the queue until its transaction is confirmed, so the queue's bounds include records being
+written. While the database is unreachable, the thread retries with growing pauses. Every batch has a number:
+a batch resent after an unconfirmed commit is not stored twice.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None  # from the first record on
 
     def offer(self, record: Record) -> bool:
-        """Take the record if there is room, and return at once; False when it was dropped."""
+        """Queue the record and return at once; False if the queue is full and it was dropped."""
         size = record.nbytes
         with self._changed:
             self._offered += 1
@@ -106,7 +106,7 @@ class BackgroundWriter:
             return True
 
     def statistics(self) -> WriterStatistics:
-        """Counts of this moment, all of the same one."""
+        """A consistent snapshot of the counts."""
         with self._changed:
             return WriterStatistics(
                 self._offered,
@@ -119,14 +119,14 @@ class BackgroundWriter:
             )
 
     def flush(self, deadline_s: float = 5.0) -> bool:
-        """Wait at most `deadline_s` seconds until nothing is waiting; returns whether that is so."""
+        """Wait at most `deadline_s` seconds until the queue is empty; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout=deadline_s)
 
     def close(self, deadline_s: float = 5.0) -> WriterStatistics:
-        """Take no more, write what waits for at most `deadline_s` seconds, drop the rest.
+        """Refuse new records, write waiting ones for at most `deadline_s` seconds, and drop the rest.
 
-        Returns in that time even where the database does not answer. May be called again.
+        Returns within that time even if the database does not respond. May be called again.
         """
         with self._changed:
             if self._end is None:
@@ -215,7 +215,7 @@ class BackgroundWriter:
             self._failing = True
 
     def _refused(self, count: int) -> None:
-        """Drop the record refused, or look for it among those of the batch."""
+        """Drop the refused record, or find it among those of the batch."""
         with self._changed:
             if count > 1:
                 self._singly = count

@@ -1,11 +1,11 @@
-"""Versions of retrained caches: plain files, opened as an engine that can take the old one's place.
+"""Versions of retrained caches: plain files, opened as an engine that can replace the serving one.
 
     composition.json            the exits, thresholds, certificate
     settings/N.json             where there are several: each as a composition, from strict to loose
     caches/TRIAL.safetensors    weights of predictor and selector, as in the cache library
     graphs/                     converted networks, on backends that compile graphs
 
-The base model is the library's. A version is whole or not there: it is written next to its place, then
+The base model is the library's. Writing a version is atomic: it is written to a temporary folder, then
 renamed.
 """
 
@@ -52,7 +52,7 @@ class Graphs:
     def write(
         self, path: Path, backend: GraphBackend, model: OpenedModel, exits: Sequence[EngineExit]
     ) -> None:
-        """Write the network of `model` with these exits to `path`, where its backend finds it."""
+        """Write the network of `model` with these exits to `path`, for its backend to load."""
         self._blocks.update(leaving.block for leaving in exits)
         (graph,) = backend.assembled(
             model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks

@@ -1,8 +1,8 @@
 """The active version of a model, and earlier ones: an append-only history.
 
-Each entry holds the whole stack of versions that can be gone back to, the active one last. Names sort in the
-order of writing; of two written at once under the same number the later in the alphabet counts, and whoever
-wrote the other one writes again.
+Each entry holds the whole stack of versions to roll back to, the active one last. Names sort in the order of
+writing; of two entries written at once with the same number, the alphabetically later one wins, and the
+writer of the other one tries again.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class History:
         return path
 
     def is_overtaken(self, model: str, path: str) -> bool:
-        """Whether an entry written at the same time counts instead."""
+        """Whether another entry written at the same time wins."""
         mine, last = path.rsplit("/", 1)[1], self.token(model)
         return last != mine and last.split("-")[0] == mine.split("-")[0]
 
     def shorten(self, model: str, most: int) -> None:
-        """Forget all but the newest `most` entries."""
+        """Delete all but the newest `most` entries."""
         for name in self._names(model)[:-most]:
             self._place.remove(f"{model}/activations/{name}")
 

@@ -1,7 +1,7 @@
 """The origin of a version of a model, and the manifest that makes a folder of files a version.
 
-The manifest is JSON. It names every file with size and sha256, and carries the sha256 of itself, so that one
-cut short is known for what it is.
+The manifest is JSON. It lists every file with size and sha256, and contains its own sha256, so that a
+truncated manifest is detected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_MANIFEST = 16 * 2**20  # bytes
 
 
 def check_name(name: object) -> str:
-    """The model's name if it is one. Raises AdaptError for what could leave the repository."""
+    """Returns a valid model name unchanged. Raises AdaptError for names that could leave the repository."""
     if not isinstance(name, str) or not is_name(name):
         raise AdaptError(
             f"a model cannot be called {str(name)[:140]!r}: letters, digits, dot, underscore and dash, "
@@ -37,7 +37,7 @@ def check_name(name: object) -> str:
 
 
 def check_file(name: object) -> str:
-    """The relative path of a file if it is one inside its version. Raises AdaptError else."""
+    """Returns a valid relative path inside a version unchanged. Raises AdaptError otherwise."""
     if not isinstance(name, str) or not all(_FILE.fullmatch(part) for part in name.split("/")):
         raise AdaptError(
             f"a version cannot hold a file called {str(name)[:140]!r}: a relative path of letters, digits "

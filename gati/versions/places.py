@@ -55,13 +55,13 @@ class Place(Protocol):
         """Remove one small file, if it is there."""
 
     def publish(self, model: str, files: Mapping[str, Source], manifest: Manifest) -> int:
-        """Store `files` as the next version, seen whole or not at all; returns its number."""
+        """Store `files` atomically as the next version; returns its number."""
 
     def remove_version(self, model: str, number: int) -> None:
         """Remove a version so that no reader sees a part of it."""
 
     def sweep(self, model: str, older_than_s: float, now: float) -> None:
-        """Remove what unfinished publications and removals left behind, if so old (seconds)."""
+        """Remove leftovers of unfinished publications and removals older than this, in seconds."""
 
 
 def folder_of(model: str, number: int) -> str:
@@ -113,7 +113,7 @@ class Directory:
         self._root = root.absolute()
 
     def _path(self, path: str) -> Path:
-        """The file, of which no link may lead outside. Raises AdaptError if one does."""
+        """The resolved path. Raises AdaptError if a link leads outside the repository."""
         found = self._root / path
         if not found.resolve().is_relative_to(self._root.resolve()):
             raise AdaptError(f"{path} leads outside the repository")
@@ -223,7 +223,7 @@ class Directory:
 
     @contextmanager
     def _locked(self, model: str) -> Iterator[None]:
-        """One process at a time; the lock of one that is killed is free again."""
+        """Hold the model's lock, which the system releases if the process is killed."""
         with open(self._path(f"{model}/lock"), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -240,7 +240,7 @@ def _newest(folder: Path) -> float:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk keep a file, or what a folder lists."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

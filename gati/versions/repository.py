@@ -8,8 +8,8 @@
     repository.rollback("cars")
 
 A version is a composition with its caches' weights: plain files and a manifest with their sha256 and the
-version's lineage. It is seen whole or not at all, whatever is killed when. Which version is active follows
-from an append-only history, so nothing is ever overwritten and servers need no lock.
+version's lineage. Publishing is atomic, even if a process is killed. An append-only history determines the
+active version, so nothing is ever overwritten and servers need no lock.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ModelRepository:
                 raise AdaptError(f"parent is {lineage.parent}, but {model} has only {number - 1} versions")
             return Version(model, number, created, lineage, dict(entries)).to_json()
 
-        manifest(2**31, {})  # what is wrong with the lineage is better known before anything is copied
+        manifest(2**31, {})  # reject an invalid lineage before anything is copied
         return self._place.publish(model, sources, manifest)
 
     def versions(self, model: str) -> list[Version]:
@@ -143,13 +143,13 @@ class ModelRepository:
         return self._history.entries(check_name(model))
 
     def activate(self, model: str, number: int) -> None:
-        """Let a version serve from now on. Raises UnknownVersionError if there is none."""
+        """Make a version the active one. Raises UnknownVersionError if it does not exist."""
         self.version(model, number)
         if self.active(model) != number:
             self._switch(model, number, "activate")
 
     def rollback(self, model: str) -> int:
-        """Back to the version that was active before; again, to the one before that. Returns it.
+        """Activate the previously active version and return it; repeated calls go back further.
 
         **Raises:** `RepositoryError` if there is none.
         """
@@ -166,12 +166,12 @@ class ModelRepository:
         self._check_stays(model, number, _pin(model, number))
 
     def unpin(self, model: str, number: int) -> None:
-        """Take the pin away, if there is one."""
+        """Remove the pin, if there is one."""
         check_name(model)
         self._place.remove(_pin(model, number))
 
     def pinned(self, model: str) -> list[int]:
-        """The versions that are pinned, rising."""
+        """The pinned versions, in ascending order."""
         return numbers(self._place.children(f"{check_name(model)}/pins"))
 
     def collect_garbage(self, model: str, keep: int = 5) -> list[int]:
@@ -196,8 +196,8 @@ class ModelRepository:
     def _collect(self, model: str, number: int, newest: list[int]) -> bool:
         """Remove a version unless it is in use.
 
-        The mark comes first and the question second; who takes it into use does it the other way round, so
-        one of the two sees the other (`_check_stays`).
+        Removal marks the version, then checks whether it is in use. A user does the opposite: takes it, then
+        checks for a mark. So at least one of the two notices the other (`_check_stays`).
         """
         mark = _mark(model, number)
         self._place.put(mark, b"to be removed\n")
@@ -208,7 +208,7 @@ class ModelRepository:
         return number not in in_use
 
     def _check_stays(self, model: str, number: int, taken: str) -> None:
-        """Take `taken` back if the version is being removed at this very moment."""
+        """Undo `taken` if the version is being removed concurrently."""
         marked = number in numbers(self._place.children(f"{model}/removals"))
         if marked or self._complete(model, number) is None:
             self._place.remove(taken)

@@ -1,4 +1,4 @@
-"""Video: sources of pictures, what happens when they come too fast or not at all, and where answers go."""
+"""Video: sources of pictures, policies for slow or lost streams, and sinks for answers."""
 
 from gati.video.annotated import AnnotatedVideoSink
 from gati.video.frames import Frame, Region, parse_region

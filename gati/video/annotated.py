@@ -1,4 +1,4 @@
-"""A video with the answers drawn into it."""
+"""A sink that writes a video with the answers drawn into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gati.video.frames import Frame
 from gati.video.sinks import Result
 
 _FORMATS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}
-_CODECS = ("libx264", "h264", "mpeg4")  # the first that this machine has
+_CODECS = ("libx264", "h264", "mpeg4")  # the first available one is used
 _TICKS_PER_S = 1000
 _EARLY, _BASE = (64, 200, 96), (240, 160, 48)  # colours of answers from a cache, and from the base model
 
@@ -27,10 +27,10 @@ _EARLY, _BASE = (64, 200, 96), (240, 160, 48)  # colours of answers from a cache
 class AnnotatedVideoSink:
     """Writes the pictures that have results, with region, class, probability and exit drawn into them.
 
-    Results of one picture, several regions for instance, come one after another and share it. Pictures keep
-    their stream time. All are brought to the size of the first. The file appears when the sink is closed;
-    until then it grows next to it under a name that begins with a dot and ends in `.part`. None appears
-    where nothing was written.
+    Consecutive results of one picture, for example of several regions, are drawn together. Pictures keep
+    their stream time and are resized to the first one. The file appears when the sink is closed; until then
+    its data is in a temporary file beside it, with a leading dot and the suffix `.part`. Without results
+    there is no file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -53,7 +53,7 @@ class AnnotatedVideoSink:
         self.close()
 
     def write(self, result: Result, frame: Frame) -> None:
-        """Take in a result; the picture is written once one of the next picture comes, or on `close`."""
+        """Add a result; its picture is written when a result of the next one arrives, or on `close`."""
         if self._closed:
             raise VideoError(f"video {self._path} was closed; it accepts no more results")
         if self._frame is not None and (self._frame.source, self._frame.index) != (frame.source, frame.index):
@@ -62,7 +62,7 @@ class AnnotatedVideoSink:
         self._results.append(result)
 
     def close(self) -> None:
-        """Write the last picture and put the file in its place; StorageError when that fails."""
+        """Write the last picture and rename the file to its name; StorageError if that fails."""
         if self._closed:
             return
         self._closed = True
@@ -70,7 +70,7 @@ class AnnotatedVideoSink:
             self._write_picture()
             self._finish()
         except StorageError:
-            with contextlib.suppress(OSError):  # what stopped the writing may stop this, too
+            with contextlib.suppress(OSError):  # the error that stopped writing may occur here as well
                 self._part.unlink()
             raise
 
@@ -118,7 +118,7 @@ def annotate(image: NDArray[np.uint8], results: list[Result]) -> Image.Image:
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(max(10, picture.height // 20))
-    whole = 0.0  # how far labels of the whole picture reach down, in pixels
+    whole = 0.0  # bottom of the whole picture's labels, in pixels
     for result in results:
         colour = _BASE if result.exit == "base" else _EARLY
         at = (0.0, whole)
@@ -149,7 +149,7 @@ def _label(
 
 @contextlib.contextmanager
 def _storing(path: Path) -> Iterator[None]:
-    """Turn what the system or FFmpeg says about a file into a StorageError."""
+    """Convert errors of the system or FFmpeg about a file to StorageError."""
     try:
         yield
     except (OSError, import_av().error.FFmpegError) as error:

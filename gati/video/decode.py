@@ -1,4 +1,4 @@
-"""Reading the pictures of a video with PyAV: their order in time, and what to do with damaged ones."""
+"""Reads the pictures of a video with PyAV, in order of time, without damaged ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DEFAULT_RATE = 25.0  # pictures per second where neither stamps nor a header tell
-_REORDERED = 4  # pictures whose stamps may be out of order: files without presentation times stamp as stored
+_DEFAULT_RATE = 25.0  # pictures per second if neither timestamps nor a header give it
+_REORDERED = 4  # reordering window in pictures: files without presentation times use decoding order
 _LATE = "no answer in time"
 _REASONS = {
     "ExitError": _LATE,
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
 
 
 class DecodedVideo(Protocol):
-    """An opened stream. Iterate and close it in one thread; `corrupt` counts what could not be decoded."""
+    """An opened stream. Iterate and close it in one thread; `corrupt` counts undecodable pictures."""
 
     corrupt: int
 
@@ -48,11 +48,11 @@ class DecodedVideo(Protocol):
         """Pictures in order of time; VideoError when the stream breaks."""
 
     def close(self) -> None:
-        """Let go of the file or connection."""
+        """Close the file or connection."""
 
 
 def import_av() -> Any:
-    """Return the package `av`; VideoError with the command that installs it where it is missing."""
+    """Return the package `av`; if it is missing, VideoError with the command that installs it."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -101,9 +101,9 @@ def reason_of(error: Exception) -> str:
 class Video:
     """The pictures of an opened video or connection.
 
-    Pictures that do not decode, or that the decoder marks as damaged, are left out and counted in `corrupt`.
-    A recording that breaks off ends there; a live stream that does raises VideoError. So does a recording
-    that holds no picture at all.
+    Pictures that do not decode, or that the decoder marks as damaged, are skipped and counted in `corrupt`.
+    A truncated recording ends early; a live stream that breaks off raises VideoError. So does a recording
+    without any picture.
     """
 
     def __init__(self, container: InputContainer, name: str, *, live: bool = False) -> None:
@@ -116,7 +116,7 @@ class Video:
     def __iter__(self) -> Iterator[Picture]:
         rate = self._stream.average_rate or self._stream.base_rate
         frames = ((frame.time, frame) for frame in self._frames())
-        window = 1 if self._live else _REORDERED  # a live picture waits for none after it
+        window = 1 if self._live else _REORDERED  # live pictures are not delayed for reordering
         first_s = None
         for time_s, frame in in_order(frames, 1.0 / float(rate or _DEFAULT_RATE), window):
             first_s = time_s if first_s is None else first_s
@@ -125,7 +125,7 @@ class Video:
             raise VideoError(f"cannot read {self._name}: no picture in it decodes ({self.corrupt} damaged)")
 
     def close(self) -> None:
-        """Let go of the file or connection."""
+        """Close the file or connection."""
         self._container.close()
 
     def _frames(self) -> Iterator[Any]:
@@ -164,17 +164,17 @@ class Video:
 
     def _image(self, frame: Any) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-        quarters = round(frame.rotation / 90.0) % 4  # telephones store pictures lying on their side
+        quarters = round(frame.rotation / 90.0) % 4  # phones store pictures rotated
         return np.ascontiguousarray(np.rot90(image, quarters)) if quarters else image
 
 
 def in_order(
     items: Iterable[tuple[float | None, T]], period_s: float, window: int = _REORDERED
 ) -> Iterator[tuple[float, T]]:
-    """Yield the items, in the order given, with stamps in seconds that rise from each to the next.
+    """Yield the items, in the order given, with strictly rising timestamps in seconds.
 
-    Stamps out of order within `window` items are sorted. A missing stamp, and one that is still not above the
-    one before, becomes that one plus the last gap seen (`period_s` to begin with).
+    Timestamps out of order within `window` items are sorted. A timestamp that is missing or still not above
+    its predecessor becomes the predecessor plus the last gap (`period_s` at first).
     """
     waiting: deque[T] = deque()
     stamps: list[float] = []
@@ -193,7 +193,7 @@ def in_order(
 
 
 class _Rising:
-    """Makes stamps strictly rise."""
+    """Makes timestamps strictly rising."""
 
     def __init__(self, period_s: float) -> None:
         self.gap_s = period_s

@@ -1,4 +1,4 @@
-"""Feeds, which bring pictures to the caller: read on request, or by a thread that keeps the newest."""
+"""Feeds deliver pictures to the caller: read on request, or by a thread that keeps the newest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Connect = Callable[[], DecodedVideo]
 
 
 class Taken(NamedTuple):
-    """A picture on its way to the caller: which of the stream's it is, and when it arrived by the clock."""
+    """A picture on its way to the caller, with its index in the stream and its arrival time by the clock."""
 
     picture: Picture
     number: int
@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
 
 class Feed:
-    """Base of feeds: a lock, a pause, and counts. One thread takes; any may pause and close."""
+    """Base class of feeds: a lock, pause, and counts. One thread calls `take`; any may pause and close."""
 
     def __init__(self, thinning: Thinning, clock: Clock = time.monotonic) -> None:
         self._thinning = thinning
@@ -53,11 +53,11 @@ class Feed:
         return SourceState.PAUSED if self._paused and not over else self._working
 
     def start(self) -> None:
-        """Open what is to be read."""
+        """Open the source."""
         raise NotImplementedError
 
     def take(self) -> Taken | None:
-        """The next picture, waiting for it; None when there are no more. VideoError when it broke."""
+        """Wait for the next picture; None at the end. VideoError if the source failed."""
         raise NotImplementedError
 
     def pause(self) -> None:
@@ -66,19 +66,19 @@ class Feed:
             self._paused = True
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         with self._changed:
             self._paused = False
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End it, from whatever thread; a waiting `take` returns None."""
+        """End the feed, from any thread; a waiting `take` returns None."""
         with self._changed:
             self._closed = True
             self._finish(SourceState.ENDED)
 
     def _finish(self, state: SourceState, reason: str = "") -> None:
-        """Set the last state, once; call with the lock held."""
+        """Set the final state, once; call with the lock held."""
         if self._working not in (SourceState.ENDED, SourceState.ERROR):
             self._working = state
             self.reason = reason or self.reason
@@ -92,7 +92,7 @@ class Feed:
 
 
 class Recording(Feed):
-    """Reads in the caller's thread, one picture per request: all of them are delivered."""
+    """Reads in the caller's thread, one picture per call: all pictures are delivered."""
 
     def __init__(self, connect: Connect, thinning: Thinning, clock: Clock = time.monotonic) -> None:
         super().__init__(thinning, clock)
@@ -107,13 +107,13 @@ class Recording(Feed):
         return 0 if self._pictures is None else self._pictures.corrupt
 
     def start(self) -> None:
-        """Open the recording; VideoError where that fails."""
+        """Open the recording; VideoError if that fails."""
         with self._failing(), self._reading:
             self._pictures = self._connect()
             self._iterator = iter(self._pictures)
 
     def take(self) -> Taken | None:
-        """The next picture that thinning lets through; None at the end."""
+        """The next picture after thinning; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._closed)
         with self._failing(), self._reading:
@@ -126,7 +126,7 @@ class Recording(Feed):
         return None
 
     def close(self) -> None:
-        """End it, and close the file once the picture being read is done."""
+        """End the feed, and close the file after the current read."""
         super().close()
         with self._reading:
             if self._pictures is not None:

@@ -1,4 +1,4 @@
-"""A folder of images as a stream: one image a second, in the order a person would count them."""
+"""A folder of images as a stream: one image per second, in natural sort order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNREADABLE = (
 
 
 class Folder:
-    """The images of a folder, `image2` before `image10`; a damaged one is left out and counted."""
+    """The images of a folder, `image2` before `image10`; damaged ones are skipped and counted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,14 +50,14 @@ class Folder:
             raise VideoError(f"folder {self._path} has {seconds} images, and none of them can be read")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is held open."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
-    """A key that sorts numbers within names by their value, and letters whatever their case."""
+    """A sort key that compares numbers within names by value, and letters case-insensitively."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     ordered = tuple((0, int(part)) if part.isdecimal() else (1, part.casefold()) for part in parts)
-    return (*ordered, (2, name))  # so that a1 and a01 have an order, too
+    return (*ordered, (2, name))  # breaks ties such as a1 and a01
 
 
 def _read(path: Path) -> NDArray[np.uint8] | None:

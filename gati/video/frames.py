@@ -1,4 +1,4 @@
-"""A picture out of a stream, a rectangle of it, and the name of the stream without its secrets."""
+"""Pictures of a stream, regions of them, and stream names without secrets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _HARMLESS = {
 class Frame:
     """One picture of a stream.
 
-    `image` is uint8 [H, W, 3] in RGB. `index` counts the pictures that the stream decoded to, from 0, those
-    that were passed over included. `time_s` is stream time: seconds since the first picture. `source` names
-    the stream, without credentials.
+    `image` is uint8 [H, W, 3] in RGB. `index` counts the decoded pictures of the stream from 0, including
+    skipped ones. `time_s` is stream time: seconds since the first picture. `source` names the stream,
+    without credentials.
     """
 
     image: NDArray[np.uint8]
@@ -86,7 +86,7 @@ class Region:
     def crop(self, frame: Frame) -> NDArray[np.uint8]:
         """Return the region of `frame` as uint8 [height, width, 3]: a view, nothing is copied.
 
-        Every picture is checked, so the first one tells: VideoError when the region lies outside it.
+        Raises VideoError if the region lies outside this picture.
         """
         self.check(frame.width, frame.height)
         return frame.image[self.y : self.y + self.height, self.x : self.x + self.width]
@@ -106,16 +106,16 @@ def parse_region(text: str) -> Region:
 
 
 def redact(text: str) -> str:
-    """Return the name under which a source may be shown: an address loses everything that may be secret.
+    """Return a name of a source that is safe to show: an address without anything that may be secret.
 
-    User and password go, whatever characters they hold, and so do the values of all parameters but a few
-    that are known to be harmless. A text that is no address is returned as it is.
+    Removes user and password, whatever characters they contain, and the values of all parameters except a few
+    known to be harmless. A text that is not an address is returned unchanged.
     """
     match = _URL.fullmatch(text)
     if match is None:
         return text
     scheme, rest = match.groups()
-    if "@" in rest:  # a password may hold / and ? unescaped: all up to the last @ is taken for it
+    if "@" in rest:  # a password may contain unescaped / and ?: everything up to the last @ is removed
         rest = "***@" + rest.rpartition("@")[2]
     rest = rest.partition("#")[0]
     place, question, query = rest.partition("?")

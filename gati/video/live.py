@@ -1,4 +1,4 @@
-"""A live stream: a thread reads it and keeps the newest picture, another one watches over the connection."""
+"""A live stream: one thread reads it and keeps the newest picture, another supervises the connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gati.video.feeds import Clock, Connect, Feed, Taken
 from gati.video.policies import Reconnect, Thinning
 from gati.video.status import SourceState
 
-_POLL_S = 0.02  # how often the watchdog looks at the clock
-_FAREWELL_S = 1.0  # for the threads to release the connection when the feed is closed
+_POLL_S = 0.02  # polling interval of the watchdog
+_FAREWELL_S = 1.0  # time for threads to release the connection after `close`
 
 Sleep = Callable[[float], object]
 
@@ -22,10 +22,10 @@ Sleep = Callable[[float], object]
 class Live(Feed):
     """Keeps the newest picture of a stream that does not wait, in a buffer of one.
 
-    A picture that is still there when the next one comes is dropped and counted: what the caller does not
-    take in time, whatever rate the stream announces. A connection that ends, breaks, or brings no picture for
-    `reconnect.stall_s` is replaced. Its thread is then left to itself, for a driver may block it forever.
-    With `reconnect=None` the stream is a recording played as if it were live, at the pace of its own time.
+    A picture that the caller has not taken when the next one arrives is dropped and counted. A connection
+    that ends, breaks, or delivers no picture for `reconnect.stall_s` is replaced. Its thread is abandoned, as
+    a driver may block it forever. With `reconnect=None`, a recording is played in real time as if it were
+    live.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Live(Feed):
         return self._corrupt_before + (0 if self._line is None else self._line.corrupt)
 
     def start(self) -> None:
-        """Begin to connect; what comes of it, `take` and `state` tell."""
+        """Start connecting in the background; `take` and `state` report the outcome."""
         self._watcher.start()
 
     def take(self) -> Taken | None:
-        """The newest picture, once there is one that was not taken yet; None when the stream is over."""
+        """Wait for a new picture and return the newest; None when the stream is over."""
         with self._changed:
             self._changed.wait_for(self._something_to_take)
             taken, self._slot = self._slot, None
@@ -72,13 +72,13 @@ class Live(Feed):
             return taken
 
     def pause(self) -> None:
-        """Let `take` wait until `resume`; the stream is read on, and its pictures are passed over."""
+        """Let `take` wait until `resume`; meanwhile the stream is read and its pictures are skipped."""
         with self._changed:
             self._paused = True
             self._slot = None
 
     def close(self) -> None:
-        """End it; threads that do not end within a second are abandoned."""
+        """End the feed; threads that do not stop within a second are abandoned."""
         super().close()
         self._closing.set()
         if self._watcher.is_alive():
@@ -91,7 +91,7 @@ class Live(Feed):
         return self._closed or over or (self._slot is not None and not self._paused)
 
     def _watch(self) -> None:
-        """The watchdog's thread: one connection after the other until there is a reason to stop."""
+        """The watchdog thread: one connection after another until there is a reason to stop."""
         rule = self._reconnect
         connected_once = rule is not None and rule.from_start
         failures = 0
@@ -119,7 +119,7 @@ class Live(Feed):
         return None
 
     def _one_connection(self) -> _Line:
-        """Connect, and wait until the connection is over or has to be given up."""
+        """Connect, and wait until the connection ends or must be abandoned."""
         line = _Line(self._connect, self._arrived, self._clock)
         with self._changed:
             self._corrupt_before, self._line = self.corrupt, line
@@ -132,7 +132,7 @@ class Live(Feed):
         return line
 
     def _arrived(self, line: _Line, picture: Picture) -> bool:
-        """Take in a picture from a connection's thread; False tells the thread to stop."""
+        """Receive a picture from a connection's thread; False tells the thread to stop."""
         if self._reconnect is None:
             self._keep_pace(picture.time_s)
         with self._changed:
@@ -150,7 +150,7 @@ class Live(Feed):
             return True
 
     def _stream_time(self, picture: Picture, now_s: float) -> float:
-        """Seconds since the first picture: by the clock, since stamps of live streams are unreliable."""
+        """Seconds since the first picture: by the clock, as timestamps of live streams are unreliable."""
         if self._reconnect is None:
             return picture.time_s
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -185,7 +185,7 @@ class _Line:
         self.reason = "the reader of the stream failed"
 
     def stalled(self, rule: Reconnect) -> bool:
-        """Whether nothing has been heard for too long; the reason is set then."""
+        """Whether no data arrived for too long; sets the reason if so."""
         limit_s = rule.stall_s if self.connected else rule.open_s
         if self._clock() - self.heard_s <= limit_s:
             return False

@@ -1,4 +1,4 @@
-"""Reading cameras and videos with OpenCV: on macOS and Windows it is what opens a camera."""
+"""Reads cameras and videos with OpenCV, which opens cameras on macOS and Windows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from gati.errors import VideoError
 from gati.video.decode import Picture, in_order
 
-_DEFAULT_RATE = 25.0  # pictures per second where the device or the file does not tell
-_QUIET_FFMPEG = "-8"  # or it prints by itself what it finds wrong in a file; that becomes a VideoError
+_DEFAULT_RATE = 25.0  # pictures per second if the device or file does not report it
+_QUIET_FFMPEG = "-8"  # keeps FFmpeg from printing errors; they are raised as VideoError
 
 
 class OpenCvVideo:
     """The pictures of an opened camera or video.
 
-    A picture that does not decode is left out and counted in `corrupt`. A recording that breaks off ends
-    there; a camera that does raises VideoError, as does a recording without a picture.
+    Pictures that do not decode are skipped and counted in `corrupt`. A truncated recording ends early; a
+    camera that stops raises VideoError, and so does a recording without any picture.
     """
 
     def __init__(self, capture: Any, name: str, *, live: bool) -> None:
@@ -33,7 +33,7 @@ class OpenCvVideo:
 
     def __iter__(self) -> Iterator[Picture]:
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
-        window = {"window": 1} if self._live else {}  # a live picture waits for none after it
+        window = {"window": 1} if self._live else {}  # live pictures are not delayed for reordering
         first_s = None
         for time_s, pixels in in_order(self._decoded(), 1.0 / (rate or _DEFAULT_RATE), **window):
             first_s = time_s if first_s is None else first_s
@@ -44,7 +44,7 @@ class OpenCvVideo:
             raise VideoError(f"cannot read {self._name}: no picture in it decodes ({self.corrupt} damaged)")
 
     def close(self) -> None:
-        """Let go of the camera or file."""
+        """Release the camera or file."""
         self._capture.release()
 
     def _decoded(self) -> Iterator[tuple[float | None, NDArray[np.uint8]]]:
@@ -64,7 +64,7 @@ class OpenCvVideo:
 
 
 def import_cv2() -> Any:
-    """Return the package `cv2`; VideoError with the command that installs it where it is missing."""
+    """Return the package `cv2`; if it is missing, VideoError with the command that installs it."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _QUIET_FFMPEG)
     try:
         cv2 = importlib.import_module("cv2")
@@ -77,7 +77,7 @@ def import_cv2() -> Any:
 
 
 def open_camera(number: int, name: str) -> OpenCvVideo:
-    """Open the camera that the system counts as `number`, from 0. Raises VideoError if there is none."""
+    """Open the system's camera `number`, counted from 0. Raises VideoError if there is none."""
     capture = import_cv2().VideoCapture(number)
     if not capture.isOpened():
         capture.release()
@@ -88,7 +88,7 @@ def open_camera(number: int, name: str) -> OpenCvVideo:
 
 
 def open_recording(path: Path, name: str) -> OpenCvVideo:
-    """Open a video file. Raises VideoError for one that is missing, or no video."""
+    """Open a video file. Raises VideoError if it is missing or not a video."""
     cv2 = import_cv2()
     if not path.is_file():
         raise VideoError(f"there is no file {str(path)!r} to read video from")

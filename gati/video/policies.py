@@ -1,4 +1,4 @@
-"""Rules: whether pictures wait for the caller, how many are let through, how a lost stream comes back."""
+"""Policies: waiting for the caller or dropping pictures, thinning, and reconnecting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _SMALLEST_INTERVAL_S = 1e-6
 class FramePolicy(StrEnum):
     """Handling of pictures that arrive while the caller is busy."""
 
-    WAIT = "wait"  # they are waited for: every picture is delivered
-    DROP_OLDEST = "drop-oldest"  # the newest stays, those before it are dropped
+    WAIT = "wait"  # the stream waits: every picture is delivered
+    DROP_OLDEST = "drop-oldest"  # only the newest picture is kept
 
 
 @dataclass(frozen=True)
 class Reconnect:
-    """Reconnection of a live source: waits grow by `factor` from `first_s` to `cap_s`, spread by `jitter`.
+    """Reconnection of a live source: waits grow by `factor` from `first_s` to `cap_s`, with `jitter`.
 
-    `stall_s` without a picture counts as a lost connection, and so does `open_s` without a connection.
-    `attempts` in a row without a picture end in the state error (None: never). The first connection must
-    succeed at once, so that a wrong address is told, unless `from_start`.
+    `stall_s` without a picture counts as a lost connection, and so does `open_s` without a connection. After
+    `attempts` in a row without a picture the state is `error` (None: never). The first attempt must succeed,
+    so that a wrong address is reported, unless `from_start`.
     """
 
     first_s: float = 0.5
@@ -57,10 +57,10 @@ class Reconnect:
 
 
 class Thinning:
-    """Lets through at most one picture per `every_s` seconds of stream time; all of them where it is None.
+    """Lets through at most one picture per `every_s` seconds of stream time; all pictures if it is None.
 
-    Stream time is cut into pieces of `every_s` from the first picture on, and the first picture of each piece
-    goes through, so the rate does not drift when it does not divide the source's.
+    Stream time is divided into intervals of `every_s` from the first picture on; the first picture of each
+    interval goes through. So the rate does not drift if it does not divide the source's rate.
     """
 
     def __init__(self, every_s: float | None = None) -> None:
@@ -69,7 +69,7 @@ class Thinning:
         self._piece = -1
 
     def lets_through(self, time_s: float) -> bool:
-        """Whether the picture at `time_s` goes through; ask once for each, in order of time."""
+        """Whether the picture at `time_s` goes through; call once per picture, in order of time."""
         if self._every_s is None:
             return True
         if self._first_s is None:
@@ -82,7 +82,7 @@ class Thinning:
 
 
 def interval_s(every_s: float | None, fps: float | None) -> float | None:
-    """Return the seconds between delivered pictures that `every_s` or `fps` ask for; VideoError for both."""
+    """Return the seconds between delivered pictures, from `every_s` or `fps`; VideoError for both."""
     if every_s is not None and fps is not None:
         raise VideoError(f"both every_s={every_s:g} and fps={fps:g} were given; give one of them")
     if every_s is not None:

@@ -1,8 +1,8 @@
-"""How far a source may reach: what FFmpeg may open on the way to its pictures, and whose word it takes.
+"""Restricts what FFmpeg may open for a source, and whose certificates it trusts.
 
-A playlist, a reference within a file, or a redirect names what to open next, and is not to be trusted.
-So each kind of source has a list of protocols, and nothing from the network leads to local files. Encrypted
-sources must prove who they are.
+Playlists, references within files, and redirects name what to open next, and are not trusted. So each kind of
+source has a list of allowed protocols, and a network source never opens local files. Encrypted sources must
+present a valid certificate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from gati.errors import VideoError, first_line
 
 _PROTOCOLS = {
-    # HTTPS must not lead to HTTP: anyone on the way could then replace the pictures
+    # HTTPS must not redirect to HTTP: an attacker could then replace the pictures
     "https": "https,tls,tcp,httpproxy,crypto",
     "http": "http,https,tls,tcp,httpproxy,crypto",
     "rtsps": "tls,tcp",
@@ -35,18 +35,18 @@ _NOT_TRUSTED = (
 
 @dataclass(frozen=True)
 class Reach:
-    """Options for FFmpeg, and what some of its errors (by number) then mean when it opens the source."""
+    """Options for FFmpeg, and the meaning of some of its errors (by number) when it opens the source."""
 
     options: Mapping[str, str] = field(default_factory=dict)
     meanings: Mapping[int, str] = field(default_factory=dict)
 
     def meaning_of(self, error: Exception) -> str | None:
-        """What an error says about this source; None if it says no more than for any other."""
+        """The meaning of an error for this source; None if it has no specific one."""
         return self.meanings.get(getattr(error, "errno", None) or 0)
 
 
 def reach_of_file(av: Any) -> Reach:
-    """A local file reaches no further than itself: playlists, which name other files, are refused."""
+    """A local file opens nothing else: playlists, which name other files, are refused."""
     formats = ",".join(sorted(set(av.formats_available) - _PLAYLISTS))
     return Reach(
         {"protocol_whitelist": "file", "format_whitelist": formats},
@@ -55,12 +55,12 @@ def reach_of_file(av: Any) -> Reach:
 
 
 def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
-    """What an address of the network reaches: its own protocol and those under it.
+    """A network address may use its own protocol and those below it.
 
-    The certificate of an encrypted one must be for its host, and issued by those in the file `authority`, or
-    by those whom this system trusts.
+    The certificate of an encrypted source must match its host, and be issued by an authority in the file
+    `authority`, or by one that this system trusts.
 
-    **Raises:** `VideoError` if `authority` holds no certificate, or a source of that kind shows none.
+    **Raises:** `VideoError` if `authority` has no certificate, or this kind of source is not encrypted.
     """
     options = {"protocol_whitelist": _PROTOCOLS[scheme]}
     meanings = {errno.EINVAL: _LEADS_AWAY, errno.EPERM: _LEADS_AWAY}
@@ -68,7 +68,7 @@ def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
         options["rtsp_transport"] = "tcp"
     if scheme in _ENCRYPTED:
         meanings[errno.EIO] = _NOT_TRUSTED
-    if scheme != "rtsp":  # HTTP may lead to HTTPS
+    if scheme != "rtsp":  # HTTP may redirect to HTTPS
         options["tls_verify"] = "1"
         if trusted := _trusted() if authority is None else _checked(authority):
             options["ca_file"] = str(trusted)
@@ -78,7 +78,7 @@ def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
 
 
 def _trusted() -> str | None:
-    """The file of those whom this system trusts: FFmpeg's builds look for it at other places."""
+    """The system's file of trusted authorities: FFmpeg builds look for it elsewhere."""
     if found := ssl.get_default_verify_paths().cafile:
         return found
     try:

@@ -1,4 +1,4 @@
-"""Sinks for answers: the record of one, the interface, and a file with one JSON object per line."""
+"""Sinks for answers: the result record, the interface, and a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gati.video.frames import Frame, Region
 class Result:
     """The answer for one picture, or for one region of it.
 
-    `time_s` is stream time and `frame_index` the picture's number; `region` is None if the whole picture
-    was classified. `exit` is the block the answer left at, or `base`. `latency_ms` is this answer's,
-    `base_latency_ms` what the base model alone takes, where known. `version` of the caches answered. When
-    `audited`, the base model answered, too, and `agreed` tells whether with the same class; else it is None.
+    `time_s` is stream time and `frame_index` the picture's number; `region` is None if the whole picture was
+    classified. `exit` is the block that the answer left at, or `base`. `latency_ms` is this answer's latency,
+    `base_latency_ms` the base model's, if known. `version` is that of the caches. If `audited`, `agreed` says
+    whether the base model's class was the same; otherwise it is None.
     """
 
     time_s: float
@@ -38,7 +38,7 @@ class Result:
     agreed: bool | None = None
 
     def as_json(self) -> str:
-        """One line of JSON: the fields by their names, `region` as [x, y, width, height]."""
+        """One line of JSON: the fields by name, `region` as [x, y, width, height]."""
         fields: dict[str, Any] = asdict(self)
         if self.region is not None:
             fields["region"] = [self.region.x, self.region.y, self.region.width, self.region.height]
@@ -47,20 +47,20 @@ class Result:
 
 
 class Sink(Protocol):
-    """Takes results one by one, each with the picture it is about; to be closed once, by `close`."""
+    """Receives results one by one, each with its picture; call `close` once at the end."""
 
     def write(self, result: Result, frame: Frame) -> None:
-        """Take in a result."""
+        """Process a result."""
 
     def close(self) -> None:
-        """Bring what was taken in to its end."""
+        """Finish all pending work."""
 
 
 class JsonLinesSink:
-    """Appends results to a file, one JSON object a line, or prints them where `path` is `-`.
+    """Appends results to a file, one JSON object per line, or prints them if `path` is `-`.
 
-    Every line is handed to the system at once, so that another program can follow; a line that an earlier run
-    left unfinished is ended first.
+    Every line is flushed at once, so that another program can follow; an unfinished line of an earlier run is
+    terminated first.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -79,7 +79,7 @@ class JsonLinesSink:
         self.close()
 
     def write(self, result: Result, frame: Frame) -> None:
-        """Write one line; StorageError when the disk is full, or standard output is closed."""
+        """Write one line; StorageError if the disk is full or standard output is closed."""
         if self._stream is None:
             raise StorageError(f"cannot write {self._name}: it was closed")
         try:

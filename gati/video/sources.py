@@ -41,23 +41,23 @@ def open_source(
     sleep: Callable[[float], object] | None = None,
     draw: random.Random | None = None,
 ) -> Source:
-    """Return the source that `text` means, to be used in a `with` statement and iterated.
+    """Return the source that `text` names; use it in a `with` statement and iterate over it.
 
     `text` is a video file, a folder of images (one a second), `camera:0` (the first camera: on Linux the
     device /dev/video0, elsewhere through OpenCV), or an address `rtsp://`, `rtsps://`, `http://`, `https://`.
-    `opencv:0` and `opencv:road.mp4` ask for OpenCV as the reader of a camera or a video file.
+    `opencv:0` and `opencv:road.mp4` read a camera or a video file with OpenCV.
 
     With `policy="auto"` files and folders `wait` for the caller and deliver every picture, while cameras
     and addresses are live and `drop-oldest`: the caller gets the newest picture. An address of a video file
     by its name, or `http://` with `policy="wait"`, is read once, as a file is; a file with `drop-oldest`
-    plays in its own time, as a camera would. A live source reconnects by itself as `reconnect` tells.
+    plays in real time, like a camera. A live source reconnects automatically, as `reconnect` specifies.
     `every_s` or `fps` let through at most one picture in that much stream time.
 
     The certificate of `https://` and `rtsps://` must be for its host and issued by those whom this system
     trusts, or by those in the PEM file `authority`; a camera that issued its own has it in that file. A local
     file may not be a playlist, and nothing from the network is followed to local files.
 
-    `clock`, `sleep` and `draw` are time and chance, for tests.
+    `clock`, `sleep` and `draw` replace time and randomness in tests.
 
     **Raises:** `VideoError` for a text that means no source, a file that is not there, and a policy or an
     authority that does not fit. Opening happens on entering `with`, or at the first picture, and may raise
@@ -119,7 +119,7 @@ class Source:
 
     @property
     def state(self) -> SourceState:
-        """The current state; `reconnecting` also during the first connection."""
+        """The current state; it is `reconnecting` during the first connection, too."""
         return self._feed.state
 
     @property
@@ -129,7 +129,7 @@ class Source:
 
     @property
     def statistics(self) -> SourceStatistics:
-        """Counts and rates until now."""
+        """Counts and rates so far."""
         return SourceStatistics(
             source_fps=self._feed.rate.per_s,
             processed_fps=self._processed.per_s,
@@ -141,15 +141,15 @@ class Source:
         )
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`: a recording stands still, a live stream goes by."""
+        """Deliver nothing until `resume`: a recording stops, pictures of a live stream are skipped."""
         self._feed.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._feed.resume()
 
     def close(self) -> None:
-        """End the source: a thread that waits for a picture is told that there are no more."""
+        """End the source; a thread that waits for a picture stops iterating."""
         self._feed.close()
 
     def _start(self) -> None:
@@ -159,7 +159,7 @@ class Source:
 
 
 def _is_recording(text: str, name: str) -> bool:
-    """Whether `text` means something that waits for its reader; VideoError where it means nothing."""
+    """Whether `text` names a recording, which waits for its reader; VideoError if it names no source."""
     if text.startswith(_OPENCV):
         return not text.removeprefix(_OPENCV).isdecimal() and _is_file(text.removeprefix(_OPENCV))
     if text.startswith(_CAMERAS):
@@ -191,7 +191,7 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
 
 
 def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *, live: bool) -> Connect:
-    """Return what opens the source, as often as need be."""
+    """Return a function that opens the source, and can be called again to reconnect."""
     scheme, colon, _ = text.partition("://")
     opencv, camera = text.startswith(_OPENCV), text.startswith(_CAMERAS)
     if colon and not camera and not opencv:
@@ -212,7 +212,7 @@ def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *,
 
 
 def _open_file(path: Path, name: str) -> DecodedVideo:
-    # the prefix keeps FFmpeg from reading a meaning into a file's name
+    # the prefix keeps FFmpeg from interpreting the file's name
     return open_video(f"file:{path}", name, reach_of_file(import_av()))
 
 

@@ -1,4 +1,4 @@
-"""Sending answers to an address, without ever making the stream wait for it."""
+"""Posts answers to a URL without ever blocking the stream."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import httpx
 
 _ANSWER_BYTES = 65_536
-_AGAIN = (408, 425, 429)  # and all from 500: statuses that may change on a retry
+_AGAIN = (408, 425, 429)  # retried, as are all statuses from 500
 
 
 @dataclass(frozen=True)
 class WebhookStatistics:
     """Counts of results: `sent`, `waiting`, `dropped` from a full queue, `failed` for good.
 
-    `last_error` says why the last attempt that failed did, without the address; empty if none did.
+    `last_error` is the reason of the last failed attempt, without the address; empty if none failed.
     """
 
     sent: int
@@ -39,11 +39,11 @@ class WebhookStatistics:
 
 
 class WebhookSink:
-    """Posts each result as one JSON object, in order, from a thread of its own.
+    """Posts each result as one JSON object, in order, from a separate thread.
 
-    At most `queue_size` results wait; a newer one pushes out the oldest, which is counted. One that cannot be
-    delivered is tried `attempts` times, with waits as `retry` tells, where trying again may help: no answer,
-    or status 408, 425, 429 or 5xx. Redirections are not followed. The thread begins with the first result.
+    At most `queue_size` results wait; when full, the oldest is dropped and counted. A result is tried up to
+    `attempts` times, with the waits of `retry`, if a retry may help: no response, or status 408, 425, 429 or
+    5xx. Redirects are not followed. The thread starts with the first result.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WebhookSink:
         self._limit, self._attempts, self._farewell_s = queue_size, attempts, farewell_s
         self._retry = retry or Reconnect(cap_s=10.0)
         self._draw = draw or random.Random()
-        self._hurry = threading.Event()  # set when waiting makes no sense any more
+        self._hurry = threading.Event()  # set to skip the waits before retries
         self._sleep = self._hurry.wait if sleep is None else sleep
         self._changed = threading.Condition()
         self._queue: deque[Result] = deque()
@@ -88,7 +88,7 @@ class WebhookSink:
 
     @property
     def statistics(self) -> WebhookStatistics:
-        """Counts until now."""
+        """Counts so far."""
         with self._changed:
             waiting = len(self._queue) + self._busy
             return WebhookStatistics(self._sent, waiting, self._dropped, self._failed, self._last_error)
@@ -108,7 +108,7 @@ class WebhookSink:
                 self._thread.start()
 
     def close(self) -> None:
-        """Send what still waits, for `farewell_s` at most; what is left then counts as dropped."""
+        """Send waiting results for at most `farewell_s`; the rest count as dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,12 +150,12 @@ class WebhookSink:
         return False
 
     def _post(self, body: bytes) -> tuple[str, bool]:
-        """Send once; return what went wrong, empty if nothing did, and whether to try again."""
+        """Send once; return the error, empty on success, and whether to retry."""
         import httpx
 
         try:
             with self._client.stream("POST", self._url, content=body) as response:
-                next(response.iter_raw(_ANSWER_BYTES), None)  # the rest is not needed
+                next(response.iter_raw(_ANSWER_BYTES), None)  # the rest is not read
                 status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # their text may quote the address
             return f"{self.name}: {type(error).__name__}", True
@@ -165,7 +165,7 @@ class WebhookSink:
 
 
 def _place(url: str) -> str:
-    """Scheme and host, all of an address that is shown: paths of webhooks are secrets as often as not."""
+    """Scheme and host, the only part of an address to show: paths of webhooks are often secret."""
     try:
         parts = urlsplit(url)
         host, port, scheme = parts.hostname, parts.port, parts.scheme
@@ -179,7 +179,7 @@ def _place(url: str) -> str:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep httpx from logging the addresses that this thread asks: they are secrets."""
+    """Keep httpx from logging the URLs that this thread requests: they are secret."""
     logger, thread = logging.getLogger("httpx"), threading.get_ident()
 
     def is_of_another(record: logging.LogRecord) -> bool:

@@ -72,7 +72,7 @@ class Turns:
 
 
 class Adaptations:
-    """The calls of `service Adaptation`; all work on models is done in one thread, in turns by their shares.
+    """The calls of `service Adaptation`; one thread does all work on models, scheduled by their shares.
 
     `open_model` opens a model in that thread, with retries until it succeeds.
     """

@@ -37,7 +37,7 @@ def main() -> int:
 
 
 class _Fitting:
-    """The fitter, what it reads, and the file that tells of both. One thread at a time calls `look`."""
+    """The fitter, its input, and the status file of both. Call `look` from one thread at a time."""
 
     def __init__(self, settings: FitterSettings) -> None:
         self._settings = settings

@@ -126,7 +126,7 @@ def create_eviction_app(scheduler: Scheduler, state: EvictionState) -> FastAPI:
         redoc_url=None,
         title="Gati, learned eviction",
         version=__version__,
-        description="How likely conversations go on, and what is learned of the accesses of prefix caches.",
+        description="How likely conversations are to continue, and what accesses to prefix caches teach.",
     )
     app.state.scheduler = scheduler
     app.state.eviction = state

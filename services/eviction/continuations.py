@@ -50,7 +50,7 @@ class Continuations:
         _log.info("model of conversations loaded", extra={"version": name})
 
     def predict(self, prompts: Sequence[Prompts]) -> tuple[list[float], str]:
-        """The probabilities that conversations go on, and the version they are from.
+        """The probabilities that conversations continue, and the version that predicted them.
 
         Raises `UnavailableError` if no model is loaded.
         """

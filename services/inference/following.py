@@ -218,7 +218,7 @@ class Following:
     def answered(
         self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
     ) -> None:
-        """Take in the outcome of a request; `given` is one input as its client sent it.
+        """Record the outcome of a request; `given` is one input as its client sent it.
 
         `looked` is its lookup in memory, if there was one.
         """

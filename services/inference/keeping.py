@@ -1,10 +1,10 @@
 """The standing of a served model's versions, in a file that outlives the process.
 
 The file is `STATE/NAME.json`, by default in the library's folder `standing`; further replicas have
-`NAME@1.json` and so on, with proofs of their own and a share of the error that all may make. Caches that the
-guard of one replica stops have to prove themselves again at the others, too, which read its file at the start
-and while they serve. A process that cannot write its file, or finds it locked by another, reads it, keeps
-changes in memory and logs a warning.
+`NAME@1.json` and so on, with separate proofs and a share of the total error probability. If the guard of one
+replica stops caches, the other replicas must prove them again, too; they read its file at the start and while
+they serve. A process that cannot write its file, or finds it locked by another, reads it, keeps changes in
+memory and logs a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DELTA = 0.05  # scaled to each version's
 
 
 class ServedStanding(Standing):
-    """A `Standing` whose evidence is written by a thread of its own.
+    """A `Standing` whose evidence is written by a separate thread.
 
     Changes of state are still written before they take effect. Versions with equal caches share a watch.
     `others` are the files of other replicas.

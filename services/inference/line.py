@@ -24,7 +24,7 @@ Job = Callable[[], Awaitable[None]]
 
 
 class Reservation:
-    """A place in the line, to be filled by a job or given back."""
+    """A reserved place in the queue, to be filled by a job or released."""
 
     def __init__(self, line: Line) -> None:
         self._line: Line | None = line

@@ -49,7 +49,7 @@ from services.wire.tensors import (
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing runs in a thread of its own
+_LARGE_INPUT_BYTES = 128 * 1024  # from this size on, preprocessing runs in a separate thread
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
 _HIGHEST, _LOWEST = 1, 10
 _LONGEST_PLACE = 128  # characters of its name

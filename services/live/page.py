@@ -105,7 +105,7 @@ def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> Runn
 
 
 class RunningPage:
-    """A live page in a thread of its own, from `serve_page`."""
+    """A live page in a separate thread, from `serve_page`."""
 
     def __init__(self, state: LiveState, host: str, listening: socket.socket) -> None:
         self.port: int = listening.getsockname()[1]

@@ -101,7 +101,7 @@ class LiveState:
         return self._sequence
 
     def publish(self, result: Mapping[str, Any]) -> None:
-        """Take in an answer: the fields of `gati.video.Result`, of which any but `exit` may be missing.
+        """Add an answer: the fields of `gati.video.Result`; all but `exit` are optional.
 
         `region` is a `Region`, a mapping of its fields or [x, y, width, height]; None is the whole picture.
         """
@@ -148,7 +148,7 @@ class LiveState:
             self._sequence += 1
 
     def audit(self, agreed: bool, n: int, losses: int) -> None:
-        """Take in an audit of an answer that was given: so many of this version's were, and differed.
+        """Add an audit of a given answer, with this version's counts of audits and disagreements.
 
         What is known of its agreement is a confidence sequence, which may be looked at after every audit.
         """
@@ -174,7 +174,7 @@ class LiveState:
         *,
         waits: bool = False,
     ) -> None:
-        """Progress of a proof of caches that do not answer yet: those of `version`, None if there is none.
+        """Progress of the proof of caches that do not answer yet: those of `version`, or None.
 
         It `waits` where another version answers early until it is proven; else the base model answers.
         """
@@ -190,7 +190,7 @@ class LiveState:
     def event(
         self, kind: EventKind, text: str, time_s: float | None = None, *, ends_alarm: bool = False
     ) -> None:
-        """Take in an event at a stream time; without one it is that of the last answer.
+        """Add an event at a stream time, by default that of the last answer.
 
         `alarm` means that the caches stopped, until `recovered` or another event that `ends_alarm`;
         `retraining` lasts until one of `version`, `recovered`, `trial`, `kept`, `failed`. ValueError for

@@ -80,7 +80,7 @@ def _token(request: Request) -> str:
 
 
 def _password(request: Request) -> str:
-    """Of HTTP's Basic authentication, empty if there is none; the name does not matter."""
+    """The password of HTTP Basic authentication, empty without one; the user name is ignored."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return ""

@@ -114,7 +114,7 @@ class _Grown:
         self._buffer: io.BytesIO | None = None
 
     def add(self, part: bytes) -> None:
-        """Take in a part. Raises `TooLargeError`, `OverloadError`."""
+        """Add a part. Raises `TooLargeError`, `OverloadError`."""
         before = len(self._first) if self._buffer is None else self._buffer.tell()
         if before + len(part) > self._largest_bytes:
             raise _too_large(self._largest_bytes)

@@ -42,7 +42,7 @@ class ByteBudget:
         return self._held_bytes
 
     def open(self, owner: str = "") -> Charge:
-        """The charge of one request, a context manager: what it took is given back at the end."""
+        """The memory charged to one request, as a context manager that releases it at the end."""
         return Charge(self, owner)
 
     def _begin(self, owner: str) -> None:

@@ -1,4 +1,4 @@
-"""The live page of each model at `/dashboard/NAME`: its answers, where they leave, what the guard says."""
+"""The live page of each model at `/dashboard/NAME`: its answers, their exits, and the guard's state."""
 
 from __future__ import annotations
 

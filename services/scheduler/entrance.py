@@ -1,6 +1,6 @@
-"""Who is let in: what is known of the requests for one model or pipeline before the next one is read.
+"""Admission control for one model or pipeline: its load and service times, known before a request is read.
 
-Everything here is learned of one model alone, so that a flood of requests for another one changes nothing.
+Each model has its own estimates, so that a flood of requests for one does not affect another.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ class Entrance:
         return _Asking(self, demand)
 
     def answered(self, outside_ms: float) -> None:
-        """Take in for how long an answered request was not in a service."""
+        """Record how long an answered request spent outside a service."""
         self.outside.add(outside_ms)
 
     def refused(self) -> None:
-        """Take in that a request was refused for overload: what is expected may keep out what corrects it."""
+        """Record a refusal for overload: a wrong estimate could keep out the requests that correct it."""
         self.outside.shrink(_RECOVERY)
 
     def _ended(self, demand: Demand, error: BaseException | None) -> None:

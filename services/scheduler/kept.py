@@ -65,7 +65,7 @@ class KeptVersions:
             _log.error("versions loaded before are not loaded again", extra={"reason": str(error)})
 
     def close(self) -> None:
-        """Give the file back."""
+        """Release the file."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -105,7 +105,7 @@ class KeptVersions:
         return True
 
     async def told(self, found: Iterable[Any]) -> None:
-        """Take in the versions `found` on the wire, and write down what differs from the file."""
+        """Update the versions `found` on the wire, and save those that differ from the file."""
         found = list(found)
         names = {each.version for each in found}
         self._attempts.clear()

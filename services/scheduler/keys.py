@@ -94,7 +94,7 @@ class KeyRing:
         return self._keys.get(_digest(given)) if given else None
 
     def reload(self) -> None:
-        """Read the file again; quotas go on for the names that stay."""
+        """Reload the file; quotas continue for names that remain."""
         try:
             self._keys = self._read()
         except ConfigError as error:

@@ -35,7 +35,7 @@ class Lag:
         return min(self._last_ms)
 
     def add(self, late_ms: float) -> None:
-        """Take in a measurement."""
+        """Add a measurement."""
         self.waited_ms = late_ms
         self.lag_ms = max(late_ms, _DECAY * self.lag_ms)
         self._last_ms.append(late_ms)

@@ -1,4 +1,4 @@
-"""What the replicas of a model say of themselves, as if one service said it."""
+"""Merges the status reports of a model's replicas into one."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class _Services(Collector):
 
 
 def _without_empty(family: Metric) -> Metric:
-    """To Prometheus an empty label is none: of models with one replica, which have no label for it."""
+    """Prometheus treats an empty label as absent: models with one replica have no replica label."""
     family.samples = [
         sample._replace(labels={name: value for name, value in sample.labels.items() if value})
         for sample in family.samples

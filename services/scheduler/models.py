@@ -250,7 +250,7 @@ class Model:
 
     @property
     def pending(self) -> Any:
-        """The `VersionInfo` of the version that takes over once it is proven, None if there is none."""
+        """The `VersionInfo` of the version that takes over once it is proven, or None."""
         versions = () if self.info is None else self.info.versions
         return next((version for version in versions if version.pending), None)
 
@@ -380,7 +380,7 @@ class Model:
         self._changed = asyncio.Event()
 
     async def _told(self, replica: Replica) -> None:
-        """Take in which versions a replica has."""
+        """Record the versions that a replica has."""
         known = [each for each in self.replicas if each.info is not None and (each.ready or each is replica)]
         if not known:  # it is on its way out
             return

@@ -86,7 +86,7 @@ class Parking:
                 self.look()
 
     def look(self) -> None:
-        """Let in whom there is a place for, after an answer or when a replica comes or goes."""
+        """Admit waiting requests that fit, after an answer or when replicas are added or removed."""
         now_s, replicas, ready = self._clock(), self._replicas(), self._ready()
         if any(each.number in self._lost_s for each in ready):
             self._behind_until_s = now_s + _DONE_WITHIN_S

@@ -16,7 +16,7 @@ from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_r
 from services.scheduler.scheduler import Scheduler
 
 _COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
-_JSON_COPIES = 3  # as it came, as the parser takes it, and at least that much for its values
+_JSON_COPIES = 3  # the body, the parser's copy, and at least as much for the parsed values
 _LEAST_JSON = 0.125  # of the memory for JSON, however large the binary tensor after it
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 

@@ -226,7 +226,7 @@ class Replica:
             raise _LostError(str(error), retry_after_s=error.retry_after_s) from error
 
     async def explained(self, error: UnavailableError) -> UnavailableError:
-        """The error for a caller: what it said itself, or what it died of."""
+        """The error for a caller: the process's own message, or how it died."""
         if not isinstance(error, _LostError):
             return error
         await asyncio.sleep(_OBITUARY_S)

@@ -60,7 +60,7 @@ def refused(request: Request, found: GatiError) -> Response:
 
 
 def without_folders(message: str) -> str:
-    """A message for clients, whom it does not concern where files lie."""
+    """A message for clients, without paths of files on this machine."""
     return _FOLDERS.sub("", message) if "/" in message else message
 
 

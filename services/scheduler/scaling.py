@@ -66,11 +66,11 @@ class Sizing:
         self._enough_s = clock()  # when they were enough last
 
     def answered(self, waited_ms: float, work_s: float) -> None:
-        """Take in a request: how long it waited for a replica, and for how long it kept one."""
+        """Record a request: how long it waited for a replica, and how long it used one."""
         self._answers.append(_Answer(self._clock(), waited_ms, work_s))
 
     def refused(self) -> None:
-        """Take in a request that was refused because there was too much to do."""
+        """Record a request that was refused for overload."""
         self.answered(math.inf, 0.0)
 
     def wanted(self, count: int, ready: int) -> int:

@@ -63,7 +63,7 @@ def trace_id_of(traceparent: str | None) -> str:
 
 
 def parse_traceparent(traceparent: str | None) -> TraceParent | None:
-    """Read a W3C traceparent; None where it is none, or its ids are zero."""
+    """Parse a W3C traceparent; None if it is invalid or its ids are zero."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
     found = None if match is None else TraceParent(*match.groups())
     return None if found is None or not (int(found.trace_id, 16) and int(found.span_id, 16)) else found

@@ -1,4 +1,4 @@
-"""What is noted of one request while it is served, for whoever follows it afterwards."""
+"""The trace of one request, recorded while it is served."""
 
 from __future__ import annotations
 

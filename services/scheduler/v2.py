@@ -188,7 +188,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
 
 
 def proof_of(version: Any) -> dict[str, int] | None:
-    """Progress of a version's proof, from its `VersionInfo`; None if there is none."""
+    """Progress of a version's proof, from its `VersionInfo`; None without a proof."""
     proof = version.proof
     if proof is None:
         return None
@@ -206,7 +206,7 @@ def _arrays(info: Any) -> list[dict[str, Any]]:
 
 
 def _raw(info: Any) -> tuple[str, dict[str, Any]] | None:
-    """The input of BYTES that a model takes instead, with what is to know of it; None if there is none."""
+    """The metadata of the BYTES input that a model accepts instead; None if it has no such input."""
     if info.text is not None:
         known = {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length}
         return "text", {"tokenizer": known}

@@ -159,7 +159,7 @@ class WireClient:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(lost)
-                    answer.exception()  # the caller may have been cancelled: not an unheard error
+                    answer.exception()  # retrieve it: the caller may have been cancelled
             if self._writer is not None:
                 self._writer.close()
 

@@ -144,7 +144,7 @@ class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
         self._open: bytearray | None = self.head  # what small parts are added to
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take in what comes next."""
+        """Add the next bytes."""
         if len(data) > LARGE_BYTES:
             self.parts.append(data)
             self._open = None

@@ -1,4 +1,4 @@
-"""A trained network that serves with caches trained on some digits only, and streams of digits."""
+"""A trained network with caches trained on some digits only, and streams of digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adaptation on streams of digits that change: what is swapped, when caches stop, what a restart finds."""
+"""Adaptation on streams of digits that change: swaps, alarms, and restarts."""
 
 from __future__ import annotations
 

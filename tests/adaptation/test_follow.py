@@ -1,4 +1,4 @@
-"""What is decided before an answer, and that nothing is lost for what it would have shown."""
+"""Decisions are made before the answer, and no audit is dropped because of its outcome."""
 
 from __future__ import annotations
 

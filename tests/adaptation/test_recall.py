@@ -1,4 +1,4 @@
-"""Recall: who is most similar, how far memory may be trusted, and that it keeps its promise."""
+"""Recall: similarity, trust in memory, and its promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory has proven survives a kill, with what it knows; what is old or foreign is not believed."""
+"""A memory's proofs and contents survive a kill; old or foreign files are not trusted."""
 
 from __future__ import annotations
 

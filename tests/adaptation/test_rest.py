@@ -1,4 +1,4 @@
-"""Lookups rest where they do not pay, by the figures of the composition."""
+"""Lookups pause if they do not pay, by the composition's measurements."""
 
 from __future__ import annotations
 

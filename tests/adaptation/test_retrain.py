@@ -1,4 +1,4 @@
-"""Retrained caches hit more on what the stream became, keep the promise, and leave the base model alone."""
+"""Retrained caches hit more on a changed stream, keep the promise, and do not modify the base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole streams through all that decides who may answer: nothing is released that should not be."""
+"""Whole streams through every decision about early answers: no bad setting is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path that streams and served models share: what is looked at, what counts, and what may answer then."""
+"""The auditor of streams and served models: which requests it looks at, counts, and lets answer."""
 
 from __future__ import annotations
 

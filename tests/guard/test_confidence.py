@@ -1,4 +1,4 @@
-"""A confidence sequence covers at all times at once; an interval for one time does not."""
+"""A confidence sequence covers at all times simultaneously; a fixed-time interval does not."""
 
 from __future__ import annotations
 

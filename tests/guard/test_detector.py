@@ -1,4 +1,4 @@
-"""The guard keeps its word: few false alarms whatever the stream, a prompt one when agreement falls."""
+"""The guard: few false alarms on any stream, and a prompt alarm when agreement falls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests are drawn before anything is known of them, all alike and at all times."""
+"""Requests are drawn before their answers are known, all with the same probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that are released in their order, withdrawn where audits turn, and never for free."""
+"""Settings are released in order, withdrawn on losses, and never retried for free."""
 
 from __future__ import annotations
 

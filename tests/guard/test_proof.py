@@ -1,4 +1,4 @@
-"""Proofs that may be looked at after every audit, and the delta that they share."""
+"""Proofs that may be checked after every audit, and the delta that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was disproven stays disproven, over restarts, kills and damaged files."""
+"""Stopped versions stay stopped, across restarts, kills and damaged files."""
 
 from __future__ import annotations
 

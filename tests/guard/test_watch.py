@@ -1,4 +1,4 @@
-"""Stopping at once, coming back only when agreement is proven, and never trying again for free."""
+"""Caches stop at once, return only when proven, and never retry for free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that ask a server at a rate of their own, whatever becomes of what they asked before."""
+"""Open-loop clients: they send requests at a fixed rate, whatever the outcome of earlier ones."""
 
 from __future__ import annotations
 

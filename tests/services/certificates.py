@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot."""
+"""Certificates for tests, generated on the fly."""
 
 from __future__ import annotations
 

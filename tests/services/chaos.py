@@ -1,4 +1,4 @@
-"""A server under load to which one fault after the other happens; what came of every request.
+"""A server under load with one fault after another; checks the outcome of every request.
 
 `python -m benchmarks.chaos` runs it for as long as wanted, `test_chaos` for a moment.
 """

@@ -1,4 +1,4 @@
-"""A small service for tests of the supervisor, `python -m tests.services.child`, that does as it is told."""
+"""A small service for tests of the supervisor, `python -m tests.services.child`, as scripted."""
 
 from __future__ import annotations
 

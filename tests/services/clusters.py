@@ -1,4 +1,4 @@
-"""Servers of a model with two replicas and one that sleeps: here, or actors on two nodes of Ray."""
+"""Servers of a model with two replicas and one spare: local processes, or actors on two Ray nodes."""
 
 from __future__ import annotations
 

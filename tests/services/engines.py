@@ -1,4 +1,4 @@
-"""An inference service without an engine, for tests of those who ask it: at a socket, in this process."""
+"""An inference service without an engine, on a socket in this process, for tests of its callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults for real processes: what kills, stops, cuts, fills and confuses them, and what they must not leave.
+"""Faults for real processes: kills, stops, cut connections, full disks, bad input; and leak checks.
 
 Every fault is a function or a context manager that undoes it, for any process of this user; nothing is
 patched in the process that is tested. `Census` counts what a process holds.

@@ -1,4 +1,4 @@
-"""Requests and frames that no client should send, and what a server may do about them.
+"""Malformed requests and frames, and the allowed reactions of a server.
 
 Each case is a valid message, bent by chance, or bytes that never were one; the same seed makes the same case.
 `python -m benchmarks.fuzz` sends 10,000 of each kind, `test_fuzz` some hundred.

@@ -1,4 +1,4 @@
-"""Live states that look like a stream under way, for tests of the live page and for its screenshots."""
+"""Live states that resemble a running stream, for tests of the live page and for its screenshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole circle with real processes: requests, samples, retraining, a version that serves once proven."""
+"""The full loop with real processes: requests, samples, retraining, proof, and a new serving version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: pages of other sites, foreign names, content of forms; and listening where others reach."""
+"""Access control: cross-origin pages, foreign hosts, form content; and listening on public addresses."""
 
 from __future__ import annotations
 

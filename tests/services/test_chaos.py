@@ -1,4 +1,4 @@
-"""One fault after the other under load: every request is answered or refused, and nothing is left behind."""
+"""Fault injection under load: every request is answered or refused, and nothing leaks."""
 
 from __future__ import annotations
 

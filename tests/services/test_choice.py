@@ -1,4 +1,4 @@
-"""Which replica is asked, on a clock of the test's own."""
+"""Choice of the replica for a request, on a fake clock."""
 
 from __future__ import annotations
 

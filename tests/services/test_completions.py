@@ -1,4 +1,4 @@
-"""`/v1/completions` over real sockets, asked by OpenAI's client; what it refuses; clients that go."""
+"""`/v1/completions` over real sockets: OpenAI's client, refused requests, and disconnecting clients."""
 
 from __future__ import annotations
 

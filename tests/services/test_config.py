@@ -1,4 +1,4 @@
-"""The configuration of `gati serve`: where values come from, and what is said of wrong ones."""
+"""The configuration of `gati serve`: sources of values, and messages for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /v1/continue`: the predictor's numbers for whoever may ask, one line for what is wrong."""
+"""`POST /v1/continue`: the predictor's probabilities, access rights, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may cost: bounded before it is read, unpacked, parsed or decoded."""
+"""Limits on the cost of a request, enforced before it is read, unpacked, parsed or decoded."""
 
 from __future__ import annotations
 

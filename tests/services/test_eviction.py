@@ -1,4 +1,4 @@
-"""`gati evict serve` as a process of its own: it learns for an engine, which never needs it."""
+"""`gati evict serve` as a separate process: it trains for an engine, which works without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration and the dashboard that come with Gati."""
+"""The example configuration and dashboard that Gati ships."""
 
 from __future__ import annotations
 

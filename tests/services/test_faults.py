@@ -1,4 +1,4 @@
-"""The faults do what they say, to a process that tells what happens to it."""
+"""The injected faults work as described, checked on a process that reports what it observes."""
 
 from __future__ import annotations
 

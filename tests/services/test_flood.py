@@ -1,4 +1,4 @@
-"""A flood of requests for one model: what is refused before it is read, and what it takes from others."""
+"""A flood of requests for one model: early refusals, and the effect on other models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the front end tells whom, with models that are not there; no process is started."""
+"""Responses of the front end with unavailable models; starts no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no client should send: schemathesis over the OpenAPI document, bent requests and frames."""
+"""Fuzzing: schemathesis over the OpenAPI document, malformed requests and frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP connections that are silent, slow, greedy or too many: real sockets, and waiting for events only."""
+"""HTTP connections that are idle, slow, greedy or too many: real sockets, no timing assertions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inference service in this process: what it admits and loads; a store or repository that is away."""
+"""The inference service in this process: admission, loading, and an unreachable store or repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions that were loaded over REST come back after a restart of the server, as far as they should."""
+"""Versions loaded over REST are restored after a restart of the server, where possible."""
 
 from __future__ import annotations
 

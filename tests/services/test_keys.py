@@ -1,4 +1,4 @@
-"""Several keys from a file: names, rights, quotas, reading it again; and the log of who did what."""
+"""API keys from a file: names, rights, quotas, reloading; and the audit log."""
 
 from __future__ import annotations
 

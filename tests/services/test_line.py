@@ -1,4 +1,4 @@
-"""What is drawn, what is dropped, and that neither depends on how it would have come out."""
+"""The audit queue: what is drawn and dropped does not depend on outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live page: what its state keeps, what viewers are told over a socket, what a browser shows."""
+"""The live page: its state, its server-sent events, and its display in a browser."""
 
 from __future__ import annotations
 

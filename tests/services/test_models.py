@@ -1,4 +1,4 @@
-"""A model as the scheduler has it, in front of a service that does as the test says."""
+"""The scheduler's view of a model, in front of a fake service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream and a served model come to the same from the same requests, audit by audit."""
+"""A stream and a served model reach the same decisions from the same requests, audit by audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does to a running server: keys, certificates, signals. Real processes."""
+"""Operations on a running server: keys, certificates, signals. Real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query takes outside the services, of which stages that run side by side count once."""
+"""The time of a query outside the services; parallel stages count once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning on the way, with real processes and sockets: early hits, and figures that follow the traffic."""
+"""Planning while serving, with real processes and sockets: early hits, and measurements of live traffic."""
 
 from __future__ import annotations
 

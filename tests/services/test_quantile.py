@@ -1,4 +1,4 @@
-"""The running quantile settles on the quantile, and follows when it moves."""
+"""The running quantile converges, and follows a shift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue in front of a runner, with a runner that answers when told to."""
+"""The queue in front of a runner, with a fake runner that answers on command."""
 
 from __future__ import annotations
 

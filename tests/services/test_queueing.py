@@ -1,4 +1,4 @@
-"""The simulation behind the page on capacity, against what queueing theory says."""
+"""The simulation behind the capacity page, compared with queueing theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the adaptation service renews caches: what samples say, and of which version."""
+"""When the adaptation service renews caches, by the samples of each version."""
 
 from __future__ import annotations
 

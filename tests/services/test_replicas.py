@@ -1,4 +1,4 @@
-"""A model of several replicas, in front of services that do as the test says."""
+"""A model with several replicas, in front of fake services."""
 
 from __future__ import annotations
 

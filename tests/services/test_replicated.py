@@ -1,4 +1,4 @@
-"""Two replicas in real processes, here and on Ray, that die and get other versions under load."""
+"""Two replicas in real processes, local and on Ray, that die and swap versions under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of replicas, on a clock of the test's own."""
+"""The number of replicas, on a fake clock."""
 
 from __future__ import annotations
 

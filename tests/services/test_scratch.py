@@ -1,4 +1,4 @@
-"""Folders of the moment: gone with their process, however that ends."""
+"""Temporary folders disappear with their process, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a version, and where it is kept."""
+"""The recorded state of a version, and its file."""
 
 from __future__ import annotations
 

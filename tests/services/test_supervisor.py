@@ -1,4 +1,4 @@
-"""The supervisor, with real processes that do as they are told; and a model in front of one."""
+"""The supervisor, with real scripted processes; and a model in front of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces and metrics reach a collector, as OpenTelemetry has them on the wire; requests never wait for it."""
+"""Traces and metrics reach a collector in OpenTelemetry's format; requests never wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many models share one thread: by their shares, and one that fails holds up no other."""
+"""Many models share one thread by their weights; a failing one does not block the others."""
 
 from __future__ import annotations
 

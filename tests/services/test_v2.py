@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, spoken by another project's client and by hand."""
+"""The Open Inference Protocol, used by another project's client and by raw requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thrift on asyncio: against the Thrift library's own client, and against bytes that are no message."""
+"""Thrift on asyncio: against the Thrift library's own client, and against invalid messages."""
 
 from __future__ import annotations
 

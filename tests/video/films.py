@@ -1,4 +1,4 @@
-"""Small videos whose pictures tell their number, and a camera on a socket that can be told to misbehave."""
+"""Small videos whose pictures encode their index, and a camera on a socket with injectable faults."""
 
 from __future__ import annotations
 

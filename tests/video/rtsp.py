@@ -1,4 +1,4 @@
-"""A camera that speaks RTSP over TCP: MPEG-TS in RTP, interleaved, behind a password if wanted."""
+"""A camera that speaks RTSP over TCP: MPEG-TS in RTP, interleaved, with an optional password."""
 
 from __future__ import annotations
 

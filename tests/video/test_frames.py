@@ -1,4 +1,4 @@
-"""Regions of pictures, and names of sources that give nothing away."""
+"""Regions of pictures, and names of sources without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live streams: the newest picture, and coming back from whatever happens to the connection."""
+"""Live streams: the newest picture, and recovery from every kind of connection failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pictures are let through, and how long a lost stream is waited for."""
+"""Thinning of pictures, and waits before reconnecting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source may lead to, and whose certificates it is believed by."""
+"""What a source may open, and which certificates it trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every reader of videos must do, PyAV and OpenCV alike, and what OpenCV does with cameras."""
+"""Requirements on every video reader, PyAV and OpenCV alike, and OpenCV's handling of cameras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RTSP, spoken with a server on a socket."""
+"""RTSP with a server on a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as lines of JSON, and as pictures of a video."""
+"""Results as JSON Lines, and drawn into a video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sink promises, and every source that can be read to its end."""
+"""Requirements on every sink, and on every source that can be read to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks against a real server: in order, again where that helps, and never at the caller's cost."""
+"""Webhooks against a real server: in order, with retries, and never blocking the caller."""
 
 from __future__ import annotations
 
