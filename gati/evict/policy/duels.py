@@ -1,7 +1,7 @@
-"""Whether predictions would have done better than LRU, told without following them.
+"""Whether predictions are better than LRU, whichever of the two is followed.
 
-Whenever LRU decides, predictions name the block that they would have evicted. Of the two, the one that is
-requested first should have stayed. Nothing else is simulated.
+At each eviction LRU and the predictions both name the block that they would evict. Of the two, the one that
+is requested first should have stayed. Nothing else is simulated.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 _MEMORY = 200.0  # duels; older ones fade
-_NEEDED = 100.0  # before they tell anything
+_NEEDED = 100.0  # before predictions are tried again
 _LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
+_FEW_NEEDED, _SMALL_LEAD = 20.0, 0.5  # before they are trusted more
 
 
 class Duels:
@@ -53,6 +54,12 @@ class Duels:
         """Whether predictions are clearly better of late."""
         ended = self._won + self._lost
         return ended >= _NEEDED and self._won - self._lost >= self._lead * ended
+
+    @property
+    def leading(self) -> bool:
+        """Whether predictions have won most of the latest duels."""
+        ended = self._won + self._lost
+        return ended >= _FEW_NEEDED and self._won - self._lost >= _SMALL_LEAD * ended
 
     def begin_again(self) -> None:
         """What was told was wrong: forget it, and ask for more next time."""

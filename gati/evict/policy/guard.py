@@ -43,6 +43,8 @@ _LARGEST_SHARE_LOSING = 0.004  # the same where predictions have cost more than 
 _DOUBT = 4.0  # for how long one that was wrong counts, in capacities
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
+_FORGIVEN = 0.1  # lost lately, in capacities, that does not count
+_EARNED = 0.5  # ... once predictions have saved this much, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:
@@ -142,11 +144,17 @@ class Gati(Laru):
         super().begin(ids, hits, time_s)
         fading = max(1.0 - len(ids) / (_MEMORY * self.capacity), 0.0)
         self._lately = fading * self._lately + len(held) - hits
-        if self._lately <= 0.0:
+        if self._forgiving():
             self._evicted.difference_update(ids)
             self._share = min(2.0 * self._share, 1.0)
         elif len(held) < len(ids):
             self._evicted.difference_update(set(ids).difference(held))
+
+    def _forgiving(self) -> bool:
+        """Whether LARU's mistakes do not count now."""
+        if self._lately <= 0.0 or self._duels.leading:
+            return True
+        return self._lately <= _FORGIVEN * self.capacity and self._excess <= -_EARNED * self.capacity
 
     def _judge(self) -> None:
         """Change sides where X, which counts this request, says so."""
@@ -181,6 +189,8 @@ class Gati(Laru):
 
     def _exposed(self) -> bool:
         """Whether predictions that were wrong may have thrown out too much that LRU still has."""
+        if self._duels.leading:
+            return False
         allowed = EXCESS_SHARE * self._seen
         most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
@@ -195,6 +205,7 @@ class Gati(Laru):
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
+        self._duel()
         if self._following and not self._exposed():
             caught = self._caught
             removed = super().evict(count, missing)
@@ -202,8 +213,6 @@ class Gati(Laru):
                 self._wrong_at = self._caught_at = self._seen
         else:
             removed = []
-            if not self._following:
-                self._duel()
             self._take(count, self._by_recency(), removed)
         self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
         return removed
