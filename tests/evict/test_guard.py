@@ -142,6 +142,43 @@ def test_where_much_depends_on_predictions_that_were_wrong_lru_decides(
     assert Watched.thrown_out == 0, "what LRU evicts the shadow does not hold"
 
 
+def decided(won: int, lost: int) -> Duels:
+    """Duels of which predictions won and lost so many, in turns."""
+    duels = Duels(10_000)
+    for number in range(max(won, lost)):
+        for count, returning in ((won, 0), (lost, 1)):
+            if number < count:
+                pair = (4 * number + 2 * returning, 4 * number + 2 * returning + 1)
+                duels.add(*pair)  # LRU's choice, and the predicted one
+                duels.requested([pair[returning]])
+    return duels
+
+
+def test_duels_say_how_far_predictions_may_be_trusted() -> None:
+    verdicts = {
+        (won, lost): (duels.ahead, duels.leading, duels.won)
+        for won, lost in [(9, 0), (12, 0), (30, 0), (90, 90), (70, 30), (150, 3), (3, 150)]
+        if (duels := decided(won, lost))
+    }
+    assert verdicts == {
+        (9, 0): (False, False, False),
+        (12, 0): (True, False, False),
+        (30, 0): (True, True, False),
+        (90, 90): (False, False, False),
+        (70, 30): (True, False, False),
+        (150, 3): (True, True, True),
+        (3, 150): (False, False, False),
+    }
+
+
+def test_predictions_that_win_their_duels_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "gati", Watched)
+    monkeypatch.setattr(Watched, "held_back", 0)
+    monkeypatch.setattr(Duels, "leading", True)
+    assert all(most_excess(*hostile_instance(seed)) <= 0.0 for seed in range(20))
+    assert Watched.held_back == 0
+
+
 def lost_to_laru(trace: Trace, capacity: int) -> int:
     """Hits that the guard costs where predictions are exact."""
     lost = 0
@@ -170,7 +207,8 @@ def test_exact_predictions_are_never_held_back(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duels that always say that predictions are better, so that they are tried as often as there is room."""
-    monkeypatch.setattr(Duels, "won", True)
+    for verdict in ("won", "leading", "ahead"):
+        monkeypatch.setattr(Duels, verdict, True)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 _MEMORY = 200.0  # duels; older ones fade
 _NEEDED = 100.0  # before predictions are tried again
 _LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
-_FEW_NEEDED, _SMALL_LEAD = 20.0, 0.5  # before they are trusted more
+_FEW_NEEDED = 20.0  # before predictions with that lead are trusted
+_FEWEST_NEEDED, _SMALL_LEAD = 10.0, 0.3  # before they are doubted less
 
 
 class Duels:
@@ -52,14 +53,21 @@ class Duels:
     @property
     def won(self) -> bool:
         """Whether predictions are clearly better of late."""
-        ended = self._won + self._lost
-        return ended >= _NEEDED and self._won - self._lost >= self._lead * ended
+        return self._leads(_NEEDED, self._lead)
 
     @property
     def leading(self) -> bool:
-        """Whether predictions have won most of the latest duels."""
+        """Whether predictions have won nearly all of the latest duels."""
+        return self._leads(_FEW_NEEDED, _LEAD)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether predictions have won more of the latest duels than they lost."""
+        return self._leads(_FEWEST_NEEDED, _SMALL_LEAD)
+
+    def _leads(self, needed: float, lead: float) -> bool:
         ended = self._won + self._lost
-        return ended >= _FEW_NEEDED and self._won - self._lost >= _SMALL_LEAD * ended
+        return ended >= needed and self._won - self._lost >= lead * ended
 
     def begin_again(self) -> None:
         """What was told was wrong: forget it, and ask for more next time."""

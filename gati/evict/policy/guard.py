@@ -194,7 +194,8 @@ class Gati(Laru):
         allowed = EXCESS_SHARE * self._seen
         most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
-        share = _RETURNING_CAUGHT if self._caught_at >= lately else _RETURNING
+        caught = self._caught_at >= lately and not self._duels.ahead
+        share = _RETURNING_CAUGHT if caught else _RETURNING
         if self._excess > allowed and self._limit is None:
             share, most = _RETURNING_CAUGHT, min(most, _LARGEST_SHARE_LOSING * self._seen)
         elif self._wrong_at < lately:
