@@ -43,8 +43,8 @@ _LARGEST_SHARE_LOSING = 0.004  # the same where predictions have cost more than 
 _DOUBT = 4.0  # for how long one that was wrong counts, in capacities
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
-_FORGIVEN = 0.1  # lost lately, in capacities, that does not count
-_EARNED = 0.5  # ... once predictions have saved this much, in capacities
+_FORGIVEN = 0.05  # lost lately, in capacities, that does not count where predictions are trusted
+_EARNED = 0.5  # as they are once they have saved this much, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:
@@ -152,9 +152,8 @@ class Gati(Laru):
 
     def _forgiving(self) -> bool:
         """Whether LARU's mistakes do not count now."""
-        if self._lately <= 0.0 or self._duels.leading:
-            return True
-        return self._lately <= _FORGIVEN * self.capacity and self._excess <= -_EARNED * self.capacity
+        trusted = self._duels.leading or self._excess <= -_EARNED * self.capacity
+        return self._lately <= (_FORGIVEN * self.capacity if trusted else 0.0)
 
     def _judge(self) -> None:
         """Change sides where X, which counts this request, says so."""
