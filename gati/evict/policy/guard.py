@@ -14,8 +14,14 @@ B blocks are much of a short trace, so that 0.006 n stands for A + B where that 
 predictions threw out has cost more than it saved: then it is 0.004 n, and X + D/3 counts however long ago one
 was wrong. With exact predictions X <= 0 always.
 
-While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
-more, as long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
+Duels between LRU's choice and the predicted one show which is better. While predictions win nearly all of
+them, none of these smaller limits holds; while they win clearly more than half, D/8 counts after a catch, too.
+LARU's halving is undone while predictions have not lost anything lately, or only a twentieth of the cache
+where they win nearly all duels or have saved half of the cache. A smaller lead says little: with one
+prediction in five reversed they still win most duels, and cost more than they save.
+
+After LRU has taken over, predictions that clearly win their duels are tried again, for B/4 misses more, as
+long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
 X + D grows only by evictions that predictions chose.
 """
 
