@@ -80,14 +80,14 @@ class BlockCache:
         Raises EvictError, with nothing changed, where what is locked leaves no room.
         """
         if not handle.open:
-            raise EvictError("this request was released already: match it again")
+            raise EvictError("this request was already released: match it again")
         ids = handle.ids
         path, hits = self._find(ids)  # others may have come between
         count = self.tree.used + len(ids) - hits - self.capacity
         if count > 0 and (spare := self.tree.used - self._needed(path)) < count:
             raise EvictError(
-                f"{count} blocks must leave, but only {spare} of {self.capacity} are not locked by requests "
-                "under way: release some, or make the cache larger"
+                f"{count} blocks must be evicted, but only {spare} of {self.capacity} are not locked by "
+                "active requests: release some, or make the cache larger"
             )
         self._drop(handle)
         path, evicted = self._serve(ids, path, hits, time_s)

@@ -59,12 +59,12 @@ class PrefixCache:
         service: str | Path | None = None,
     ) -> None:
         if blocks < 1:
-            raise EvictError(f"a cache of {blocks} blocks holds nothing; give at least one")
+            raise EvictError(f"blocks is {blocks}; give at least 1")
         if policy == "lpc-oracle":
-            raise EvictError("lpc-oracle knows a trace in advance, and there is none; take lpc")
+            raise EvictError("lpc-oracle needs a whole trace in advance; use lpc")
         converses = policy in POLICIES and POLICIES[policy].converses
         if service is not None and predictor != "reuse":
-            raise EvictError(f"predictor {predictor!r} comes from no service: leave one of the two out")
+            raise EvictError(f"give either predictor ({predictor!r}) or service, not both")
         named = following if service is not None else predictor_named(predictor)
         maker = hinted(gap_s) if converses else named
         self._cache = build(policy, blocks, maker, seed=seed)

@@ -25,7 +25,7 @@ class ContinuationClient:
         try:
             import httpx
         except ImportError:
-            raise EvictError("asking a service needs httpx: pip install 'gati[serve]'") from None
+            raise EvictError("ContinuationClient needs httpx: pip install 'gati[serve]'") from None
         self._url = url
         self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
         headers = {} if api_key is None else {"X-API-Key": api_key}
@@ -64,7 +64,7 @@ class ContinuationClient:
             if not reply.is_error:
                 return found["p"]
         except self._errors as error:
-            raise UnavailableError(f"no eviction service answers at {self._url}: {error}") from error
+            raise UnavailableError(f"no eviction service responds at {self._url}: {error}") from error
         reason = f"{found.get('error', reply.reason_phrase)} (status {reply.status_code})"
         if reply.status_code in (429, 503, 504):
             raise UnavailableError(reason, retry_after_s=float(reply.headers.get("Retry-After", 1.0)))

@@ -93,7 +93,7 @@ def _input(order: Sequence[str], edges: Sequence[Edge], declared: str | None, wh
             )
         return first[0]
     if declared not in order:
-        raise PipelineError(f"{where}: input '{declared}' is no stage; the stages are {', '.join(order)}")
+        raise PipelineError(f"{where}: input '{declared}' is not a stage; the stages are {', '.join(order)}")
     if declared not in first:
         before = next(edge.source for edge in edges if edge.target == declared)
         raise PipelineError(
@@ -119,7 +119,7 @@ def _check_runs(
         said = _when(labels)
         if not answering:
             raise PipelineError(
-                f"{where}: no output{said}: no edge holds; add an edge for it, or take the label away"
+                f"{where}: no output{said}: no edge matches; add an edge, or remove the label"
             )
         if not labels:
             raise PipelineError(f"{where}: two outputs, {_listed(answering[:2])}; join them in one stage")

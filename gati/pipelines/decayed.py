@@ -99,7 +99,7 @@ class DecayedCounts(Generic[_Key]):
         """By what the weights of `other` are multiplied to be ours."""
         if other.half_life != self.half_life:
             raise PipelineError(
-                f"half-lives {self.half_life} and {other.half_life} differ; merge what decays alike"
+                f"half-lives {self.half_life} and {other.half_life} differ; merge only equal half-lives"
             )
         if other._landmark > self._landmark:
             self._move(other._landmark)

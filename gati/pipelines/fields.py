@@ -38,7 +38,7 @@ class CheckedTable:
 def text(value: Any, where: str) -> str:
     """A string that is not empty. Raises `PipelineError`."""
     if not isinstance(value, str) or not value:
-        raise PipelineError(f"{where} is {value!r}; give a text in quotes")
+        raise PipelineError(f"{where} is {value!r}; give a string in quotes")
     return value
 
 

@@ -262,7 +262,9 @@ def _first_images(data: Any) -> npt.NDArray[np.uint8]:
         with np.load(data, allow_pickle=False) as archive:
             images: npt.NDArray[np.uint8] = archive["images"][:2]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"pipeline data: {data} is no .npz with `images` ({error}); correct it") from error
+        raise DataError(
+            f"pipeline data: {data} is not an .npz with `images` ({error}); correct it"
+        ) from error
     return images[..., None] if images.ndim == 3 else images
 
 
@@ -285,7 +287,7 @@ def open_engine(
 
     if isinstance(source, PlainModel):
         if images is None or len(images) < 2:
-            raise DataError(f"model {source.model} needs two images to know the size of its input; give some")
+            raise DataError(f"model {source.model} needs two images to find its input size; give images")
         return open_plain_model(
             source.model, source.checkpoint, images=images, device=device, threads=threads
         ).base()

@@ -81,7 +81,7 @@ class Measurements:
         document = _MEASUREMENTS.read(path)
         with _MEASUREMENTS.reading(str(path)):
             if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']} is that of an older Gati")
+                raise ValueError(f"format {document['format']} was written by an older Gati")
             return _measurements(document, str(path))
 
 

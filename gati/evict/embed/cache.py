@@ -64,7 +64,7 @@ class EmbeddingCache(nn.Module):
         if mode not in MODES:
             raise EvictError(f'mode is "{mode}"; choose one of {", ".join(MODES)}')
         if pool is None and rows is None:
-            raise EvictError("give rows, how many the cache may hold, or a pool")
+            raise EvictError("give either rows, the capacity of the cache, or a pool")
         if rows is not None and rows < 1:
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
         self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset

@@ -144,4 +144,4 @@ def _client(url: str) -> Any:
     try:
         return redis.Redis.from_url(url)
     except ValueError as error:
-        raise EvictError(f"{url} is no address of Redis ({error})") from None
+        raise EvictError(f"{url} is not a Redis URL ({error})") from None

@@ -25,8 +25,8 @@ class RowSlab:
         row_bytes = width * dtype.itemsize
         if pool.page_bytes % row_bytes:
             raise EvictError(
-                f"pages of {pool.page_bytes} bytes do not hold whole rows of {row_bytes}: make the pool with "
-                f"pages of a multiple of {page_bytes_for(row_bytes)}"
+                f"page_bytes is {pool.page_bytes}, not a multiple of the {row_bytes} bytes of a row: make "
+                f"the pool with a multiple of {page_bytes_for(row_bytes)}"
             )
         self.pool = pool
         self.page_rows = pool.page_bytes // row_bytes

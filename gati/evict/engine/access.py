@@ -74,7 +74,7 @@ class AccessFile:
             self._file.write(access_line(access).encode() + b"\n")
         except OSError as error:
             self._failed = True
-            _log.error("the access log ends here", extra={"reason": str(error)})
+            _log.error("writing the access log failed; it ends here", extra={"reason": str(error)})
 
     def close(self) -> None:
         """Close the file."""

@@ -41,14 +41,14 @@ class DecoderSettings:
         if min(*sizes, self.length) < 1:
             raise ModelError(f"every size of a decoder must be at least 1: {self}")
         if not 0 <= self.end < self.vocabulary:
-            raise ModelError(f"the token {self.end} that ends a text is none of {self.vocabulary}")
+            raise ModelError(f"the end-of-text token {self.end} is not below vocabulary, {self.vocabulary}")
         if self.width % self.heads or self.head_width % 2:
             raise ModelError(
-                f"a width of {self.width} is not {self.heads} heads of an even width; change width or heads"
+                f"width {self.width} does not divide into {self.heads} heads of even width; change either"
             )
         if self.heads % self.key_heads:
             raise ModelError(
-                f"{self.heads} heads cannot share {self.key_heads} of keys evenly; change key_heads"
+                f"heads is {self.heads}, not a multiple of key_heads, {self.key_heads}; change key_heads"
             )
 
     @property

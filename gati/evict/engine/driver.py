@@ -35,7 +35,7 @@ class EngineDriver:
         self._engine.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._engine.abandon(UnavailableError("the engine is ending"))
+        self._engine.abandon(UnavailableError("the engine is shutting down"))
 
     def _run(self) -> None:
         engine = self._engine

@@ -35,16 +35,16 @@ class PrefixEngineLimits:
     def __post_init__(self) -> None:
         """Raises EvictError for bounds below one."""
         if min(self.most_running, self.most_waiting, self.chunk_tokens) < 1:
-            raise EvictError(f"every bound of an engine must be at least 1: {self}")
+            raise EvictError(f"every limit of an engine must be at least 1: {self}")
 
 
 def pool_for(decoder: Decoder, budget_bytes: int, page_tokens: int = 16) -> PagePool:
     """Make a pool of that budget for one engine. Raises EvictError where not one page fits."""
     if page_tokens < 1:
-        raise EvictError(f"a page of {page_tokens} tokens holds nothing; give at least one")
+        raise EvictError(f"page_tokens is {page_tokens}; give at least 1")
     page = page_bytes_for_tokens(decoder.settings, page_tokens, decoder.lm_head.weight.dtype)
     if budget_bytes < page:
-        raise EvictError(f"a budget of {budget_bytes} bytes holds no page of {page}; give more")
+        raise EvictError(f"a budget of {budget_bytes} bytes is less than one page of {page} bytes; give more")
     return PagePool(page, budget_bytes // page * page)
 
 
@@ -123,7 +123,9 @@ class PrefixEngine:
             self._check(generation)
             waiting = len(self._arrived) + len(self._waiting)
             if waiting >= self.limits.most_waiting:
-                raise OverloadError(f"{waiting} requests wait already", retry_after_s=_RETRY_AFTER_S)
+                raise OverloadError(
+                    f"the queue is full: {waiting} requests are waiting", retry_after_s=_RETRY_AFTER_S
+                )
             self._arrived.append(generation)
         self._work.set()
         return generation
@@ -217,15 +219,15 @@ class PrefixEngine:
         if not request.prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if request.most_tokens < 1:
-            raise RequestError(f"max_tokens is {request.most_tokens}; generate at least one")
+            raise RequestError(f"max_tokens is {request.most_tokens}; give at least 1")
         if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
             raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
         if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
-            raise RequestError(f"goes_on is {request.goes_on}; a probability is 0 to 1")
+            raise RequestError(f"goes_on is {request.goes_on}; give a probability from 0 to 1")
         if generation.longest > settings.length:
             raise RequestError(
-                f"{len(request.prompt)} tokens of prompt and {request.most_tokens} to generate are more than "
-                f"the {settings.length} that the network takes; send a shorter prompt or lower max_tokens"
+                f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} exceed the "
+                f"network's length of {settings.length} tokens; send a shorter prompt or lower max_tokens"
             )
         self._check_budget(generation)
 
@@ -233,9 +235,9 @@ class PrefixEngine:
         needed = -(-generation.longest // self._pages.page_tokens)
         if needed > self._pages.pages:
             raise RequestError(
-                f"{len(generation.request.prompt)} tokens of prompt and {generation.request.most_tokens} to "
-                f"generate take {needed} pages of keys and values, and the whole budget has "
-                f"{self._pages.pages}; send a shorter prompt or lower max_tokens"
+                f"the prompt of {len(generation.request.prompt)} tokens and max_tokens "
+                f"{generation.request.most_tokens} need {needed} pages of keys and values, but the "
+                f"whole budget has {self._pages.pages}; send a shorter prompt or lower max_tokens"
             )
 
     def _take_in(self) -> None:

@@ -48,7 +48,7 @@ class KeptPrefixes:
         """Books of a cache of so many pages. Raises EvictError for what is unknown or not installed."""
         policy = policy_named(self.policy, flat=False)
         if policy.name in ("lpc-oracle", "opt-leaf"):
-            raise EvictError(f"{policy.name} knows a trace in advance, and there is none; take lru or gati")
+            raise EvictError(f"{policy.name} needs a whole trace in advance; use lru or gati")
         if policy.converses:
             books = build(
                 self.policy, capacity, lambda blocks, seed: HintedContinuation(self.gap_s), kind=EngineBooks
@@ -111,8 +111,8 @@ class PrefixPages:
         needed = page_bytes_for_tokens(settings, page_tokens, dtype)
         if pool.page_bytes < needed:
             raise EvictError(
-                f"{page_tokens} tokens take {needed} bytes, the pool's pages have {pool.page_bytes}; make "
-                "the pool with larger pages, or take fewer tokens a page"
+                f"{page_tokens} tokens need {needed} bytes, but the pool's pages have {pool.page_bytes}; "
+                "make the pool with larger pages, or use fewer tokens per page"
             )
         self.page_tokens = page_tokens
         self._pool = pool
@@ -274,7 +274,7 @@ class PrefixPages:
             return
         victims = self._books.victims(lack, missing)
         if victims is None:
-            raise AssertionError(f"{lack} pages must leave, and {self.cached} could")
+            raise AssertionError(f"{lack} pages must be evicted, but only {self.cached} are cached")
         for name in victims:
             assert isinstance(name, bytes)
             self._drop(name)

@@ -100,6 +100,6 @@ def _settings(path: Path) -> DecoderSettings:
     for name, differs in unlike.items():
         if differs:
             raise ModelError(
-                f"{path} has {name} = {config.get(name)!r}, which is not known here; take a Llama without it"
+                f"{path} has {name} = {config.get(name)!r}, which is not supported; use a Llama without it"
             )
     return settings

@@ -55,7 +55,7 @@ class StoredTokens:
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more particular
-            raise ModelError(f"{path} is no tokenizer ({one_line(error)}); copy it again") from error
+            raise ModelError(f"{path} is not a tokenizer ({one_line(error)}); copy it again") from error
         self.vocabulary = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -80,7 +80,7 @@ def tokens_for(folder: Path | None, vocabulary: int) -> Vocabulary:
     tokens: Vocabulary = StoredTokens(path) if path is not None and path.is_file() else ByteTokens()
     if tokens.vocabulary > vocabulary:
         raise ModelError(
-            f"{path or 'bytes'} has {tokens.vocabulary} tokens, the network {vocabulary}; take the tokenizer "
-            "that belongs to it"
+            f"{path or 'bytes'} has {tokens.vocabulary} tokens, but the network has {vocabulary}; use the "
+            "network's own tokenizer"
         )
     return tokens

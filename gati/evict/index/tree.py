@@ -247,6 +247,6 @@ def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
     before = f"follows block {ids[at - 1]}" if at else "begins a request"
     above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
     return TraceError(
-        f"block {ids[at]} {before}, but {above} before: give every block an identifier that depends on all "
-        "blocks before it, or take the blocks for a flat trace (--flat)"
+        f"block {ids[at]} {before}, but earlier {above}: give every block an identifier that depends on all "
+        "blocks before it, or treat the trace as flat (--flat)"
     )

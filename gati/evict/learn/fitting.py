@@ -155,7 +155,9 @@ class VersionFitter:
         try:
             self.publish_waiting()
         except (StorageError, RepositoryError) as error:
-            _log.warning("a version waits to be published", extra={"reason": str(error)})
+            _log.warning(
+                "a version could not be published; this will be retried", extra={"reason": str(error)}
+            )
 
     def _stored(self) -> tuple[int | None, HazardModel | None]:
         """The active version, if it can be read."""

@@ -40,7 +40,7 @@ class LearningLink:
     def __init__(self, cache: BlockCache, service: str | Path, *, look_every_s: float = 1.0) -> None:
         if cache.tree.flat or cache.policy.twins:
             raise EvictError(
-                "a service learns for prefix caches and policies such as gati: leave service out"
+                "a service supports only prefix caches and policies with one predictor: leave out service"
             )
         folder = Path(service)
         self.version: int | None = None  # in use
@@ -90,7 +90,7 @@ class LearningLink:
                 self._look(predictor)
             except (GatiError, OSError) as error:
                 if str(error) != self._failed:  # said once
-                    _log.warning("no other version: %s", error)
+                    _log.warning("the active version cannot be loaded: %s", error)
                     self._failed = str(error)
             self._closed.wait(look_every_s)
 

@@ -42,8 +42,8 @@ class LmcacheEviction:
         self._settings = settings or plugin_settings()
         if policy_named(self._settings.policy, flat=False).tree_only:
             raise EvictError(
-                f"policy {self._settings.policy} goes by which chunk follows which, and LMCache does not "
-                "tell: choose another, as gati"
+                f"policy {self._settings.policy} needs to know which chunk follows which, which LMCache does "
+                "not report: choose another, such as gati"
             )
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known

@@ -83,18 +83,18 @@ def _checked(given: Any) -> PluginSettings:
         raise EvictError(f"{VARIABLE} must hold a JSON object with {names}, not {given!r}")
     for name, value in given.items():
         if name not in kinds:
-            raise EvictError(f"{VARIABLE}: unknown setting {name!r}; there are {names}")
+            raise EvictError(f"{VARIABLE}: unknown setting {name!r}; the settings are {names}")
         kind = kinds[name]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise EvictError(f"{VARIABLE}: {name} must be a {kind.__name__}, not {value!r}")
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
-        raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")
+        raise EvictError(f"{VARIABLE}: blocks is {settings.blocks}; give at least 1")
     if settings.service is not None and settings.predictor != "reuse":
         raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
     policy_named(settings.policy, flat=False)  # a name that is wrong is told when the engine starts
     if settings.policy == "lpc-oracle":
-        raise EvictError(f"{VARIABLE}: lpc-oracle knows a trace in advance, and there is none; take lpc")
+        raise EvictError(f"{VARIABLE}: lpc-oracle needs a whole trace in advance; use lpc")
     hinted(settings.gap_s)(1, 0)
     predictor_named(settings.predictor)
     return settings

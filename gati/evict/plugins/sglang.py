@@ -246,7 +246,7 @@ def make_cache(ctx: Any) -> Any:
     name = plugin_settings().policy
     if ctx.tp_size > 1 and policy_named(name, flat=False).predicts:
         raise EvictError(
-            f"policy {name} predicts by the clock, so that {ctx.tp_size} ranks could forget different pages: "
+            f"policy {name} predicts from the clock, so {ctx.tp_size} ranks could evict different pages: "
             "serve with --tp-size 1, or choose a policy without predictions"
         )
     ctx.params.tree_core_backend = "python"  # the one in Rust has its own priorities

@@ -16,7 +16,7 @@ from gati.evict.predict.base import Predictor, grown
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
-_ALL_LOCKED = "no block may leave: all are locked by requests under way"
+_ALL_LOCKED = "no block can be evicted: all are locked by active requests"
 _ONE_BY_ONE = 8  # up to this many blocks, repeated searches for the best leaf are faster
 
 

@@ -42,7 +42,7 @@ class Lru(EvictionPolicy):
         kept: list[BlockRun] = []
         while len(removed) < count:
             if not order:
-                raise EvictError("no block may leave: all are locked by requests under way")
+                raise EvictError("no block can be evicted: all are locked by active requests")
             run = next(iter(order))
             if run.locks or run.children:
                 order.popitem(last=False)

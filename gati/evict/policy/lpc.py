@@ -168,7 +168,7 @@ class Lpc(_Conversing):
             key, recency, slot = heapq.heappop(heap)
             if self._leaf[slot] and keys[slot] == key and self._recency[slot] == recency:
                 return slot
-        raise EvictError("no block may leave: all are locked by requests under way")
+        raise EvictError("no block can be evicted: all are locked by active requests")
 
     def _offer(self, slot: int) -> None:
         if not self._leaf[slot]:

@@ -53,7 +53,7 @@ class _Phased(PredictingPolicy):
             slot = self._victim(block)
             self._old[slot] = False
             if not self._cut(slot, 1, removed)[0]:
-                raise EvictError("no block may leave")
+                raise EvictError("no block can be evicted: all are locked by active requests")
             self._left(removed[-1], block)
         return removed
 

@@ -43,7 +43,7 @@ class Windowed(PredictingPolicy):
         """Slots of the leaves that LRU would take first, at most so many. Raises EvictError for none."""
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         if len(slots) == 0:
-            raise EvictError("no block may leave: all are locked by requests under way")
+            raise EvictError("no block can be evicted: all are locked by active requests")
         if len(slots) <= candidates:
             return slots
         return slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]

@@ -41,11 +41,9 @@ def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
     """The class of a policy. Raises EvictError for unknown names, and policies of another kind of trace."""
     found = POLICIES.get(name)
     if found is None:
-        raise EvictError(f"unknown policy {name!r}; there are {', '.join([*POLICIES, LIMIT])}")
+        raise EvictError(f"unknown policy {name!r}; choose one of {', '.join([*POLICIES, LIMIT])}")
     if found.flat_only and not flat:
-        raise EvictError(
-            f"policy {name} is defined for blocks without parents only: --flat, or another policy"
-        )
+        raise EvictError(f"policy {name} supports only independent blocks; use --flat, or another policy")
     if found.tree_only and flat:
-        raise EvictError(f"policy {name} is defined for conversations only: leave out --flat")
+        raise EvictError(f"policy {name} supports only conversations; leave out --flat")
     return found

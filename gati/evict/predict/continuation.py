@@ -143,8 +143,8 @@ def fit_continuation(
     for part in (goes_on[:learned], goes_on[learned:]):
         if len(part) == 0 or part.all() or not part.any():
             raise EvictError(
-                f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
-                "leaves nothing to tell apart: give more conversations, or use the policy lru"
+                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
+                "examples of both cases: give more conversations, or use the policy lru"
             )
     rows = _features_of(prompts, settings)
     kept, judged, actual = rows[:learned], rows[learned:], goes_on[learned:]
@@ -170,7 +170,7 @@ def fit_continuation(
             break
         best, lowest = found, loss
     if best is None:
-        raise EvictError("the continuation model has no finite loss: look at the dialogues")
+        raise EvictError("the loss of the continuation model is not finite; check the dialogues")
     return best
 
 

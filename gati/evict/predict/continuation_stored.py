@@ -67,7 +67,7 @@ def load_continuation(folder: str | Path) -> ContinuationPredictor:
         raise EvictError(f"{folder} has no {_DOCUMENT}: {_CURE}")
     document = _KIND.read(path)
     if document["format"] < _KIND.format:
-        raise EvictError(f"{folder} is of an older Gati, which read prompts in another way: {_CURE}")
+        raise EvictError(f"{folder} was written by an older Gati, which encoded prompts differently: {_CURE}")
     with _KIND.reading(str(folder)):
         try:
             weights = load((folder / _WEIGHTS).read_bytes())
@@ -76,7 +76,7 @@ def load_continuation(folder: str | Path) -> ContinuationPredictor:
         if document["kind"] == "minilm":
             return _encoded(folder, weights)
         if document["kind"] != "hash":
-            raise ValueError(f"kind {document['kind']!r} is unknown, there are hash and minilm")
+            raise ValueError(f"kind {document['kind']!r} is unknown; known are hash and minilm")
         return _hashed(document, weights["weights"])
 
 
@@ -101,5 +101,7 @@ def _encoded(folder: Path, weights: dict[str, NDArray[Any]]) -> EncodedContinuat
     try:
         head.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     except RuntimeError as error:
-        raise ValueError(f"weights of another network: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(
+            f"the weights belong to another network: {' '.join(str(error).split())[:200]}"
+        ) from error
     return EncodedContinuation(encoder, head)

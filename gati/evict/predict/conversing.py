@@ -31,7 +31,7 @@ class ContinuationSource(ABC):
 
     def __init__(self, gap_s: float = 100.0) -> None:
         if not 0.0 < gap_s < math.inf:
-            raise EvictError(f"a mean gap of {gap_s:g} s: give one above zero, as 100s")
+            raise EvictError(f"the mean gap is {gap_s:g} s; give a time above zero, such as 100s")
         self._gap_s = gap_s
         self._key = 0.0
         self._sum = 0.0
@@ -106,7 +106,9 @@ class HintedContinuation(ContinuationSource):
     def hint(self, probability: float) -> None:
         """For the request that comes next. Raises EvictError for what is no probability; NaN is not known."""
         if not isinstance(probability, (int, float)) or probability < 0.0 or probability > 1.0:
-            raise EvictError(f"the hint continue={probability!r} is no probability; give 0 to 1")
+            raise EvictError(
+                f"the hint continue={probability!r} is not a probability; give a number from 0 to 1"
+            )
         self._next = probability
 
     def _log_odds(self, request: int) -> float:

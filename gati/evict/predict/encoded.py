@@ -54,9 +54,11 @@ class PromptEncoder:
             self._network = SentenceEncoder.from_folder(self.folder)
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(self.folder / FILES[2]))
         except GatiError as error:
-            raise EvictError(f"{folder} holds no encoder: {error}") from error
+            raise EvictError(f"{folder} has no usable encoder: {error}") from error
         except Exception as error:  # the package raises plain exceptions
-            raise EvictError(f"{folder} holds no tokenizer ({one_line(error)}); copy it again") from error
+            raise EvictError(
+                f"{folder} has no usable tokenizer ({one_line(error)}); copy it again"
+            ) from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._begin, self._end = (self._token(name) for name in ("[CLS]", "[SEP]"))
@@ -103,7 +105,7 @@ class PromptEncoder:
     def _token(self, name: str) -> int:
         found = self._tokenizer.token_to_id(name)
         if found is None:
-            raise EvictError(f"the tokenizer in {self.folder} has no {name}; give that of a BERT")
+            raise EvictError(f"the tokenizer in {self.folder} has no token {name}; give a BERT tokenizer")
         return found
 
 
@@ -159,8 +161,8 @@ def fit_encoded(
     for part in (goes_on[:learned], goes_on[learned:]):
         if len(part) == 0 or part.all() or not part.any():
             raise EvictError(
-                f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
-                "leaves nothing to tell apart: give more conversations, or use the policy lru"
+                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
+                "examples of both cases: give more conversations, or use the policy lru"
             )
     rows, wanted = encoder.encode(prompts).clone(), torch.from_numpy(goes_on).float()
     with torch.random.fork_rng(devices=[]):
@@ -189,7 +191,7 @@ def _trained(head: nn.Module, rows: Tensor, wanted: Tensor, learned: int) -> nn.
             lowest = loss
             best = {name: value.detach().clone() for name, value in head.state_dict().items()}
     if not best:
-        raise EvictError("the continuation model has no finite loss: look at the dialogues")
+        raise EvictError("the loss of the continuation model is not finite; check the dialogues")
     head.load_state_dict(best)
     return head
 

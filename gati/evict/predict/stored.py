@@ -58,9 +58,9 @@ def load_model(folder: Path) -> HazardModel:
         text = (folder / _BOOSTER).read_text(encoding="utf-8")
         booster = lightgbm_module().Booster(model_str=text)
         if booster.num_feature() != len(FEATURES) + 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all():
-            raise ValueError("booster and edges do not fit")
+            raise ValueError("booster and edges do not match")
     except EvictError:
         raise
     except Exception as error:  # LightGBM has no error of its own that could be named here
-        raise EvictError(f"{folder} holds no usable predictor ({error}): {_CURE}") from error
+        raise EvictError(f"{folder} has no usable predictor ({error}): {_CURE}") from error
     return HazardModel(edges, booster)

@@ -58,8 +58,8 @@ def replay(
     for size in sizes:
         if not 1 <= size <= trace.distinct:
             raise EvictError(
-                f"a cache of {size} blocks: sizes go from 1 to {trace.distinct}, with which everything that "
-                f"{trace.name} requests fits"
+                f"the cache size is {size} blocks; give 1 to {trace.distinct}, the number of distinct blocks "
+                f"in {trace.name}"
             )
     asked = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
     makers = {"predictor": predictor_named(predictor, trace, flat=flat)}
@@ -117,7 +117,7 @@ def build(
     if not made.predicts:
         return kind(tree, capacity, made(tree, capacity, seed=seed))
     if maker is None:
-        raise EvictError(f"policy {name} needs a predictor, as reuse")
+        raise EvictError(f"policy {name} needs a predictor, such as reuse")
     predictor = maker(capacity, seed)
     extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if made.twins else {}
     policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)

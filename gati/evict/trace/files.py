@@ -31,5 +31,5 @@ def json_object(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # the latter for thousands of brackets
         raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
     if not isinstance(record, dict):
-        raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+        raise TraceError(f"{where} is not a JSON object: {line[:60]!r}")
     return record

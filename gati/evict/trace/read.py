@@ -56,7 +56,9 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     known = [row.time_s for row in rows if row.time_s is not None]
     if known and len(known) < len(rows):
         line = next(row.line for row in rows if row.time_s is None)
-        raise TraceError(f"{path} line {line} has no time, others have; give every request one, or none")
+        raise TraceError(
+            f"{path} line {line} has no time, but others have; give times to all requests or to none"
+        )
     talks = [row.talk for row in rows if row.talk is not None]
     try:
         return make_trace(
@@ -82,7 +84,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise TraceError(
-            f"{path} is no text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
         ) from None
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_lines(path, text)
@@ -179,7 +181,7 @@ def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
     try:
         value = float(record[key])
     except (TypeError, ValueError, OverflowError):
-        raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, no number") from None
+        raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, not a number") from None
     if not math.isfinite(value):
         raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
     return key, value
@@ -215,5 +217,5 @@ def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()
     except Exception as error:  # pyarrow's own errors share no base with anything else
-        raise TraceError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
+        raise TraceError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
     return rows

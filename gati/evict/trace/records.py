@@ -134,7 +134,7 @@ def make_trace(
     times = np.arange(len(rows), dtype=np.float64) if time_s is None else np.asarray(time_s, np.float64)
     _check_times(times, where)
     if len(blocks) == 0:
-        raise TraceError(f"{name} requests no blocks at all")
+        raise TraceError(f"all requests of {name} are empty")
     spoken = None if talks is None else tuple(talks)
     trace = Trace(kind, blocks, starts, times, name, sha256, spoken)
     if kind == "tree":
@@ -175,6 +175,6 @@ def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> N
         return f"{'nothing' if above < 0 else names[above]} in line {line}"
 
     raise TraceError(
-        f"the blocks are no prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
-        "identifiers must depend on all blocks before, or take the blocks one by one: --flat"
+        f"the blocks do not form a prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
+        "identifiers must depend on all earlier blocks; for independent blocks, use --flat"
     )

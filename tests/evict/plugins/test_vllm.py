@@ -231,9 +231,12 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
     [
         ("{", "neither a JSON object nor the path"),
         ("nowhere.json", "neither a JSON object nor the path"),
-        ('{"policies": "lru"}', "unknown setting 'policies'; there are policy, predictor, seed, blocks"),
+        (
+            '{"policies": "lru"}',
+            "unknown setting 'policies'; the settings are policy, predictor, seed, blocks",
+        ),
         ('{"policy": "best"}', "unknown policy 'best'"),
-        ('{"policy": "lmarker"}', "blocks without parents only"),
+        ('{"policy": "lmarker"}', "supports only independent blocks"),
         ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
         ('{"blocks": 0}', "give at least one"),
