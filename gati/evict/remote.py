@@ -1,4 +1,4 @@
-"""A client of `POST /v1/continue`, for engines that ask a service how likely conversations go on."""
+"""A client of `POST /v1/continue`: the probability that a conversation continues, for engines."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Message = Mapping[str, str]  # role and content
 
 
 class ContinuationClient:
-    """Asks `gati evict serve` at `url`; keeps its connection, so use one for many requests.
+    """A client of `gati evict serve` at `url`. It reuses its connection, so keep one for many requests.
 
         with ContinuationClient("http://127.0.0.1:8001") as client:
             p = client.probability([{"role": "user", "content": "Thanks, bye!"}])
             cache.insert(match, hints={"continue": p})
 
-    Raises EvictError where httpx is not installed (`pip install 'gati[serve]'`).
+    Raises EvictError if httpx is not installed (`pip install 'gati[serve]'`).
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1.0) -> None:
@@ -32,11 +32,11 @@ class ContinuationClient:
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
     def probability(self, messages: Sequence[Message]) -> float:
-        """How likely another prompt follows the newest one, as `probabilities` for one conversation."""
+        """The probability that another prompt follows the newest one; like `probabilities`, for one."""
         return float(self._ask({"messages": list(map(dict, messages))}))
 
     def probabilities(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """How likely another prompt follows in each, [conversations].
+        """The probability that another prompt follows, for each conversation, [conversations].
 
         Raises:
             UnavailableError: no answer in time, or the service cannot answer now.
@@ -46,7 +46,7 @@ class ContinuationClient:
         return [float(p) for p in self._ask({"conversations": rows})]
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> Self:

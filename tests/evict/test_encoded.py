@@ -157,4 +157,4 @@ def test_it_is_trained_from_a_terminal(
     assert run([*asked[:5], str(tmp_path), "--out", str(out)]) == 2
     assert "has no usable encoder" in capsys.readouterr().err
     assert run(["evict", "train", str(dialogues), "--encoder", str(folder), "--out", str(out)]) == 2
-    assert "give --dialogues with it" in capsys.readouterr().err
+    assert "--encoder requires --dialogues" in capsys.readouterr().err

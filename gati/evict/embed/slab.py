@@ -19,7 +19,7 @@ def page_bytes_for(row_bytes: int) -> int:
 
 
 class RowSlab:
-    """Places for rows, numbered from the beginning of the pool. Not safe for several threads by itself."""
+    """Places for rows, numbered from the beginning of the pool. Not thread-safe."""
 
     def __init__(self, pool: PagePool, width: int, dtype: torch.dtype) -> None:
         row_bytes = width * dtype.itemsize

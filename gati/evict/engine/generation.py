@@ -1,4 +1,4 @@
-"""A request to generate, and what has become of it."""
+"""A generation request, and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gati.evict.engine.pages import PageTable
 class Ending(StrEnum):
     """Why a generation ended."""
 
-    STOP = "stop"  # the network ended its text, or who asked has enough
+    STOP = "stop"  # an end token or a stop text
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -25,7 +25,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: the likeliest at temperature 0, else by a seed."""
+    """How tokens are sampled: the most likely at temperature 0, else at random from a seed."""
 
     temperature: float = 0.0
     seed: int | None = None

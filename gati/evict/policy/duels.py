@@ -1,7 +1,7 @@
-"""Whether predictions would have done better than LRU, told without following them.
+"""Decides whether predictions would have done better than LRU, without following them.
 
-Whenever LRU decides, predictions name the block that they would have evicted. Of the two, the one that is
-requested first should have stayed. Nothing else is simulated.
+Whenever LRU evicts a block, predictions name the block that they would have evicted. Of the two, the one that
+is requested first should have stayed cached. Nothing else is simulated.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 _MEMORY = 200.0  # duels; older ones fade
-_NEEDED = 100.0  # before they tell anything
-_LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
+_NEEDED = 100.0  # before there is a verdict
+_LEAD = 0.8  # (wins - losses) / all; predictions of which half are reversed come near
 
 
 class Duels:
-    """Open duels, at most `capacity`, and how the last ones ended."""
+    """Open duels, at most `capacity`, and the results of recent ones."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -50,12 +50,12 @@ class Duels:
 
     @property
     def won(self) -> bool:
-        """Whether predictions are clearly better of late."""
+        """Whether predictions were clearly better recently."""
         ended = self._won + self._lost
         return ended >= _NEEDED and self._won - self._lost >= self._lead * ended
 
     def begin_again(self) -> None:
-        """What was told was wrong: forget it, and ask for more next time."""
+        """The verdict was wrong: reset, and require a clearer lead next time."""
         self._lead = 0.5 * (1.0 + self._lead)
         self._open.clear()
         self._won = self._lost = 0.0

@@ -372,7 +372,7 @@ def test_names_depend_on_every_token_before() -> None:
     ("wrong", "words"),
     [
         ({"policy": "best"}, "unknown policy 'best'"),
-        ({"policy": "lmarker"}, "without parents"),
+        ({"policy": "lmarker"}, "independent blocks"),
         ({"policy": "opt-leaf"}, "in advance"),
         ({"policy": "lpc-oracle"}, "in advance"),
         ({"predictor": "guess"}, "unknown predictor 'guess'"),
