@@ -1,7 +1,7 @@
 """The service's part: samples from access logs, candidates fitted to them, trials, and versions.
 
 It fits as often as `Reuse`. Each candidate is tried on the following requests, and is published only if it
-missed fewer blocks than the active version. After a restart, state that is not on disk is rebuilt from the logs.
+missed fewer blocks than the active version. After a restart, other state is rebuilt from the logs.
 """
 
 from __future__ import annotations

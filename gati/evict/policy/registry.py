@@ -11,7 +11,7 @@ from gati.evict.policy.lpc import LaruLpc, Lpc, LpcOracle
 from gati.evict.policy.markers import GuardedBelady, LMarker, PredictiveMarker
 from gati.evict.policy.predicting import FurthestPredicted, Halp, Laru, OptimalLeaf
 
-LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
+LIMIT = "opt"  # not a policy but an upper bound: Belady's hits on independent blocks
 
 POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy
@@ -38,7 +38,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
 
 
 def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
-    """The class of a policy. Raises EvictError for unknown names, and policies of another kind of trace."""
+    """The class of a policy. Raises EvictError for unknown names, and for policies for other traces."""
     found = POLICIES.get(name)
     if found is None:
         raise EvictError(f"unknown policy {name!r}; choose one of {', '.join([*POLICIES, LIMIT])}")
