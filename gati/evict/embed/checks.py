@@ -1,4 +1,4 @@
-"""What `EmbeddingCache` is given, checked: each mistake is one line that says where."""
+"""Checks of the inputs of `EmbeddingCache`, with one-line error messages."""
 
 from __future__ import annotations
 

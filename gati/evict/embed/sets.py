@@ -1,7 +1,7 @@
-"""An index of hashed sets: which ids are cached, in which slot, and when each was used last.
+"""A set-associative index: the slot of each cached id, and its last use.
 
-An id belongs to one set, which its hash names, and may lie in any of the set's 64 ways. Slot `set * 64 + way`
-is where it lies. A byte of the hash in every slot finds nearly all misses without looking at ids.
+The hash of an id determines its set; the id may be in any of the set's 64 ways, in slot `set * 64 + way`.
+Each slot also has one byte of the hash, which detects nearly all misses without comparing ids.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class RowSets:
         self.room = np.zeros(self.sets, dtype=np.int64)  # ids a set may hold
         self.used = np.zeros(self.sets, dtype=np.int64)  # ids it holds
         self.ids = np.full(self.sets * WAYS, _EMPTY, dtype=np.int64)
-        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger was used later
+        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger means used later
         self._tags = np.zeros((self.sets, WAYS), dtype=np.uint8)
 
     def allow(self, capacity: int) -> None:
-        """Divide a capacity among the sets. The caller removes what is too much afterwards."""
+        """Divide a capacity among the sets. The caller then removes surplus ids."""
         capacity = min(capacity, self.sets * WAYS)
         self.room = capacity // self.sets + (np.arange(self.sets) < capacity % self.sets)
 
@@ -64,17 +64,17 @@ class RowSets:
         return slots
 
     def held(self, homes: NDArray[np.bool_]) -> Ids:
-        """Slots in use of those sets that are marked, [sets]."""
+        """Used slots of the marked sets, [sets]."""
         used = self.ids.reshape(self.sets, WAYS) != _EMPTY
         return np.flatnonzero(used & homes[:, None])
 
     def remove(self, slots: Ids) -> None:
-        """Empty slots that are in use, each given once."""
+        """Empty used slots, each listed once."""
         self.ids[slots] = _EMPTY
         self.used -= np.bincount(slots // WAYS, minlength=self.sets)
 
     def put(self, ids: Ids, places: Hashed, recency: Ids) -> Ids:
-        """Place ids that are not cached, in sets that have room for them; their slots."""
+        """Insert ids that are not cached into sets with room for them; returns their slots."""
         slots = np.empty(len(ids), dtype=np.int64)
         if len(ids) == 0:
             return slots

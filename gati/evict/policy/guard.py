@@ -41,9 +41,9 @@ _RETURNING = 1.0 / 8.0  # expected share of misses among the blocks that only th
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same after LARU caught a wrong prediction
 _LARGEST_SHARE = 0.006  # limit on X, as a share of n
 _LARGEST_SHARE_LOSING = 0.004  # the same if predictions have cost more than they saved
-_DOUBT = 4.0  # how long a wrong prediction counts, in requested blocks per capacity
+_DOUBT = 4.0  # for how many requested blocks a wrong prediction counts, in capacities
 _TRIAL = 0.25  # misses allowed when predictions are tried again, as a share of B
-_MEMORY = 0.5  # the time in which gains fade, in requested blocks per capacity
+_MEMORY = 0.5  # over how many requested blocks gains fade, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:

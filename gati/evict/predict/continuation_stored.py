@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gati.evict.predict.encoded import EncodedContinuation
 
 _CURE = "run gati evict train --dialogues again"
-_KIND = DocumentKind(2, EvictError, _CURE)  # 1: features of other hashes, each counted once
+_KIND = DocumentKind(2, EvictError, _CURE)  # format 1 had other hashes, and counted each feature once
 _DOCUMENT, _WEIGHTS, _ENCODER = "continuation.json", "continuation.safetensors", "encoder"
 
 
 class ContinuationPredictor(Protocol):
-    """What `load_continuation` returns, of either kind."""
+    """The interface of both kinds of models that `load_continuation` returns."""
 
     quick: bool
 
@@ -38,7 +38,7 @@ class ContinuationPredictor(Protocol):
         """The probabilities that another prompt follows, [prompts]. Raises EvictError."""
 
     def digest(self) -> str:
-        """A name for what it has learned."""
+        """A hash that identifies the trained model."""
 
 
 def save_continuation(model: ContinuationModel, folder: Path, trained_on: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def save_encoded(model: EncodedContinuation, folder: Path, trained_on: dict[str,
 
 
 def load_continuation(folder: str | Path) -> ContinuationPredictor:
-    """Read a model. Raises EvictError for one that is missing, damaged or newer."""
+    """Read a model. Raises EvictError if it is missing, damaged, or of another format."""
     folder = Path(folder)
     path = folder / _DOCUMENT
     if not path.is_file():

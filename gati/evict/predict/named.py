@@ -21,11 +21,11 @@ PREDICTORS = ("reuse", "oracle", "noise:SHARE", "lognormal:SIGMA", "the folder t
 
 Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor
 
-Continuation = str | Path | NDArray[np.float64]  # a folder that was trained, or probabilities [requests]
+Continuation = str | Path | NDArray[np.float64]  # the folder of a trained model, or probabilities [requests]
 
 
 def continuation_source(trace: Trace, given: Continuation | None, *, gap_s: float) -> Maker:
-    """What tells policies how likely the conversations of `trace` go on. Raises EvictError."""
+    """The continuation probabilities of the conversations of `trace`. Raises EvictError."""
     if given is None:
         raise EvictError(
             "lpc and laru+lpc need a continuation model; give the folder that gati evict train "
@@ -46,7 +46,7 @@ def continuation_source(trace: Trace, given: Continuation | None, *, gap_s: floa
 
 
 def continuation_oracle(trace: Trace, *, gap_s: float) -> Maker:
-    """What knows whether the conversations of `trace` go on. Raises EvictError where that is not said."""
+    """An oracle of which conversations of `trace` continue. Raises EvictError if that is unknown."""
     labels = [talk.goes_on for talk in trace.talks or ()]
     if not labels or None in labels:
         raise EvictError(
@@ -57,7 +57,7 @@ def continuation_oracle(trace: Trace, *, gap_s: float) -> Maker:
 
 
 def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:
-    """A factory for predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
+    """A factory of predictors by name; oracles need the `trace`. Raises EvictError for unknown names."""
     if name == "reuse":
         return lambda capacity, seed: Reuse(capacity, flat=flat, seed=seed)
     kind, _, value = name.partition(":")
