@@ -159,7 +159,7 @@ class RequestError(ServingError):
 
 
 class TooLargeError(ServingError):
-    """A request larger than the service accepts, packed or unpacked."""
+    """A request larger than the service accepts, compressed or decompressed."""
 
     http_status = 413
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from gati.errors import PipelineError
 from gati.pipelines.pipeline import Edge, Stage
 
-_MOST_STATES = 20_000  # of which queries can be in at one stage; chains and fork-joins have a handful
+_MOST_STATES = 20_000  # states of queries at one stage; chains and fork-joins have few
 
 
 def check_graph(
     stages: Mapping[str, Stage], edges: Sequence[Edge], declared_input: str | None, where: str
 ) -> tuple[tuple[str, ...], str]:
-    """Return the stages in an order in which each follows all before it, and the input stage.
+    """Return the stages in topological order, and the input stage.
 
     **Raises:** `PipelineError` that begins with `where`.
     """
@@ -27,7 +27,7 @@ def check_graph(
 
 
 def outputs_of(order: Sequence[str], edges: Sequence[Edge]) -> tuple[str, ...]:
-    """The stages that nothing follows."""
+    """The stages without successors."""
     sources = {edge.source for edge in edges}
     return tuple(name for name in order if name not in sources)
 
