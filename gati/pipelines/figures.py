@@ -1,28 +1,30 @@
 """Figures of a stage that follow the traffic, with the offline measurement as prior.
 
 **Engine, queue, way.** A stage's time is the reported engine time, the time in the queue, and the rest: the
-way there and back. Engine times are kept for each option and level of its confidence, waiting for
-each option, the way for the stage, because it is the same whichever option runs. So an option that never ran
-is compared with those that did, the way included.
+way there and back. Engine times are stored per option and level of its confidence, queueing times per
+option, and the way per stage, because it is the same for all options. So an option that never ran can be
+compared with the others, including the way.
 
-**Prior.** Each figure is a mixture of what was measured offline and what was observed. The offline part
-weighs as much as `w * exp(-n / w)` queries, where n is what the observations weigh: it counts for `w` queries
-at first, is all but gone after 5 w, and comes back as evidence decays. Nothing observed: exactly the offline
-figures.
+**Prior.** Each figure is a mixture of the offline measurement and the observations. The offline part has the
+weight of `w * exp(-n / w)` queries if the observations have the weight n: it counts for `w` queries at first,
+almost vanishes after 5 w, and returns as evidence decays. Without observations, the figures are exactly the
+offline ones.
 
-**Decay.** Evidence of all options of a stage halves with every `half_life` queries of that stage, whichever
-ran. An observation counts for a quarter of the queries since the last one of its option, at least for one:
-rare evidence could else never outweigh a wrong prior, and with all of them one slow answer would.
+**Decay.** The evidence of all options of a stage halves every `half_life` queries of that stage, whichever
+option ran. An observation counts for a quarter of the queries since the last one of its option, but at least
+for one: otherwise rare evidence could never outweigh a wrong prior. If it counted for all of these queries, a
+single slow answer would outweigh the prior.
 
-**Which inputs an option gets.** Plans give hard inputs to large networks, so what an option sees is not what
-it was measured on. Times are therefore kept by level of confidence, levels by what the stage before found,
-and mixed in the proportions of all inputs. An option does not count as slow because it gets hard inputs.
+**Which inputs an option gets.** Plans give hard inputs to large networks, so the inputs of an option differ
+from those it was measured on. Therefore times are stored by level of confidence, and levels by the finding of
+the previous stage; both are mixed in the proportions of all inputs. So an option does not appear slow because
+it gets hard inputs.
 
-**Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
-certificate counted, corrected for how sure the option was of what it got, and that weighs as much as 256
-audits. As far as audits move it, the expected accuracy moves, too, by the part of disagreements that can be
-mistakes of this stage at all: where a stage only tells groups apart, few are. That moves the plan's
-expectations and nothing else: what is promised stays what was certified.
+**Agreement.** Audits compare answers with the base model's. The expected agreement starts with the counts of
+the certificate, corrected for the option's confidence on its inputs, with the weight of 256 audits. If audits
+change it, the expected accuracy changes, too, but only by the disagreements that can be mistakes of this
+stage: few, if the stage only distinguishes groups. This changes only the plan's expectations: the promise
+stays the certified one.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ _PATIENCE = 4  # an option that does not fit is explored this many times less of
 class OptionReport(NamedTuple):
     """The figures that one option is planned with, and their source. Times are means.
 
-    `evidence` is the weight of its observations in queries, `prior_share` the share of the offline figures;
-    both are None if nothing was observed.
+    `evidence` is the weight of its observations in queries, `prior_share` the share of the offline figures.
+    Fields that need observations are None without any.
     """
 
     stage: str

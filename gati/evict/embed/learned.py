@@ -94,11 +94,11 @@ class LaruRows(RowPolicy):
         self._evicted_count += np.bincount(homes[fits], minlength=self.sets.sets)
 
     def forget(self) -> None:
-        """What was evicted on demand was no prediction."""
+        """Clear evicted ids, since rows dropped on demand are not predictions."""
         self._evicted[:], self._evicted_count[:] = -1, 0
 
     def figures(self) -> Mapping[str, Any]:
-        """Phases of all sets, predictions caught wrong, fits of the predictor and what it remembers."""
+        """Phases of all sets, caught predictions, fits of the predictor, and its memory in bytes."""
         return {
             "phases": self._phases,
             "caught": self._caught,

@@ -58,8 +58,8 @@ class RowPolicy:
     def replace(self, batch: RequestedRows, slots: Ids) -> tuple[Ids, Ids, Ids]:
         """Serve a batch of which `slots` [n] says what is cached, -1 for what was fetched.
 
-        Returns the slots that were emptied, which of the fetched ids are kept, as numbers into the batch, and
-        the slots of these, some of them just emptied.
+        Returns the emptied slots, the indices in the batch of the fetched ids that are now cached, and the
+        slots of these ids, some of which were just emptied.
         """
         sets = self.sets
         hits = np.flatnonzero(slots >= 0)
@@ -111,29 +111,29 @@ class RowPolicy:
         return emptied, fetched[gone[gone >= len(held)] - len(held)]
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
-        """A batch is requested; `replace` follows with what this returns, unless the slow tier fails.
+        """Process a requested batch; `replace` then receives the returned one, unless the slow tier fails.
 
-        Other batches may be observed before that.
+        Other batches may be observed in between.
         """
         return batch
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """How the sets evict for this batch, which has not been served."""
+        """The eviction limits of the sets for this batch, which is not served yet."""
         return EvictionLimits(np.zeros_like(self.sets.used), self.windows())
 
     def windows(self) -> Ids:
-        """Among how many of its ids, the least recently used, each set may choose, [sets]."""
+        """The number of least recently used ids from which each set may choose, [sets]."""
         return np.ones_like(self.sets.used)
 
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """Called when ids of the batch were cached in these slots."""
 
     def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64] | None:
-        """How late slots `held`, then the ids `fetched` of the batch, are used next; None: no prediction."""
+        """Predicted next uses of slots `held`, then of the `fetched` ids; None without predictions."""
         return None
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
-        """These ids left, of these sets, which LRU would have kept."""
+        """Called for evicted ids, with their sets, that LRU would have kept."""
 
     def forget(self) -> None:
         """Called when the cache was emptied."""

@@ -92,7 +92,7 @@ class RowSets:
 
 
 def ranks(homes: Ids, sets: int) -> Ids:
-    """Return the place of each among those of its set; `homes` is sorted."""
+    """Return the rank of each id within its set; `homes` is sorted."""
     counts = np.bincount(homes, minlength=sets)
     return np.arange(len(homes)) - (np.cumsum(counts) - counts)[homes]
 
@@ -106,15 +106,15 @@ def leaving(
     safe: Ids,
     window: Ids,
 ) -> tuple[Ids, NDArray[np.bool_]]:
-    """Choose what leaves all sets, as many evictions one after the other would.
+    """Choose the ids to evict from all sets, with the same result as one eviction after another.
 
-    Of set s, `count[s]` leave: first the `safe[s]` that were used least recently, then each time the one
-    used latest by prediction, `later` [n], of the `window[s]` least recently used. What is loaded enters as
-    the most recently used, so each eviction moves the window on by one, and in the end
+    Set s evicts `count[s]` ids: first the `safe[s]` least recently used, then each time, of the `window[s]`
+    least recently used, the one with the latest predicted use, `later` [n]. Loaded ids enter as the most
+    recently used, so each eviction advances the window by one. In the end
 
-        all but the `window - 1` best of the oldest `count + window - 1` have left, of equals the older.
+        all but the `window - 1` best of the oldest `count + window - 1` are evicted; among equals, the older.
 
-    Returns the numbers of those that leave, and which of them LRU would have kept.
+    Returns the indices of the evicted ids, and which of them LRU would have kept.
     """
     sets = len(count)
     order = by_set(homes, recency - (recency.min() if len(recency) else 0), sets)
