@@ -81,7 +81,7 @@ ContinuationDir = Annotated[
     ),
 ]
 Gap = Annotated[
-    str, typer.Option("--gap", metavar="TIME", help="Mean pause between a user's requests, for lpc.")
+    str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
 ]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 

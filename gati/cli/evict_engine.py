@@ -34,7 +34,7 @@ def engine(
         str, typer.Option(metavar="NAME", help="reuse, or the folder that gati evict train wrote.")
     ] = "reuse",
     gap: Annotated[
-        str, typer.Option("--gap", metavar="TIME", help="Mean pause between a user's requests, for lpc.")
+        str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
     ] = "100s",
     reuse: Annotated[bool, typer.Option(help="Cache prefixes; --no-reuse for comparison.")] = True,
     page: Annotated[int, typer.Option(metavar="N", help="Tokens per page.")] = 16,

@@ -38,7 +38,7 @@ class PrefixCache:
             free(gone)
         cache.release(match)
 
-    `gap_s` is the mean pause between a user's requests in seconds, for `lpc` and `laru+lpc`, which use the
+    `gap_s` is the mean pause before a user's next prompt in seconds, for `lpc` and `laru+lpc`, which use the
     hints passed to `insert`. Several requests may be active, but calls must not run concurrently.
 
     `service` is the folder of `gati evict serve`: accesses are logged there, and predictors are loaded from

@@ -33,7 +33,7 @@ from gati.evict.replays.replay import build
 class KeptPrefixes:
     """Settings that decide which prefixes stay cached. `reuse=False` caches none, for comparison.
 
-    `gap_s` is the mean pause between a user's requests in seconds, for `lpc` and `laru+lpc`. `service` is the
+    `gap_s` is the mean pause before a user's prompt in seconds, for `lpc` and `laru+lpc`. `service` is the
     folder of `gati evict serve`, which then fits the predictor; no step waits for it.
     """
 

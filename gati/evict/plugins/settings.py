@@ -26,7 +26,7 @@ class PluginSettings:
     """Policy, predictor and seed of a plug-in. `service` is as in `PrefixCache`.
 
     `blocks` is the capacity, for engines that do not report it; by default, it is the number of blocks held
-    when the engine first needs room. `gap_s` is the mean pause between a user's requests in seconds, for
+    when the engine first needs room. `gap_s` is the mean pause before a user's next prompt in seconds, for
     `lpc` and `laru+lpc`.
     """
 

@@ -49,8 +49,8 @@ def replay(
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
     policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
     upper bound of all policies. `lpc` and `laru+lpc` use `continuation`: the folder of a model trained on
-    dialogues, or the probabilities [requests] that conversations continue. `gap_s` is the mean pause between
-    a user's requests, in seconds.
+    dialogues, or the probabilities [requests] that conversations continue. `gap_s` is the mean pause before
+    a user's next prompt, in seconds.
 
     Raises EvictError for sizes below 1 or above the number of distinct blocks, and for unknown names.
     """
