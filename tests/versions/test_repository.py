@@ -620,7 +620,7 @@ def test_a_url_of_a_directory_is_that_directory(tmp_path: Path) -> None:
 
 
 def test_urls_that_name_no_repository_are_refused() -> None:
-    with pytest.raises(AdaptError, match="not known"):
+    with pytest.raises(AdaptError, match="not supported"):
         ModelRepository("nonsense://bucket/models")
 
 
