@@ -2,7 +2,7 @@
 
 The tree is the contract: each class carries the exit status of the command line, the HTTP status
 of the REST front end and the code of the Thrift services, so no layer maps errors by hand.
-A message is one line: what was wrong, the value met, what was allowed, what to do next.
+A message is one line: what was wrong, the value found, what is allowed, what to do next.
 
     GatiError
     ├── ModelError            the network cannot be loaded, run, or used as it is
@@ -10,31 +10,31 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     │   ├── BlockError        no such block, or none found
     │   └── CutError          the network cannot be cut at a block
     ├── DataError             inputs of the wrong kind, shape, dtype or number
-    │   └── TraceError        a trace of requests that cannot be read, or is not what it is said to be
+    │   └── TraceError        a trace of requests that cannot be read, or does not fit its kind
     ├── VariantError          unknown or unusable predictor or selector
-    ├── LibraryError          a cache library that is missing, foreign, newer or busy
+    ├── LibraryError          a cache library that is missing, in use, newer, or of another checkpoint
     ├── CompositionError      no composition under the given limits, or none by that name
     ├── SolverError           a solver is missing, unlicensed or gave up
     ├── PipelineError         an invalid pipeline, without measurements, or used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
-    ├── EvictError            an unknown or unfit eviction policy, predictor or size of a cache
+    ├── EvictError            an unknown or unsuitable eviction policy, predictor or cache size
     ├── AdaptError            invalid settings of a guard or an adaptation
     ├── RepositoryError       versions of a model that are damaged or cannot be switched to
     │   └── UnknownVersionError   no such version
     ├── VideoError            a video, camera, stream or region that cannot be read or used
     ├── StorageError          disk full, not writable
     └── ServingError          a service refuses a request
-        ├── ConfigError       settings of a service that are wrong, or contradict each other
-        ├── RequestError      malformed: not what the protocol asks for
-        ├── TooLargeError     larger than the service takes
+        ├── ConfigError       invalid or contradictory settings of a service
+        ├── RequestError      malformed: violates the protocol
+        ├── TooLargeError     larger than the service accepts
         ├── NotFoundError     no such model, version, pipeline
         ├── NotAllowedError   the key is missing or wrong
-        ├── ForbiddenError    not from there, or not with this key
-        ├── MediaTypeError    content of a kind that is not taken
-        ├── OverloadError     too much is waiting; comes with a time to try again
-        ├── UnavailableError  not loaded yet, draining, or gone; may come with a time to try again
+        ├── ForbiddenError    the origin or the key is not permitted
+        ├── MediaTypeError    an unsupported content type
+        ├── OverloadError     too many requests are waiting; has a time for a retry
+        ├── UnavailableError  not loaded yet, draining, or gone; may have a time for a retry
         ├── DeadlineError     the time remaining has passed
-        └── CancelledError    the caller has gone
+        └── CancelledError    the client has disconnected
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class CheckpointError(ModelError):
 
 
 class BlockError(ModelError):
-    """No block was found, or a block was named that does not exist."""
+    """No block was found, or a named block does not exist."""
 
 
 class CutError(ModelError):
-    """The network cannot be cut into segments at the wanted block."""
+    """The network cannot be cut into segments at the requested block."""
 
 
 class DataError(GatiError):
@@ -71,11 +71,11 @@ class DataError(GatiError):
 
 
 class TraceError(DataError):
-    """A trace of requests that cannot be read, or that is not the tree it is taken for."""
+    """A trace of requests that cannot be read, or that is not a prefix tree although it should be."""
 
 
 class EvictError(GatiError):
-    """An eviction policy, predictor or size of a cache that is unknown or does not fit."""
+    """An eviction policy, predictor or cache size that is unknown or unsuitable."""
 
 
 class VariantError(GatiError):
@@ -90,7 +90,7 @@ class LibraryError(GatiError):
 
 
 class CompositionError(GatiError):
-    """No composition exists under the given limits, or none by the given name."""
+    """No composition exists under the given limits, or none with the given name."""
 
     http_status = 409
     thrift_code = "FAILED_PRECONDITION"
@@ -112,7 +112,7 @@ class AdaptError(GatiError):
 
 
 class RepositoryError(GatiError):
-    """Versions of a model that are damaged, or cannot be switched to as things are."""
+    """Versions of a model that are damaged, or cannot be activated at the moment."""
 
     http_status = 409
     thrift_code = "FAILED_PRECONDITION"
@@ -126,7 +126,7 @@ class UnknownVersionError(RepositoryError):
 
 
 class PipelineError(GatiError):
-    """A pipeline file that is wrong or lacks measurements, or a query planned out of order."""
+    """A pipeline file that is invalid or lacks measurements, or a query planned out of order."""
 
 
 class VideoError(GatiError):
@@ -136,14 +136,14 @@ class VideoError(GatiError):
 
 
 class StorageError(GatiError):
-    """The disk is full or the place is not writable."""
+    """The disk is full or the path is not writable."""
 
     http_status = 507
     thrift_code = "RESOURCE_EXHAUSTED"
 
 
 class ServingError(GatiError):
-    """A service refuses a request. `retry_after_s` says when it would rather have it again, if ever."""
+    """A service refuses a request. `retry_after_s` is the delay before a retry, if a retry makes sense."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -151,15 +151,15 @@ class ServingError(GatiError):
 
 
 class ConfigError(ServingError):
-    """Settings of a service that are wrong, or contradict each other."""
+    """Invalid or contradictory settings of a service."""
 
 
 class RequestError(ServingError):
-    """A request that is not what the protocol asks for."""
+    """A request that violates the protocol."""
 
 
 class TooLargeError(ServingError):
-    """A request larger than the service takes, packed or unpacked."""
+    """A request larger than the service accepts, compressed or decompressed."""
 
     http_status = 413
 
@@ -172,27 +172,27 @@ class NotFoundError(ServingError):
 
 
 class NotAllowedError(ServingError):
-    """The key that the service asks for is missing or wrong."""
+    """The key that the service requires is missing or wrong."""
 
     http_status = 401
     thrift_code = "FAILED_PRECONDITION"
 
 
 class ForbiddenError(ServingError):
-    """Refused whatever the request is: for where it comes from, or for what its key may not."""
+    """Refused because of the request's origin, or because its key lacks a permission."""
 
     http_status = 403
     thrift_code = "FAILED_PRECONDITION"
 
 
 class MediaTypeError(ServingError):
-    """Content of a kind that an endpoint does not take."""
+    """A content type that an endpoint does not accept."""
 
     http_status = 415
 
 
 class OverloadError(ServingError):
-    """So much is waiting that the latency SLO would be missed, or the queue is full."""
+    """The request would miss its latency SLO in the queue, or the queue is full."""
 
     http_status = 429
     thrift_code = "RESOURCE_EXHAUSTED"
@@ -206,14 +206,14 @@ class UnavailableError(ServingError):
 
 
 class DeadlineError(ServingError):
-    """The time that the caller gave has passed."""
+    """The client's deadline has passed."""
 
     http_status = 504
     thrift_code = "DEADLINE_EXCEEDED"
 
 
 class CancelledError(ServingError):
-    """The caller has gone; the answer is not needed."""
+    """The client has disconnected, so no answer is needed."""
 
     http_status = 499
     thrift_code = "CANCELLED"
@@ -226,6 +226,6 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line, as `Type: what it says`."""
+    """An exception in one line, as `Type: message`."""
     name, line = type(error).__name__, first_line(error)
     return line if line == name else f"{name}: {line}"

@@ -45,7 +45,7 @@ def parse_duration(text: str | float) -> float:
     """
     value, unit = _split(str(text), _DURATIONS, "a duration; write for example 10m, 90s or 500ms")
     if value <= 0.0:
-        raise GatiError(f"{text!r} is no time at all; write for example 10m, 90s or 500ms")
+        raise GatiError(f"{text!r} is not above zero; write for example 10m, 90s or 500ms")
     return value * _DURATIONS[unit]
 
 

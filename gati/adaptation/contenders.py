@@ -71,7 +71,7 @@ class Work:
             cache = leaving.cache
             if not isinstance(cache, LearnedCache):
                 raise AdaptError(
-                    f"the cache at block '{leaving.block}' is no learned cache; it cannot be retrained"
+                    f"the cache at block '{leaving.block}' is not a learned cache; it cannot be retrained"
                 )
             cache = copy.deepcopy(cache).cpu()  # the serving cache stays on its device
             with self.watch.of("measure"):

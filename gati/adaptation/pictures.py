@@ -25,7 +25,7 @@ class PictureInputs:
         self, preprocessing: Preprocessing | None, input_shape: Sequence[int], regions: Sequence[Region] = ()
     ) -> None:
         if len(input_shape) != 3:
-            raise DataError(f"the network takes inputs of shape {list(input_shape)}, which are no pictures")
+            raise DataError(f"the network takes inputs of shape {list(input_shape)}, which are not images")
         channels, height, width = input_shape
         chosen = preprocessing or Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
         if chosen.channels not in (1, 3):

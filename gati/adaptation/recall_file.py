@@ -73,7 +73,7 @@ class MemoryKeeper:
             with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:
                 return self._read(state, arrays)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            _log.warning("memory begins anew", extra={"reason": f"{self._path}: {error}"})
+            _log.warning("memory starts empty", extra={"reason": f"{self._path}: {error}"})
             return None
 
     def watch(self, recall: Recall) -> None:
@@ -97,7 +97,7 @@ class MemoryKeeper:
             atomic_write_bytes(self._path, _packed(self._recall.remembered(), self._header()))
         except StorageError as error:
             if not self._failing:
-                _log.error("what memory knows is not kept", extra={"reason": str(error)})
+                _log.error("memory cannot be saved", extra={"reason": str(error)})
             self._failing = True
         else:
             self._failing = False
@@ -109,7 +109,7 @@ class MemoryKeeper:
         header = json.loads(bytes(arrays["header"]))
         age_s = self._now() - float(header["saved_s"])
         if header["format"] != _FORMAT or header["identity"] != self._identity:
-            raise ValueError("it is of another network, promise or Gati")
+            raise ValueError("it belongs to another network, promise or Gati version")
         if not -_SAVED_EVERY_S <= age_s <= _MAX_AGE_S:
             raise ValueError(f"it is {age_s:.0f} s old")
         places = {}
@@ -119,11 +119,11 @@ class MemoryKeeper:
             said = zip(arrays[f"classes-{at}"].tolist(), likely, header["said"][at], strict=True)
             answers = [Prediction(index, each, BASE, *rest) for index, each, rest in said]
             if sketches.ndim != 2 or len(sketches) != len(answers) or not np.isfinite(sketches).all():
-                raise ValueError(f"what is remembered of place {at} is damaged")
+                raise ValueError(f"the entries of place {at} are damaged")
             places[name] = sketches, answers
         labelled = arrays["features"], arrays["wrong"]
         if labelled[0].shape[1:] != (FEATURES,) or arrays["looked"].shape[1:] != (FEATURES,):
-            raise ValueError("its features are others")
+            raise ValueError("its features have another shape")
         return Remembered(state, places, labelled, arrays["looked"])
 
 

@@ -65,7 +65,7 @@ class RecallLadder:
         if ("left" in known["ladder"]) != alone:
             raise ValueError("it is of the other case")
         if len(self._ladder) != len(MOST) or abs(self._ladder.agreement - agreement) > 1e-9:
-            raise ValueError("the settings or the promise are others")
+            raise ValueError("its settings or its promise differ")
         for setting, allowed in zip(self._settings, known["allowed"], strict=True):
             setting.steer_from(float(allowed))
 

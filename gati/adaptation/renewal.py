@@ -224,7 +224,7 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
     if settings.blocks is not None:
         for block in settings.blocks:
             if block not in kinds:
-                raise AdaptError(f"no block '{block}' to try new caches at; there are {', '.join(kinds)}")
+                raise AdaptError(f"no block '{block}' to try new caches at; choose from {', '.join(kinds)}")
         return settings.blocks
     names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # new predictors read hidden outputs
     return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))

@@ -105,12 +105,14 @@ def retrain(
     parts = split_window(len(window), held_share, window.number)
     if min(map(len, parts)) < _LEAST_PART:
         raise AdaptError(
-            f"a window of {len(window)} inputs is too small to retrain on: its parts to train and to lay "
-            f"settings on have {', '.join(str(len(part)) for part in parts)}, each needs {_LEAST_PART}"
+            f"a window of {len(window)} inputs is too small to retrain on: its parts for training and for "
+            f"choosing settings have {', '.join(str(len(part)) for part in parts)}; each needs {_LEAST_PART}"
         )
     wanted = () if new is None else new.blocks
     if unknown := [block for block in wanted if block not in traced.hidden_shapes]:
-        raise AdaptError(f"no block {unknown[0]!r} to train caches at; there are {', '.join(traced.blocks)}")
+        raise AdaptError(
+            f"no block {unknown[0]!r} to train caches at; choose from {', '.join(traced.blocks)}"
+        )
     if wrong := [] if new is None else _misplaced(new, traced):
         raise AdaptError(f"{wrong[0]}; what reads the input belongs at block '{INPUT}', all else elsewhere")
     watch = StopWatch(clock)

@@ -27,7 +27,7 @@ def scene_signature(features: Tensor) -> Signature:
     deviation from it: float32 [17 * C] for maps. Half of the inputs may show something else.
     """
     if len(features) == 0:
-        raise AdaptError("a scene cannot be told from no inputs")
+        raise AdaptError("a scene needs at least one input")
     maps = features.detach().float().cpu()
     if maps.ndim == 4:
         maps = torch.nn.functional.adaptive_avg_pool2d(maps, _FIELDS)

@@ -86,12 +86,12 @@ class AdaptSettings:
     def __post_init__(self) -> None:
         for name in ("sampling", "audit_budget", "probation"):
             if not 0.0 < getattr(self, name) <= 1.0:
-                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be above 0 and at most 1, as 0.2")
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be above 0 and at most 1")
         for name in ("interval_s", "window_s", "scene_tolerance"):
             if not getattr(self, name) > 0.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be a number above 0")
         if not 0.0 < self.held_share < 1.0:
-            raise AdaptError(f"held_share is {self.held_share!r}, must lie strictly between 0 and 1, as 0.25")
+            raise AdaptError(f"held_share is {self.held_share!r}, must lie strictly between 0 and 1")
         for name in ("margin", "falls_to"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")

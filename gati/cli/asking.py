@@ -14,7 +14,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class AskedServer:
-    """A `gati serve` at `url`, with `api_key` if it requires one. A refusal is raised as `refused`."""
+    """A `gati serve` at `url`, with `api_key` if it requires one. Error replies raise `refused`."""
 
     url: str
     api_key: str | None
@@ -31,12 +31,14 @@ class AskedServer:
         head_length: int | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Send a request and return the JSON reply. Raises `UnavailableError` without a reply, and `refused`.
+        """Send a request, return the JSON reply. Raises `UnavailableError` without a reply, else `refused`.
 
         If binary tensors follow JSON in `content`, `head_length` is the length of the JSON in bytes.
         """
         if find_spec("httpx") is None:
-            raise UnavailableError("asking a server needs httpx; install it with pip install 'gati[serve]'")
+            raise UnavailableError(
+                "requests to a server need httpx; install it with pip install 'gati[serve]'"
+            )
         import httpx
 
         headers = {} if kind is None else {"Content-Type": kind}
@@ -56,7 +58,7 @@ class AskedServer:
             document = reply.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise UnavailableError(
-                f"no gati serve answers at {self.url} ({error}); start one with gati serve"
+                f"no gati serve responds at {self.url} ({error}); start one with gati serve"
             ) from error
         if reply.is_error:
             again = reply.headers.get("Retry-After")

@@ -81,7 +81,7 @@ ContinuationDir = Annotated[
     ),
 ]
 Gap = Annotated[
-    str, typer.Option("--gap", metavar="TIME", help="Mean pause of users; lpc measures silence in it.")
+    str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
 ]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 
@@ -90,7 +90,7 @@ Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of ran
     epilog=examples_below("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat")
 )
 def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file: JsonFile = None) -> None:
-    """Describe a trace: requests, blocks, and how many of them are reused, and how soon."""
+    """Describe a trace: requests, blocks, the share of blocks that are reused, and after how long."""
     import json
 
     from gati.evict.trace.statistics import statistics
@@ -151,7 +151,10 @@ def train(
     ] = False,
     encoder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With --dialogues: a MiniLM that reads prompts, not hashed words."),
+        typer.Option(
+            metavar="DIR",
+            help="With --dialogues: folder of a MiniLM that encodes prompts; default: hashed words.",
+        ),
     ] = None,
     flat: Flat = False,
     limit: Limit = None,
@@ -159,8 +162,8 @@ def train(
 ) -> None:
     """Fit a predictor to a trace, so that a cache starts with a model.
 
-    Replay it on another trace, since it has seen the future of this one. With --dialogues, it learns from one
-    half and is tested on the other; gati evict synthesise makes streams from the latter.
+    Replay it on another trace, because it has seen the whole of this one. With --dialogues, a model trains on
+    one half and is tested on the other; gati evict synthesise makes streams from the test half.
     """
     from gati.evict.train import train as fit
 
@@ -168,7 +171,7 @@ def train(
         _train_continuation(trace, out, flat, limit, encoder, seed)
         return
     if encoder is not None:
-        raise EvictError("--encoder reads the prompts of dialogues; give --dialogues with it")
+        raise EvictError("--encoder requires --dialogues; add it, or leave out --encoder")
     trained = fit(_read(trace, flat, limit), out, seed=seed, progress=render.counter("requests"))
     typer.echo(f"wrote {out}, trained on {trained['requests']} requests of {trained['name']}")
     typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")

@@ -34,9 +34,9 @@ def engine(
         str, typer.Option(metavar="NAME", help="reuse, or the folder that gati evict train wrote.")
     ] = "reuse",
     gap: Annotated[
-        str, typer.Option("--gap", metavar="TIME", help="Mean pause of users; lpc measures silence in it.")
+        str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
     ] = "100s",
-    reuse: Annotated[bool, typer.Option(help="Cache prefixes; off to compare.")] = True,
+    reuse: Annotated[bool, typer.Option(help="Cache prefixes; --no-reuse for comparison.")] = True,
     page: Annotated[int, typer.Option(metavar="N", help="Tokens per page.")] = 16,
     chunk: Annotated[int, typer.Option(metavar="N", help="Prompt tokens per step.")] = 256,
     running: Annotated[
@@ -47,7 +47,9 @@ def engine(
     ] = 256,
     service: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of a gati evict serve, which then fits the predictor."),
+        typer.Option(
+            metavar="DIR", help="Folder of a running gati evict serve, which then fits the predictor."
+        ),
     ] = None,
     name: Annotated[
         str | None,

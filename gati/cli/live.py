@@ -256,7 +256,7 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
 
 
 def _title(source: str) -> str:
-    """The title of a source: the name of a file, or the source as it was given."""
+    """The title of a source: the name of a file, else the source's address."""
     return source if "://" in source or not Path(source).exists() else Path(source).name
 
 

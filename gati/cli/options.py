@@ -231,7 +231,7 @@ LogLevel = Annotated[
     str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
 ]
 Port = Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")]
-ServerUrl = Annotated[str, typer.Option("--url", help="Where gati serve listens.")]
+ServerUrl = Annotated[str, typer.Option("--url", help="Address of gati serve.")]
 ServerKey = Annotated[
     str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="API key, if the server requires one.")
 ]

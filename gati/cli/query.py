@@ -99,7 +99,7 @@ def _query_of(pipeline: str) -> str:
 
 
 def _names_a_file(given: str) -> bool:
-    """Whether an argument is a path rather than a text: one word with a suffix, or an existing file."""
+    """Whether an argument is a path, not a text: one word that has a suffix or names an existing file."""
     return len(given.split()) == 1 and (Path(given).suffix != "" or Path(given).is_file())
 
 

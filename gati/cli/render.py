@@ -145,7 +145,7 @@ def _headroom(found: Headroom) -> None:
     console().print(table)
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
-        f"now {found.chosen.gain:.2f}x; with free lookups and perfect selectors "
+        f"current gain {found.chosen.gain:.2f}x; with free lookups and perfect selectors "
         f"{found.free_oracle.gain:.2f}x; {basis}, with the same choice of exits"
     )
 
@@ -348,7 +348,7 @@ def exported(written: Exported) -> None:
 
 
 def console() -> Console:
-    """Where tables are printed."""
+    """The console that prints tables."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)

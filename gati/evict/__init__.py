@@ -5,7 +5,7 @@ from gati import evict
 trace = evict.read_trace("trace.jsonl.gz")
 result = evict.replay(trace, sizes=[2000], policies=["lru", "gati", "opt"])
 
-cache = evict.PrefixCache(blocks=2000, policy="gati")  # in an engine of your own
+cache = evict.PrefixCache(blocks=2000, policy="gati")  # in your own engine
 rows = evict.EmbeddingCache(evict.FileTier("table.rows", width=128), rows=10_000)  # for an nn.EmbeddingBag
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gati.evict.embed.tiers import FileTier, MemoryTier
     from gati.evict.remote import ContinuationClient
 
-# They need torch or httpx, which nothing else here does: each is imported when it is used.
+# These need torch or httpx, which nothing else here does, so each is imported when first used.
 _LATE = {
     "ContinuationClient": "gati.evict.remote",
     "EmbeddingCache": "gati.evict.embed.cache",

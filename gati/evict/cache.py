@@ -1,4 +1,4 @@
-"""A cache of blocks: what is held, and one policy that decides what leaves."""
+"""A cache of blocks: its contents, and one policy that decides what is evicted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ServedBlocks(NamedTuple):
 
 @dataclass
 class Handle:
-    """A request under way: what it matched is locked until it is released."""
+    """An active request: the blocks it matched are locked until it is released."""
 
     ids: list[int]
     hits: int
@@ -31,7 +31,7 @@ class Handle:
 
 
 class Serving(NamedTuple):
-    """A request that has begun: what it matched, and what it still lacks."""
+    """A request that has begun: the runs it matched, and the blocks still missing."""
 
     ids: list[int]
     path: list[BlockRun]
@@ -39,13 +39,13 @@ class Serving(NamedTuple):
     number: int
     ends: list[int] | None  # where on its path predictions change
     held: list[BlockRun]
-    counts: bool = True  # or it continues a request that was counted before
+    counts: bool = True  # False if it continues a request that was already counted
 
 
 class BlockCache:
     """Serves requests from `capacity` blocks of one size.
 
-    Of a request that is longer than the capacity the first blocks are cached, the others are misses.
+    If a request is longer than the capacity, its first blocks are cached, and the others are misses.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class BlockCache:
         self.capacity = capacity
         self.policy = policy
         self.predictor = predictor
-        self.watch: Callable[[list[int], int, float], None] | None = None  # is told blocks, hits and time
+        self.watch: Callable[[list[int], int, float], None] | None = None  # receives blocks, hits and time
         self._requests = 0
         self._locked: Counter[BlockRun] = Counter()  # by handles that are open
 
     def access(self, ids: list[int], time_s: float) -> ServedBlocks:
-        """Serve a request from begin to end, nothing else being under way."""
+        """Serve a complete request. No other request may be active."""
         if len(ids) > self.capacity:
             ids = ids[: self.capacity]
         path, hits = self._find(ids)
         return ServedBlocks(hits, self._serve(ids, path, hits, time_s)[1])
 
     def match(self, ids: list[int]) -> Handle:
-        """Find what is cached of a request and lock it."""
+        """Find the cached blocks of a request and lock them."""
         ids = list(ids[: self.capacity])
         path, hits = self._find(ids)
         handle = Handle(ids, hits, [])
@@ -75,19 +75,19 @@ class BlockCache:
         return handle
 
     def insert(self, handle: Handle, time_s: float) -> list[int]:
-        """Load what is missing of a matched request, and return what had to leave. The request stays locked.
+        """Load the missing blocks of a matched request; return the evicted ones. The request stays locked.
 
-        Raises EvictError, with nothing changed, where what is locked leaves no room.
+        Raises EvictError, with nothing changed, if locked blocks leave too little room.
         """
         if not handle.open:
-            raise EvictError("this request was released already: match it again")
+            raise EvictError("this request was already released: match it again")
         ids = handle.ids
-        path, hits = self._find(ids)  # others may have come between
+        path, hits = self._find(ids)  # other requests may have come in between
         count = self.tree.used + len(ids) - hits - self.capacity
         if count > 0 and (spare := self.tree.used - self._needed(path)) < count:
             raise EvictError(
-                f"{count} blocks must leave, but only {spare} of {self.capacity} are not locked by requests "
-                "under way: release some, or make the cache larger"
+                f"{count} blocks must be evicted, but only {spare} of {self.capacity} are not locked by "
+                "active requests: release some, or make the cache larger"
             )
         self._drop(handle)
         path, evicted = self._serve(ids, path, hits, time_s)
@@ -95,7 +95,7 @@ class BlockCache:
         return evicted
 
     def release(self, handle: Handle) -> None:
-        """Let the blocks of a request go when others need the room."""
+        """Unlock the blocks of a request, so that they can be evicted."""
         if handle.open:
             handle.open = False
             self._drop(handle)
@@ -120,13 +120,13 @@ class BlockCache:
         return self._finish(serving, serving.missing), evicted
 
     def _begin(self, ids: list[int], path: list[BlockRun], hits: int, time_s: float) -> Serving:
-        """Tell predictor and policy of a request; what it matched stays until it is finished."""
+        """Report a request to predictor and policy; its matched blocks stay locked until it is finished."""
         number = self._requests
         self._requests += 1
         if self.watch is not None:
             self.watch(ids, hits, time_s)
         ends = None if self.predictor is None else self.predictor.observe(ids, number, time_s)
-        held = path if self.tree.flat else path[-1:]  # the deepest run keeps those above it
+        held = path if self.tree.flat else path[-1:]  # a lock on the deepest run also keeps those above it
         for run in held:
             run.locks += 1
             self.policy.settle(run)
@@ -134,7 +134,7 @@ class BlockCache:
         return Serving(ids, path, self.tree.missing(ids, hits), number, ends, held)
 
     def _finish(self, serving: Serving, loaded: list[int]) -> list[BlockRun]:
-        """Load the first of what is missing, and count everything on the path as used just now."""
+        """Load the blocks `loaded`, and mark every run on the path as used by this request."""
         tree, policy, predictor = self.tree, self.policy, self.predictor
         path, ends = serving.path, serving.ends
         for run in serving.held:
@@ -161,7 +161,7 @@ class BlockCache:
         return path
 
     def _entered(self, added: list[BlockRun]) -> None:
-        """These runs were loaded."""
+        """Called for runs that were just loaded."""
 
     def _hold(self, handle: Handle, path: list[BlockRun]) -> None:
         handle.locked = list(path) if self.tree.flat else path[-1:]
@@ -180,7 +180,7 @@ class BlockCache:
         handle.locked = []
 
     def _needed(self, path: list[BlockRun]) -> int:
-        """Blocks that may not leave: those locked, of this path, and above either."""
+        """Number of blocks that cannot be evicted: locked blocks, this path, and all their ancestors."""
         kept: set[BlockRun] = set(path)
         for locked in self._locked:
             run: BlockRun | None = locked
@@ -193,7 +193,7 @@ class BlockCache:
 def _assign(
     predictor: Predictor, path: list[BlockRun], ends: list[int], ids: list[int], *, flat: bool
 ) -> None:
-    """Tell the predictor in which stretch of the request each run lies."""
+    """Assign each run to the section of the request that it lies in."""
     if flat:
         place = {block: number for number, block in enumerate(ids)}
         for run in path:

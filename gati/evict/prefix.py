@@ -1,4 +1,4 @@
-"""`evict.PrefixCache`: which prefixes to keep, for an engine of your own."""
+"""`evict.PrefixCache`: decides which prefixes to keep, for your own engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gati.evict.replays.replay import build
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """A request under way: its first `hits` blocks are cached and stay so until it is released."""
+    """An active request: its first `hits` blocks are cached and stay cached until it is released."""
 
     hits: int
     requested: int
@@ -28,23 +28,23 @@ class PrefixMatch:
 
 
 class PrefixCache:
-    """Keeps the books of a prefix cache of `blocks` blocks; the blocks themselves stay with the engine.
+    """The index of a prefix cache of `blocks` blocks; the engine stores the blocks themselves.
 
-    An identifier stands for a block and all that comes before it, as the chained hashes of vLLM do. `match` a
-    request, compute what is missing, `insert` it, free what that returns, `release` the request:
+    An identifier names a block together with all blocks before it, like the chained hashes of vLLM. `match` a
+    request, compute its missing blocks, `insert` it, free the blocks that `insert` returns, `release` it:
 
         match = cache.match(ids)
         for gone in cache.insert(match):
             free(gone)
         cache.release(match)
 
-    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`, which ask `insert` for hints. Several
-    requests may be under way; calls must not overlap in time.
+    `gap_s` is the mean pause before a user's next prompt in seconds, for `lpc` and `laru+lpc`, which use the
+    hints passed to `insert`. Several requests may be active, but calls must not run concurrently.
 
-    `service` is the folder of `gati evict serve`: accesses are logged there, and predictors come from there
-    instead of being fitted here. Whether the service runs makes no difference to what a call takes; `close`
-    ends the threads that log and follow. Policies that predict no reuse only log. Raises EvictError for sizes
-    below one and for unknown policies and predictors.
+    `service` is the folder of `gati evict serve`: accesses are logged there, and predictors are loaded from
+    there instead of being fitted here. Calls take equally long whether the service runs or not; `close` stops
+    the threads that log and load. With policies that do not predict reuse, accesses are only logged. Raises
+    EvictError for sizes below one and for unknown policies and predictors.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class PrefixCache:
         service: str | Path | None = None,
     ) -> None:
         if blocks < 1:
-            raise EvictError(f"a cache of {blocks} blocks holds nothing; give at least one")
+            raise EvictError(f"blocks is {blocks}; give at least 1")
         if policy == "lpc-oracle":
-            raise EvictError("lpc-oracle knows a trace in advance, and there is none; take lpc")
+            raise EvictError("lpc-oracle needs a whole trace in advance; use lpc")
         converses = policy in POLICIES and POLICIES[policy].converses
         if service is not None and predictor != "reuse":
-            raise EvictError(f"predictor {predictor!r} comes from no service: leave one of the two out")
+            raise EvictError(f"give either predictor ({predictor!r}) or service, not both")
         named = following if service is not None else predictor_named(predictor)
         maker = hinted(gap_s) if converses else named
         self._cache = build(policy, blocks, maker, seed=seed)
@@ -76,18 +76,18 @@ class PrefixCache:
         return self._cache.tree.used
 
     def match(self, ids: Sequence[Hashable]) -> PrefixMatch:
-        """Find how many leading blocks of a request are cached, and lock these until it is released."""
-        # The tree only compares identifiers and looks them up, so that whatever has a hash may be one.
+        """Find how many leading blocks of a request are cached, and lock them until it is released."""
+        # The tree only compares and hashes identifiers, so any hashable value works.
         handle = self._cache.match(cast("list[int]", list(ids)))
         return PrefixMatch(handle.hits, len(ids), handle)
 
     def insert(self, match: PrefixMatch, hints: Mapping[str, Any] | None = None) -> list[Hashable]:
-        """Count a matched request as served: its missing blocks are cached now, and those returned are not.
+        """Count a matched request as served: its missing blocks are now cached. Returns the evicted blocks.
 
-        Of a request longer than the cache the first blocks are cached. `lpc` and `laru+lpc` take from `hints`
-        how probable it is that the conversation goes on, as `{"continue": 0.9}`; where that is missing, it
-        counts as an average one. Raises EvictError, with nothing changed, where too much is locked, and for
-        a hint that is no probability.
+        If a request is longer than the cache, its first blocks are cached. `lpc` and `laru+lpc` read from
+        `hints` the probability that the conversation continues, as `{"continue": 0.9}`; without it, they
+        assume an average conversation. Raises EvictError, with nothing changed, if too many blocks are
+        locked, and for a hint that is not a probability.
         """
         source = self._cache.predictor
         if isinstance(source, HintedContinuation):
@@ -95,7 +95,7 @@ class PrefixCache:
         return cast("list[Hashable]", self._cache.insert(match._handle, self._clock()))
 
     def release(self, match: PrefixMatch) -> None:
-        """The blocks of this request may leave when others need the room. Once is enough."""
+        """Unlock the blocks of this request, so that they can be evicted. Repeated calls do nothing."""
         self._cache.release(match._handle)
 
     def figures(self) -> dict[str, Any]:
@@ -105,6 +105,6 @@ class PrefixCache:
         return counts if self._link is None else counts | self._link.figures()
 
     def close(self) -> None:
-        """Log and follow no longer; what waits to be logged is written, for two seconds at most."""
+        """Stop logging and loading versions; writes pending log entries for two seconds at most."""
         if self._link is not None:
             self._link.close()

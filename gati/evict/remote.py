@@ -1,4 +1,4 @@
-"""A client of `POST /v1/continue`, for engines that ask a service how likely conversations go on."""
+"""A client of `POST /v1/continue`: the probability that a conversation continues, for engines."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ Message = Mapping[str, str]  # role and content
 
 
 class ContinuationClient:
-    """Asks `gati evict serve` at `url`; keeps its connection, so use one for many requests.
+    """A client of `gati evict serve` at `url`. It reuses its connection, so keep one for many requests.
 
         with ContinuationClient("http://127.0.0.1:8001") as client:
             p = client.probability([{"role": "user", "content": "Thanks, bye!"}])
             cache.insert(match, hints={"continue": p})
 
-    Raises EvictError where httpx is not installed (`pip install 'gati[serve]'`).
+    Raises EvictError if httpx is not installed (`pip install 'gati[serve]'`).
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1.0) -> None:
         try:
             import httpx
         except ImportError:
-            raise EvictError("asking a service needs httpx: pip install 'gati[serve]'") from None
+            raise EvictError("ContinuationClient needs httpx: pip install 'gati[serve]'") from None
         self._url = url
         self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
         headers = {} if api_key is None else {"X-API-Key": api_key}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
     def probability(self, messages: Sequence[Message]) -> float:
-        """How likely another prompt follows the newest one, as `probabilities` for one conversation."""
+        """The probability that another prompt follows the newest one; like `probabilities`, for one."""
         return float(self._ask({"messages": list(map(dict, messages))}))
 
     def probabilities(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """How likely another prompt follows in each, [conversations].
+        """The probability that another prompt follows, for each conversation, [conversations].
 
         Raises:
             UnavailableError: no answer in time, or the service cannot answer now.
@@ -46,7 +46,7 @@ class ContinuationClient:
         return [float(p) for p in self._ask({"conversations": rows})]
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class ContinuationClient:
             if not reply.is_error:
                 return found["p"]
         except self._errors as error:
-            raise UnavailableError(f"no eviction service answers at {self._url}: {error}") from error
+            raise UnavailableError(f"no eviction service responds at {self._url}: {error}") from error
         reason = f"{found.get('error', reply.reason_phrase)} (status {reply.status_code})"
         if reply.status_code in (429, 503, 504):
             raise UnavailableError(reason, retry_after_s=float(reply.headers.get("Retry-After", 1.0)))

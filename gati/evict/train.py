@@ -1,4 +1,4 @@
-"""`gati evict train`: a predictor fitted to a whole trace, or a model of conversations to dialogues."""
+"""`gati evict train`: fits a predictor to a whole trace, or a continuation model to dialogues."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def train(
 ) -> dict[str, Any]:
     """Fit `reuse` to all of `trace`, write it to the folder `out`, and return what it was trained on.
 
-    Whoever replays the same trace with it looks at the future; replay another one.
+    Replay another trace with it: it has seen the future of this one.
 
-    Raises EvictError where no block returns, so that there is nothing to learn, and without LightGBM.
+    Raises EvictError if too few blocks are requested again to learn from, and without LightGBM.
     """
     settings = ReuseSettings(window=max(4 * len(trace) + len(trace.blocks) // 4, 1_000), first_fit=2**62)
     predictor = Reuse(trace.distinct, settings=settings, flat=trace.kind == "flat", seed=seed)
@@ -57,13 +57,13 @@ def train(
 def train_continuation(
     dialogues: Sequence[Dialogue], out: str | Path, *, encoder: str | Path | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Learn from one half of the dialogues whether another prompt follows, and judge by the other half.
+    """Train on one half of the dialogues to predict whether another prompt follows; test on the other half.
 
-    Writes the model to the folder `out` and returns what it was trained on, and `mcc`: Matthews' correlation
-    on the half held out, which is the one that `gati evict synthesise` makes streams of. Prompts are read as
-    hashed words, or by an `encoder`: a folder with a BERT for sentences, such as MiniLM.
+    Writes the model to the folder `out`. Returns what it was trained on, and `mcc`: Matthews' correlation on
+    the held-out half, from which `gati evict synthesise` makes streams. Prompts are encoded as hashed words,
+    or by an `encoder`: a folder with a sentence BERT, such as MiniLM.
 
-    Raises EvictError where there is nothing to tell apart, or no encoder.
+    Raises EvictError if all prompts, or none, are followed by another, and without a usable encoder.
     """
     learned, held_out = halves(dialogues)
     prompts, goes_on = samples_of(learned)
@@ -90,7 +90,7 @@ def train_continuation(
 
 
 def samples_of(dialogues: Sequence[Dialogue]) -> tuple[list[Prompts], NDArray[np.bool_]]:
-    """Every prompt with those before it, and whether another followed, [samples]."""
+    """Every prompt with its predecessors, and whether another prompt followed, [samples]."""
     prompts: list[Prompts] = []
     goes_on: list[bool] = []
     for dialogue in dialogues:

@@ -61,10 +61,10 @@ class Guard:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.agreement < 1.0:
-            raise AdaptError(f"agreement is {self.agreement!r}, must lie strictly between 0 and 1, as 0.97")
+            raise AdaptError(f"agreement is {self.agreement!r}, must lie strictly between 0 and 1")
         if not self.audits_to_false_alarm > 1.0:
             raise AdaptError(
-                f"audits_to_false_alarm is {self.audits_to_false_alarm!r}, must be above 1, as 10000"
+                f"audits_to_false_alarm is {self.audits_to_false_alarm!r}, must be above 1, for example 10000"
             )
         alpha = self.alpha
         largest = _LARGEST_ALTERNATIVE if alpha < _LARGEST_ALTERNATIVE else 1.0
@@ -125,7 +125,7 @@ class Guard:
         )
         evidence = np.array(document["evidence"], dtype=np.float64)
         if evidence.shape != guard._evidence.shape or not (evidence >= 0.0).all():
-            raise ValueError("evidence is not that of a guard")
+            raise ValueError("the evidence is invalid")
         guard._evidence = evidence
         guard.audits, guard.losses = int(document["audits"]), int(document["losses"])
         guard.alarmed = bool(document["alarmed"])

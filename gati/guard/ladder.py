@@ -165,11 +165,11 @@ class Ladder:
         proofs = [Proof.from_json(each) for each in document["proofs"]]
         level = int(document["level"])
         if not guards or len(guards) != len(proofs) or not 0 <= level <= len(guards):
-            raise ValueError(f"level {level} of {len(guards)} guards and {len(proofs)} proofs is no ladder")
+            raise ValueError(f"level {level} does not fit {len(guards)} guards and {len(proofs)} proofs")
         if level and guards[level - 1].alarmed:
             raise ValueError("the guard is in alarm, but the caches serve")
         if len({guard.agreement for guard in guards} | {proof.agreement for proof in proofs[level:]}) != 1:
-            raise ValueError("the settings of one ladder have one promise")
+            raise ValueError("the settings of a ladder must share one promise")
         ladder = cls(len(guards), guards[0].agreement, spend, proven=True)
         ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
         if "left" in document:

@@ -117,7 +117,7 @@ class Proof:
         proof = cls(float(document["agreement"]), float(document["delta"]))
         capital = np.array(document["log_capital"], dtype=np.float64)
         if capital.shape != proof._log_capital.shape or np.isnan(capital).any():
-            raise ValueError("log_capital is not that of a proof")
+            raise ValueError("log_capital is out of range")
         proof._log_capital = capital
         proof.audits, proof.losses = int(document["audits"]), int(document["losses"])
         proof.passed = bool(document["passed"])

@@ -52,9 +52,9 @@ def eager_program(module: nn.Module, example: Tensor) -> Program | None:
                 (*batches, example[:1].clone()), (few.outputs, many.outputs, alone), strict=True
             ):
                 if not equal_values(torch.utils._pytree.tree_leaves(flat(x)), list(outputs)):
-                    raise ModelError(f"the statements compute something else for {len(x)} inputs")
+                    raise ModelError(f"the statements compute another result for {len(x)} inputs")
         except Exception as error:  # user code may raise anything
-            _log.debug("%s is left to torch.export: %s", type(module).__name__, one_line(error))
+            _log.debug("%s is traced with torch.export instead: %s", type(module).__name__, one_line(error))
             return None
     return program
 

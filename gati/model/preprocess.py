@@ -188,7 +188,7 @@ class Preprocessing:
             )
         if self.sound is not None:
             raise DataError(
-                "the network takes sound: give recordings, or spectrograms preprocessed as it does"
+                "the network takes audio; give recordings, or spectrograms made like those of its front end"
             )
 
     def _middle(self, pixels: Tensor) -> Tensor:

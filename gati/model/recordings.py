@@ -174,7 +174,7 @@ def _beginning_of_wav(content: bytes | memoryview, frames: int) -> bytes:
     layout, samples = bytes(chunks.get(b"fmt ", b"")), chunks[b"data"]
     frame_bytes = int.from_bytes(layout[12:14], order)
     if frame_bytes == 0:
-        raise ValueError("it does not say how its samples are stored")
+        raise ValueError("its fmt chunk, which says how samples are stored, is missing or invalid")
     kept = bytes(samples[: min(frames, len(samples) // frame_bytes) * frame_bytes])
     body = b"WAVE"
     for kind, value in ((b"fmt ", layout), (b"data", kept)):

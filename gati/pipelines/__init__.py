@@ -22,7 +22,7 @@ answers, summed over groups of classes, so that one network can serve several st
 
 Policies choose a stage's option when it starts (`gati.pipelines.policies`, where `register_policy` adds
 more): `static` is the baseline that has chosen when the query began; `equal` and `proportional` are the
-published splits of what is left of the SLO, replanned at every stage; `dynamic`, the default, is dynamic
+published splits of the remaining SLO, replanned at every stage; `dynamic`, the default, is dynamic
 programming over the rest of the graph with the distributions of latencies and what the stage before
 found of this input (`gati.pipelines.dynamic`).
 

@@ -1,7 +1,7 @@
 """Behaviours of options on inputs that were easy or hard one stage before, from outcomes per input.
 
-Easy inputs leave early, get the right label from every network, and are easy for the next stage too. A
-planner that took stages for independent would run the large network on inputs that do not need it.
+Easy inputs leave early, get the right label from every network, and are easy for the next stage, too. A
+planner that assumed independent stages would run the large network on inputs that do not need it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from gati.pipelines.measurements import BehaviourMeasurement
 
-_LEVEL_SHARES = (0.5, 0.25, 0.1)  # the surest half, the next quarter, and so on
+_LEVEL_SHARES = (0.5, 0.25, 0.1)  # the most confident half, the next quarter, and so on
 _LATENCIES_A_LEVEL = 200
-_FEWEST_LATENCIES = 20  # below that, those of all inputs of the level
-_PRIOR_INPUTS = 10.0  # by how many inputs of all kinds an accuracy is steadied
+_FEWEST_LATENCIES = 20  # with fewer, those of all inputs of the level are used
+_PRIOR_INPUTS = 10.0  # weight of the overall accuracy in inputs, as a prior
 
 _Floats = npt.NDArray[np.float64]
 _Bools = npt.NDArray[np.bool_]
@@ -33,12 +33,12 @@ class Answers:
 
 
 def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
-    """Falling bounds of confidence: half of the inputs are above the first, a tenth is below the last."""
+    """Decreasing bounds of confidence: half of the inputs are above the first, a tenth is below the last."""
     return tuple(float(np.quantile(confidence, share)) for share in _LEVEL_SHARES)
 
 
 def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Iterator[BehaviourMeasurement]:
-    """Behaviours of an option on all inputs of its stage, then after each answer of the stage before.
+    """Behaviours of an option on all inputs of its stage, then after each answer of the previous stage.
 
     `among` [n] marks the stage's own inputs; `before` are the answers of the options of the stage before it.
     Only inputs count that were right there: on others the query is lost, whatever follows.
@@ -56,7 +56,7 @@ def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Itera
 
 
 def spread(latency_ms: _Floats, most: int) -> tuple[float, ...]:
-    """At most so many of the latencies, in rising order and evenly spaced."""
+    """A limited number of the latencies, sorted and evenly spaced."""
     ordered = np.sort(latency_ms)
     kept = np.unique(np.linspace(0, ordered.size - 1, min(ordered.size, most)).round().astype(int))
     return tuple(ordered[kept].round(4).tolist())

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from gati.errors import PipelineError
 from gati.pipelines.pipeline import Edge, Stage
 
-_MOST_STATES = 20_000  # of which queries can be in at one stage; chains and fork-joins have a handful
+_MOST_STATES = 20_000  # states of queries at one stage; chains and fork-joins have few
 
 
 def check_graph(
     stages: Mapping[str, Stage], edges: Sequence[Edge], declared_input: str | None, where: str
 ) -> tuple[tuple[str, ...], str]:
-    """Return the stages in an order in which each follows all before it, and the input stage.
+    """Return the stages in topological order, and the input stage.
 
     **Raises:** `PipelineError` that begins with `where`.
     """
@@ -27,7 +27,7 @@ def check_graph(
 
 
 def outputs_of(order: Sequence[str], edges: Sequence[Edge]) -> tuple[str, ...]:
-    """The stages that nothing follows."""
+    """The stages without successors."""
     sources = {edge.source for edge in edges}
     return tuple(name for name in order if name not in sources)
 
@@ -93,7 +93,7 @@ def _input(order: Sequence[str], edges: Sequence[Edge], declared: str | None, wh
             )
         return first[0]
     if declared not in order:
-        raise PipelineError(f"{where}: input '{declared}' is no stage; the stages are {', '.join(order)}")
+        raise PipelineError(f"{where}: input '{declared}' is not a stage; the stages are {', '.join(order)}")
     if declared not in first:
         before = next(edge.source for edge in edges if edge.target == declared)
         raise PipelineError(
@@ -119,7 +119,7 @@ def _check_runs(
         said = _when(labels)
         if not answering:
             raise PipelineError(
-                f"{where}: no output{said}: no edge holds; add an edge for it, or take the label away"
+                f"{where}: no output{said}: no edge matches; add an edge, or remove the label"
             )
         if not labels:
             raise PipelineError(f"{where}: two outputs, {_listed(answering[:2])}; join them in one stage")

@@ -1,8 +1,8 @@
-"""Counts and histograms in which what is older counts less: half as much after each half-life.
+"""Counts and histograms with exponential decay: entries count half as much after each half-life.
 
-Time is any number that rises, here of queries; there is no clock. What is added weighs 2^(at / half_life),
-relative to a landmark that moves along, so that adding costs the same whatever there is and nothing has to be
-aged (forward decay). The order of adding does not matter, and two that saw different traffic can be merged.
+Time is any increasing number, here the number of queries; there is no clock. An entry at time `at` has the
+weight 2^(at / half_life), relative to a landmark that moves along. So adding takes constant time, and old
+entries need no update (forward decay). The order of additions does not matter, and objects can be merged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gati.errors import PipelineError
 from gati.pipelines.distribution import Distribution
 
 _LARGEST_EXPONENT = 25.0  # then the landmark moves: e^25 is 7e10
-_FORGOTTEN = 1e-12  # of a query that comes now
+_FORGOTTEN = 1e-12  # weight relative to a current query
 _LEAST_MS = 1e-3
 _LARGEST_MS = 1e7
 _WIDTH = math.log(1.03)  # of a bin, on the logarithmic scale
@@ -26,7 +26,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class DecayedCounts(Generic[_Key]):
-    """How often each key came recently. Not thread-safe.
+    """Decayed counts of keys. Not thread-safe.
 
     **Raises:** `PipelineError` for a half-life that is not above zero.
     """
@@ -45,15 +45,15 @@ class DecayedCounts(Generic[_Key]):
         self._weights[key] = self._weights.get(key, 0.0) + worth
 
     def mass(self, at: float) -> float:
-        """What everything together counts at time `at`."""
+        """The total weight at time `at`."""
         return sum(self._weights.values()) * self._left(at)
 
     def count(self, key: _Key, at: float) -> float:
-        """What `key` counts at time `at`."""
+        """The weight of `key` at time `at`."""
         return self._weights.get(key, 0.0) * self._left(at)
 
     def shares(self) -> dict[_Key, float]:
-        """The share of each key; empty if there was none. The same at any time: all age together."""
+        """The share of each key; empty without keys. It does not depend on time, as all decay equally."""
         total = sum(self._weights.values())
         return {key: weight / total for key, weight in self._weights.items()} if total > 0.0 else {}
 
@@ -62,13 +62,13 @@ class DecayedCounts(Generic[_Key]):
         self._weights.clear()
 
     def copy(self) -> Self:
-        """One that counts on by itself."""
+        """An independent copy."""
         found = copy.copy(self)
         found._weights = dict(self._weights)
         return found
 
     def merge(self, other: Self) -> None:
-        """Take in what another has counted on the same time. Raises `PipelineError` for another half-life."""
+        """Add the counts of another over the same time. Raises `PipelineError` for another half-life."""
         factor = self._factor_of(other)
         for key, weight in other._weights.items():
             self._weights[key] = self._weights.get(key, 0.0) + factor * weight
@@ -83,7 +83,7 @@ class DecayedCounts(Generic[_Key]):
         return math.exp(exponent)
 
     def _left(self, at: float) -> float:
-        """What a weight of one is worth at `at`."""
+        """The value of a stored weight of one at time `at`."""
         return math.exp(min((self._landmark - at) * self._rate, _LARGEST_EXPONENT))
 
     def _move(self, landmark: float) -> None:
@@ -96,10 +96,10 @@ class DecayedCounts(Generic[_Key]):
         self._weights = {key: weight for key, weight in scaled.items() if weight > _FORGOTTEN}
 
     def _factor_of(self, other: Self) -> float:
-        """By what the weights of `other` are multiplied to be ours."""
+        """The factor that converts weights of `other` to this object's landmark."""
         if other.half_life != self.half_life:
             raise PipelineError(
-                f"half-lives {self.half_life} and {other.half_life} differ; merge what decays alike"
+                f"half-lives {self.half_life} and {other.half_life} differ; merge only equal half-lives"
             )
         if other._landmark > self._landmark:
             self._move(other._landmark)
@@ -109,8 +109,8 @@ class DecayedCounts(Generic[_Key]):
 class DecayedHistogram(DecayedCounts[int]):
     """Recent latencies, in at most 780 bins whose bounds are 3 % apart. Not thread-safe.
 
-    Each bin keeps the mean of what fell into it, so means are exact and quantiles within 3 %, from a
-    thousandth of a millisecond on; all values below share a bin.
+    Each bin stores the mean of its values, so means are exact and quantiles within 3 %. All values below
+    0.001 ms share a bin.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -132,7 +132,7 @@ class DecayedHistogram(DecayedCounts[int]):
         return sum(self._sums.values()) / total if total > 0.0 else None
 
     def distribution(self) -> Distribution | None:
-        """What it holds, an atom for each bin; None without values."""
+        """The distribution, with one atom per bin; None without values."""
         atoms = [(value, share) for value, share in self._atoms() if share > 0.0]
         if not atoms:
             return None
@@ -144,13 +144,13 @@ class DecayedHistogram(DecayedCounts[int]):
         self._sums.clear()
 
     def copy(self) -> Self:
-        """One that counts on by itself."""
+        """An independent copy."""
         found = super().copy()
         found._sums = dict(self._sums)
         return found
 
     def merge(self, other: Self) -> None:
-        """Take in another on the same time. Raises `PipelineError` for another half-life."""
+        """Add another histogram over the same time. Raises `PipelineError` for another half-life."""
         factor = self._factor_of(other)
         super().merge(other)
         for key, value in other._sums.items():

@@ -1,4 +1,4 @@
-"""A latency as it was measured: not one number, because requests leave a network at different exits."""
+"""A measured latency as a distribution, because requests leave a network at different exits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from gati.errors import PipelineError
 
-_MOST_SUMS = 512  # of two distributions that are kept apart
-_FINENESS = 0.005  # of their logarithm, beyond it
+_MOST_SUMS = 512  # maximum number of distinct sums of two distributions
+_FINENESS = 0.005  # beyond it, sums are merged within this step of their logarithm
 
 
 @dataclass(frozen=True)
 class Distribution:
     """The latency of a request as atoms: `values_ms[i]` happens with probability `probabilities[i]`.
 
-    Values rise and none is below zero, probabilities sum to 1. Make one with `from_samples` or `constant`.
+    Values are sorted and non-negative, probabilities sum to 1. Make one with `from_samples` or `constant`.
     """
 
     values_ms: tuple[float, ...]
@@ -27,7 +27,7 @@ class Distribution:
 
     @classmethod
     def from_samples(cls, samples_ms: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
-        """The empirical distribution of measured latencies; each weighs the same.
+        """The empirical distribution of measured latencies, with equal weights.
 
         **Raises:** `PipelineError` for no samples, or one that is not a number above zero.
         """
@@ -42,11 +42,11 @@ class Distribution:
 
     @classmethod
     def constant(cls, latency_ms: float) -> Distribution:
-        """A latency that is always the same. Raises `PipelineError` as `from_samples` does."""
+        """A constant latency. Raises `PipelineError` as `from_samples` does."""
         return cls.from_samples([latency_ms])
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
-        """The latency of a request that is one of `other` with probability `share`, and of these else."""
+        """The mixture with `other`, which has the weight `share`."""
         if share <= 0.0:
             return self
         if share >= 1.0:
@@ -59,9 +59,9 @@ class Distribution:
         return Distribution(tuple(values[order].tolist()), tuple(weights[order].tolist()))
 
     def plus(self, other: Distribution) -> Distribution:
-        """The sum of a latency of each, one independent of the other.
+        """The sum of two independent latencies, one of each distribution.
 
-        Of many sums, those within half a percent become one: the mean is exact, quantiles within that.
+        If there are many sums, those within half a percent are merged; the mean stays exact.
         """
         values = np.add.outer(self.values_ms, other.values_ms).ravel()
         weights = np.multiply.outer(self.probabilities, other.probabilities).ravel()

@@ -1,8 +1,8 @@
 """Policy `dynamic`: dynamic programming over the rest of the graph, with measured distributions.
 
 **The problem.** For every stage, remaining time and finding of the stage before, choose an option so that
-the expected worth of the answer is greatest, among all ways to choose under which a query meets its SLO
-with probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default
+the expected worth of the answer is greatest, among all choices with which a query meets its SLO with
+probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default
 a half: with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much.
 Up to `tolerance` of the worth is given up where it saves time.
 
@@ -60,11 +60,11 @@ from gati.pipelines.tables import (
 DEFAULT_TOLERANCE = 0.001
 DEFAULT_LATE_WORTH = 0.5
 _COLUMNS = 1024
-_PARALLEL_COLUMNS = 256  # where branches need matrices over it
+_PARALLEL_COLUMNS = 256  # for parallel branches, which need matrices
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
 _LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
 _SURE = 1e-9  # rounding errors of probabilities
-_ALIKE = 1e-6  # of probabilities and milliseconds: decayed figures of the same traffic differ by as much
+_ALIKE = 1e-6  # tolerance for probabilities and ms; decayed figures of the same traffic differ by this much
 
 
 class Forecast(NamedTuple):
@@ -85,13 +85,13 @@ _Table = dict[Key, "array[int]"]  # the position of the option, at each column
 
 class _Entry(NamedTuple):
     option: str
-    part: float  # of the remaining time, the rest is for what follows
+    part: float  # share of the remaining time; the rest is for later stages
 
 
 class DynamicPolicy:
     """Tables for every stage, remaining time and finding; see the module. Building them takes a second or so.
 
-    `columns` is the number of remaining times told apart; by default 1024, or 256 with parallel branches.
+    `columns` is the number of distinct remaining times; by default 1024, or 256 with parallel branches.
 
     **Raises:** `PipelineError` for parallel branches that do not meet in one stage, or share stages.
     """
@@ -125,7 +125,7 @@ class DynamicPolicy:
         self._entries = _entries(pipeline, attainment)
         self._tables: dict[int, _Table] = {
             int(taken): {
-                key: array("H", choice.astype(np.uint16).tobytes())  # a look-up faster than of numpy
+                key: array("H", choice.astype(np.uint16).tobytes())  # faster look-ups than with numpy
                 for key, choice in tables[taken].choices.items()
             }
             for taken in np.unique(self._taken)
@@ -163,7 +163,7 @@ class DynamicPolicy:
 
 
 class _DynamicPlan(NamedTuple):
-    """One query's table. A budget leaves what follows its fastest options' share of the time."""
+    """One query's table. A budget leaves later stages the share of time of their fastest options."""
 
     table: _Table
     entries: dict[str, list[_Entry]]
@@ -208,7 +208,7 @@ def _take(
     good = enough & (worth >= best - tolerance)
     taken = np.where(good, busy, np.inf).argmin(axis=0)
     taken = np.where(enough.any(axis=0), taken, _greatest(in_time, worth, -busy))
-    late = in_time.max(axis=0) < _SURE  # whatever is done: be done soon
+    late = in_time.max(axis=0) < _SURE  # with any choice, so finish early
     found: npt.NDArray[np.intp] = np.where(late, _greatest(-busy, worth), taken)
     return found
 

@@ -28,7 +28,7 @@ class CheckedTable:
         return f"{self.where}: {key}"
 
     def finish(self) -> None:
-        """Raise `PipelineError` for a key that means nothing here."""
+        """Raise `PipelineError` for an unknown key."""
         for key in self._values:
             close = difflib.get_close_matches(key, self._known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(self._known)}"
@@ -38,12 +38,12 @@ class CheckedTable:
 def text(value: Any, where: str) -> str:
     """A string that is not empty. Raises `PipelineError`."""
     if not isinstance(value, str) or not value:
-        raise PipelineError(f"{where} is {value!r}; give a text in quotes")
+        raise PipelineError(f"{where} is {value!r}; give a string in quotes")
     return value
 
 
 def texts(value: Any, where: str) -> tuple[str, ...]:
-    """A list of different strings, at least one; a single string is a list of one. Raises `PipelineError`."""
+    """A non-empty list of distinct strings; a single string is a list of one. Raises `PipelineError`."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not values:
         raise PipelineError(f"{where} is {value!r}; give a list of names")

@@ -1,28 +1,30 @@
-"""What the traffic has shown of a stage: figures that follow it, on top of what was measured offline.
+"""Figures of a stage that follow the traffic, with the offline measurement as prior.
 
-**Engine, queue, way.** A stage's time is what the engine reports, what the request waited for it, and the
-rest: the way there and back. Engine times are kept for each option and level of its confidence, waiting for
-each option, the way for the stage, because it is the same whichever option runs. So an option that never ran
-is compared with those that did, the way included.
+**Engine, queue, way.** A stage's time is the reported engine time, the time in the queue, and the rest: the
+way there and back. Engine times are stored per option and level of its confidence, queueing times per
+option, and the way per stage, because it is the same for all options. So an option that never ran can be
+compared with the others, including the way.
 
-**Prior.** Each figure is a mixture of what was measured offline and what was observed. The offline part
-weighs as much as `w * exp(-n / w)` queries, where n is what the observations weigh: it counts for `w` queries
-at first, is all but gone after 5 w, and comes back as evidence decays. Nothing observed: exactly the offline
-figures.
+**Prior.** Each figure is a mixture of the offline measurement and the observations. The offline part has the
+weight of `w * exp(-n / w)` queries if the observations have the weight n: it counts for `w` queries at first,
+almost vanishes after 5 w, and returns as evidence decays. Without observations, the figures are exactly the
+offline ones.
 
-**Decay.** Evidence of all options of a stage halves with every `half_life` queries of that stage, whichever
-ran. An observation counts for a quarter of the queries since the last one of its option, at least for one:
-rare evidence could else never outweigh a wrong prior, and with all of them one slow answer would.
+**Decay.** The evidence of all options of a stage halves every `half_life` queries of that stage, whichever
+option ran. An observation counts for a quarter of the queries since the last one of its option, but at least
+for one: otherwise rare evidence could never outweigh a wrong prior. If it counted for all of these queries, a
+single slow answer would outweigh the prior.
 
-**Which inputs an option gets.** Plans give hard inputs to large networks, so what an option sees is not what
-it was measured on. Times are therefore kept by level of confidence, levels by what the stage before found,
-and mixed in the proportions of all inputs. An option does not count as slow because it gets hard inputs.
+**Which inputs an option gets.** Plans give hard inputs to large networks, so the inputs of an option differ
+from those it was measured on. Therefore times are stored by level of confidence, and levels by the finding of
+the previous stage; both are mixed in the proportions of all inputs. So an option does not appear slow because
+it gets hard inputs.
 
-**Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
-certificate counted, corrected for how sure the option was of what it got, and that weighs as much as 256
-audits. As far as audits move it, the expected accuracy moves, too, by the part of disagreements that can be
-mistakes of this stage at all: where a stage only tells groups apart, few are. That moves the plan's
-expectations and nothing else: what is promised stays what was certified.
+**Agreement.** Audits compare answers with the base model's. The expected agreement starts with the counts of
+the certificate, corrected for the option's confidence on its inputs, with the weight of 256 audits. If audits
+change it, the expected accuracy changes, too, but only by the disagreements that can be mistakes of this
+stage: few, if the stage only distinguishes groups. This changes only the plan's expectations: the promise
+stays the certified one.
 """
 
 from __future__ import annotations
@@ -39,22 +41,23 @@ from gati.pipelines.distribution import Distribution
 from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
 
 BASE_EXIT = "base"
-_LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
-_QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do
-_RARER = 4  # queries since the last observation that one more of it counts for
+_LEAST_SHARE = 1e-3  # smallest share of the offline part that is kept in a mixture
+_QUEUE_FASTER = 4  # queueing follows the load, which changes faster than networks
+_RARER = 4  # an exploring observation weighs the queries since the last one, divided by this
 _AUDITS_SLOWER = 16  # few requests are audited
-_CERTIFIED_AUDITS = 256.0  # that a certificate's counts weigh as much as
+_CERTIFIED_AUDITS = 256.0  # weight of a certificate's counts, in audits
 
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """How figures follow the traffic. Counts are of queries that came to a stage.
+    """Settings of figures that follow the traffic. Counts are in queries of a stage.
 
-    `half_life`: after so many, evidence counts half. `prior`: so many the offline measurement counts for.
-    `explore_every`: so often at most an option runs that would not have been chosen, to see how it does now;
-    0 never. `replan_every`: after so many the plan is made again, if a figure moved by more than `tolerance`.
+    `half_life`: number after which evidence counts half. `prior`: weight of the offline measurement.
+    `explore_every`: at most one query in this many runs another option than the chosen one, to observe it; 0
+    for none. `replan_every`: number after which a new plan is made, if a figure changed by more than
+    `tolerance`.
 
-    **Raises:** `PipelineError` for values that make no sense.
+    **Raises:** `PipelineError` for values out of range.
     """
 
     half_life: float = 256.0
@@ -83,7 +86,7 @@ class LiveSettings:
 class Observation(NamedTuple):
     """The outcome of one request at one stage. `level` is None if the answer's confidence is unknown.
 
-    `engine_ms` and `queue_ms` are what who answered reports, `took_ms` is what it took from here.
+    `engine_ms` and `queue_ms` are reported by the engine; `took_ms` is the whole time seen by the caller.
     """
 
     option: str
@@ -97,11 +100,11 @@ class Observation(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How often an option's answers are its base model's.
+    """The share of an option's answers that equal its base model's.
 
-    `usual` is what the certificate's counts let expect of the inputs that it got, `expected` is that with
-    audits, which weigh as much as `audits`, older ones less. `promised` is what the certificate promises; no
-    audit changes it.
+    `usual` is the share expected from the certificate's counts for the inputs it received. `expected` also
+    includes audits, whose decayed weight is `audits`. `promised` is the certificate's promise, which audits
+    do not change.
     """
 
     expected: float
@@ -111,7 +114,7 @@ class Agreement(NamedTuple):
 
     @property
     def based_on(self) -> str:
-        """Where the expectation comes from, in words."""
+        """The basis of the expectation, in words."""
         return "the certificate" if self.audits < 0.5 else f"the certificate and {self.audits:.0f} audits"
 
 
@@ -124,7 +127,7 @@ class Audits:
         self._counts: DecayedCounts[bool] = DecayedCounts(_AUDITS_SLOWER * settings.half_life)
 
     def add(self, agreed: int, lost: int, at: float) -> None:
-        """Take in audits of answers that were given."""
+        """Add audits of answers."""
         self._counts.add(True, at, agreed)
         self._counts.add(False, at, lost)
 
@@ -137,22 +140,24 @@ class Audits:
 
 
 class OptionFigures:
-    """What the traffic has shown of one option."""
+    """Observations of one option."""
 
     def __init__(self, option: Option, settings: LiveSettings) -> None:
         self.offline = option
         self.chosen = 0  # ever
-        self.explored = 0  # of these, to see how it does now
+        self.explored = 0  # of these, chosen to explore
         self.last_tick = 0
         self.exits: DecayedCounts[str] = DecayedCounts(settings.half_life)
         self.queue = DecayedHistogram(settings.half_life / _QUEUE_FASTER)
         self._settings = settings
         self._engine: dict[int | None, DecayedHistogram] = {}  # by level
         self._levels: dict[Finding | None, DecayedCounts[int]] = {}
-        self._got: DecayedCounts[int] = DecayedCounts(settings.half_life)  # levels, of whatever it was given
+        self._got: DecayedCounts[int] = DecayedCounts(
+            settings.half_life
+        )  # levels of confidence of its inputs
 
     def observe(self, seen: Observation, tick: int) -> None:
-        """Take in a request that this option answered."""
+        """Add a request that this option answered."""
         weight = min(max(1.0, (tick - self.last_tick) / _RARER), self._settings.most_weight)
         self.chosen += 1
         self.last_tick = tick
@@ -187,11 +192,11 @@ class OptionFigures:
         return 1.0 - shares.get(BASE_EXIT, 0.0) if shares else None
 
     def evidence(self, tick: int) -> float:
-        """What its observations weigh now, in queries."""
+        """The current weight of its observations, in queries."""
         return sum(engine.mass(tick) for engine in self._engine.values())
 
     def prior_share(self, tick: int) -> float:
-        """The part that what was measured offline has in its figures."""
+        """The share of the offline measurement in its figures."""
         return _prior_share(self.evidence(tick), self._settings.prior)
 
     def engine_ms(self) -> float | None:
@@ -200,7 +205,7 @@ class OptionFigures:
         return None if overall is None else overall.mean_ms()
 
     def copy(self) -> OptionFigures:
-        """As they are now; what is observed later changes the original only."""
+        """A copy; later observations change only the original."""
         found = copy.copy(self)
         found.exits, found.queue, found._got = self.exits.copy(), self.queue.copy(), self._got.copy()
         found._engine = {level: engine.copy() for level, engine in self._engine.items()}
@@ -208,7 +213,7 @@ class OptionFigures:
         return found
 
     def option(self, tick: int, way: DecayedHistogram, agreement: Agreement | None = None) -> Option:
-        """The option as it is now; `way` is what it takes there and back."""
+        """The option with its current figures; `way` is the time there and back."""
         if not self._engine and agreement is None and way.mass(tick) <= 0.0:
             return self.offline
         known = self.offline
@@ -271,7 +276,7 @@ class OptionFigures:
         return merged
 
     def _on_nothing(self, seen: DecayedHistogram, tick: int) -> Distribution | None:
-        """What was measured nowhere offline, so that the prior is that it takes no time."""
+        """A time without an offline measurement, so the prior is zero."""
         found = seen.distribution()
         if found is None:
             return None
@@ -280,25 +285,25 @@ class OptionFigures:
 
 
 class StageFigures:
-    """What the traffic has shown of one stage. Not thread-safe."""
+    """Observations of one stage. Not thread-safe."""
 
     def __init__(self, stage: Stage, settings: LiveSettings) -> None:
         self.offline = stage
-        self.tick = 0  # queries that came here
+        self.tick = 0  # number of queries of this stage
         self.options = {name: OptionFigures(option, settings) for name, option in stage.options.items()}
         self.way = DecayedHistogram(settings.half_life)
         self._labels: DecayedCounts[str] = DecayedCounts(settings.half_life)
         self._settings = settings
 
     def observe(self, seen: Observation) -> None:
-        """Take in a request."""
+        """Add a request."""
         self.tick += 1
         self.options[seen.option].observe(seen, self.tick)
         self.way.observe(max(0.0, seen.took_ms - seen.engine_ms - seen.queue_ms), self.tick)
         self._labels.add(seen.label, self.tick)
 
     def copy(self) -> StageFigures:
-        """As they are now; what is observed later changes the original only."""
+        """A copy; later observations change only the original."""
         found = copy.copy(self)
         found.options = {name: option.copy() for name, option in self.options.items()}
         found.way, found._labels = self.way.copy(), self._labels.copy()
@@ -322,7 +327,7 @@ class StageFigures:
 
 
 def _moved(accuracy: float, agreement: Agreement | None) -> float:
-    """The accuracy that is expected now that agreement is not what it usually is."""
+    """The expected accuracy, given an agreement that differs from the usual one."""
     if agreement is None:
         return accuracy
     wrong, differing = 1.0 - accuracy, 1.0 - agreement.usual

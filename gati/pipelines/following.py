@@ -3,13 +3,13 @@
     planner = LivePlanner(pipeline)
     run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
     step = run.start(run.ready[0], elapsed_ms())
-    ...                                                           # ask the option's network
+    ...                                                           # run the option's network
     run.finish(step.stage, label, elapsed_ms(), confidence, EngineReport(engine_ms, queue_ms, exit))
     if planner.due:
         planner.refresh()                                          # now and then, in any thread
 
 Observing costs microseconds. `refresh` makes a new plan, which takes as long as building a `Planner`, and
-swaps it in atomically: queries under way keep the plan they began with.
+swaps it in atomically: running queries keep the plan they began with.
 
 **Exploring.** An option that never runs is never observed, so its figures would never change again. Two
 things prevent that. Evidence decays with the queries of the stage, whichever option they ran, so the offline
@@ -38,17 +38,17 @@ from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
 from gati.pipelines.policies import Choice, Plan, longest
 
-_TAIL = 0.95  # of the latencies: how many take longer is looked at, too
-_ACCURACY_FINER = 10  # than latencies: a point of accuracy is more than a hundredth of a latency
-_LOOKS = 8  # in the time of one exploration, where nothing is due
-_PATIENCE = 4  # what does not fit is explored so many times more rarely
+_TAIL = 0.95  # quantile of latencies; the share above it is compared, too
+_ACCURACY_FINER = 10  # than for latencies: one point of accuracy matters more than 1 % of latency
+_LOOKS = 8  # checks per exploration interval while nothing is due
+_PATIENCE = 4  # an option that does not fit is explored this many times less often
 
 
 class OptionReport(NamedTuple):
-    """How one option stands: what it is planned with, and where that comes from. Times are means.
+    """The figures that one option is planned with, and their source. Times are means.
 
-    `evidence` is what its observations weigh in queries and `prior_share` the part of the offline figures in
-    those planned with. None if nothing was observed.
+    `evidence` is the weight of its observations in queries, `prior_share` the share of the offline figures.
+    Fields that need observations are None without any.
     """
 
     stage: str
@@ -69,7 +69,7 @@ class OptionReport(NamedTuple):
 class LivePlanner:
     """Plans queries through one measured pipeline with figures that follow the traffic; see the module.
 
-    Any thread may call anything at any time. A `Run` belongs to one query.
+    Thread-safe. A `Run` belongs to one query.
 
     **Raises:** `PipelineError` as `Planner` does.
     """
@@ -88,10 +88,10 @@ class LivePlanner:
         self.replans = 0
         self._offline = pipeline
         self._planner = Planner(pipeline, policy, attainment=attainment)
-        self._lock = threading.Lock()  # of everything below
+        self._lock = threading.Lock()  # guards everything below
         self._refreshing = threading.Lock()
         self._figures = {name: StageFigures(stage, self.settings) for name, stage in pipeline.stages.items()}
-        self._seen = 0  # since the last look at the figures
+        self._seen = 0  # queries since the last check of the figures
         self._audits: dict[tuple[str, str], Audits | None] = {}
         # The query of a stage at which to look again whether something should be explored.
         self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
@@ -99,12 +99,12 @@ class LivePlanner:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline with the figures that are planned with now."""
+        """The pipeline with the figures of the current plan."""
         return self._planner.pipeline
 
     @property
     def due(self) -> bool:
-        """Whether enough was observed that `refresh` is worth a call."""
+        """Whether there are enough observations to call `refresh`."""
         return self._seen >= self.settings.replan_every
 
     def begin(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Run:
@@ -115,7 +115,7 @@ class LivePlanner:
         return Run(self._offline, plan, latency_slo_ms, self._observe)
 
     def refresh(self) -> bool:
-        """Plan again if a figure has moved; returns whether one has. Observing hardly waits for it."""
+        """Plan again if a figure has changed; returns whether it did. Observing is hardly delayed."""
         with self._refreshing:
             with self._lock:
                 self._seen = 0
@@ -135,7 +135,7 @@ class LivePlanner:
     def certify(
         self, options: Iterable[tuple[str, str]], agreement: float | None, promised: float | None
     ) -> None:
-        """Say what the model behind some options (stage, option) was certified with: audits follow.
+        """Set the certificate of the model behind some options (stage, option), before its audits.
 
         `agreement` is the share of answers in the certificate's own counts that were the base model's, None
         without; `promised` what it promises. Call it again for a new version: audits of the old one are
@@ -149,7 +149,7 @@ class LivePlanner:
             self._seen += 1
 
     def audit(self, stage: str, option: str, *, agreed: int, lost: int) -> None:
-        """Take in audits of answers of the model behind an option, and behind all certified with it.
+        """Add audits of answers of the model behind an option and all options certified with it.
 
         Without a certificate they are not used. Raises `PipelineError` for an unknown option.
         """
@@ -161,7 +161,7 @@ class LivePlanner:
             self._seen += agreed + lost
 
     def report(self) -> list[OptionReport]:
-        """How every option stands, in the order of the file."""
+        """The state of every option, in the order of the file."""
         found = []
         planned = self._planner.pipeline
         with self._lock:
@@ -191,13 +191,13 @@ class LivePlanner:
     # ----------------------------------------------------------------------------------------------------
 
     def or_explore(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
-        """The choice, or in its place an option that was not seen for long; for this module's plans."""
+        """The choice, or instead an option not observed for a long time; for this module's plans."""
         figures = self._figures[stage]
         every = self.settings.explore_every
         if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
             return choice
         with self._lock:
-            if figures.tick < self._look_at[stage]:  # another thread was faster
+            if figures.tick < self._look_at[stage]:  # another thread has already explored
                 return choice
             stale = [
                 (figures.tick - each.last_tick, name)
@@ -246,7 +246,7 @@ class LivePlanner:
 
 
 class _Exploring(NamedTuple):
-    """A plan that now and then runs an option which was not seen for long."""
+    """A plan that occasionally runs an option that was not observed for a long time."""
 
     plan: Plan
     planner: LivePlanner
@@ -257,7 +257,7 @@ class _Exploring(NamedTuple):
 
 
 def _needs(pipeline: Pipeline) -> dict[tuple[str, str], float]:
-    """The mean time of each option, and of the fastest ones of all that follows on the longest path."""
+    """The mean time of each option, and of the fastest options after it on the longest path."""
     fastest = {
         name: min(option.measured_latency.mean_ms for option in stage.options.values())
         for name, stage in pipeline.stages.items()
@@ -271,7 +271,7 @@ def _needs(pipeline: Pipeline) -> dict[tuple[str, str], float]:
 
 
 def _moved(planned: Stage, now: Stage, tolerance: float) -> bool:
-    """Whether any figure differs by more than the tolerance from what is planned with."""
+    """Whether any figure differs from that of the current plan by more than the tolerance."""
     if now is planned:
         return False
     return _apart(planned.shares, now.shares) > tolerance or any(

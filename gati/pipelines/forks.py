@@ -59,7 +59,7 @@ def _follow(
 def _unplannable(stage: str, targets: tuple[str, ...], problem: str) -> PipelineError:
     return PipelineError(
         f"the branches {', '.join(targets)} after stage '{stage}' {problem} before they meet, and policy "
-        "'dynamic' plans chains and fork-joins; let them meet in one stage, or take policy 'proportional'"
+        "'dynamic' plans chains and fork-joins; join them in one stage, or use policy 'proportional'"
     )
 
 

@@ -1,7 +1,7 @@
 """Labels of a stage, from a network's class probabilities.
 
-One explored network can serve several stages: one asks it for a group of classes ("vehicle" or "animal"),
-another for one class among some. Both are the same operation: sum the probabilities of each label's classes,
+One explored network can serve several stages: one needs a group of classes ("vehicle" or "animal"),
+another one class among some. Both are the same operation: sum the probabilities of each label's classes,
 leave out classes of no label, and take the largest.
 """
 
@@ -40,7 +40,7 @@ class LabelMap:
 
     @classmethod
     def from_groups(cls, groups: Mapping[str, Sequence[str]], class_names: Sequence[str]) -> LabelMap:
-        """Let each label stand for the classes named.
+        """Map each label to its classes.
 
         **Raises:** `PipelineError` for a class that does not exist, is named twice, or for an empty label.
         """

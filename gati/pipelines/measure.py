@@ -116,7 +116,7 @@ def measure_outcomes(
 def summarize(
     pipeline: Pipeline, outcomes: dict[Source, Outcomes], data: Data, *, device: str = "cpu"
 ) -> Measurements:
-    """Reduce outcomes on `data` to what planning needs. Raises `DataError` for labels of unknown classes."""
+    """Reduce outcomes on `data` to figures for planning. Raises `DataError` for labels of unknown classes."""
     import torch
 
     labels = data.labels
@@ -232,7 +232,7 @@ class _Turn:
 
     def answer(self, index: int) -> None:
         x = self._input(index)
-        if self.engine.overlapped:  # takes cores of its own, and wakes them with an untimed request
+        if self.engine.overlapped:  # reserve its cores, and warm up with an untimed request
             self.engine.open()
             self.engine(x.clone())
         start = time.perf_counter_ns()
@@ -255,14 +255,16 @@ class _Turn:
 
 
 def _first_images(data: Any) -> npt.NDArray[np.uint8]:
-    """Two images as they are stored, for a network that does not say what size it takes."""
+    """The first two images of the data, for a network that does not state its input size."""
     if not isinstance(data, str | Path) or Path(data).suffix != ".npz":
         raise DataError("pipelines with plain models are measured on an .npz with images; give one")
     try:
         with np.load(data, allow_pickle=False) as archive:
             images: npt.NDArray[np.uint8] = archive["images"][:2]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"pipeline data: {data} is no .npz with `images` ({error}); correct it") from error
+        raise DataError(
+            f"pipeline data: {data} is not an .npz with `images` ({error}); correct it"
+        ) from error
     return images[..., None] if images.ndim == 3 else images
 
 
@@ -285,7 +287,7 @@ def open_engine(
 
     if isinstance(source, PlainModel):
         if images is None or len(images) < 2:
-            raise DataError(f"model {source.model} needs two images to know the size of its input; give some")
+            raise DataError(f"model {source.model} needs two images to find its input size; give images")
         return open_plain_model(
             source.model, source.checkpoint, images=images, device=device, threads=threads
         ).base()

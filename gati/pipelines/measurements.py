@@ -23,7 +23,7 @@ KEPT_SAMPLES = 1000
 class BehaviourMeasurement:
     """Results of an option on inputs where the stage before it, with option `after`, was as sure as `level`.
 
-    `after` None means all inputs. One entry a level of the option's own confidence.
+    `after` None means all inputs. One entry per level of the option's own confidence.
     """
 
     after: str | None
@@ -37,7 +37,7 @@ class BehaviourMeasurement:
 class OptionMeasurement:
     """Results of one option on its stage's inputs; `exits` maps where answers came from to their share.
 
-    `source` says what was measured, so that a changed option is not taken for a measured one. `accuracy` is
+    `source` describes what was measured, so that a changed option is detected. `accuracy` is
     None if the data had no labels.
     """
 
@@ -61,7 +61,7 @@ class StageMeasurement:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that is known of a pipeline's options, and what it was measured on."""
+    """All measurements of a pipeline's options, and the data they were made on."""
 
     pipeline: str
     data: str
@@ -81,7 +81,7 @@ class Measurements:
         document = _MEASUREMENTS.read(path)
         with _MEASUREMENTS.reading(str(path)):
             if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']} is that of an older Gati")
+                raise ValueError(f"format {document['format']} was written by an older Gati")
             return _measurements(document, str(path))
 
 

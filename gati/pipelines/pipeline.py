@@ -26,7 +26,7 @@ class CacheLibrary:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """An option that is a network as `gati explore` would take it, without caches."""
+    """An option that is a plain network, in a form that `gati explore` accepts, without caches."""
 
     model: str
     checkpoint: Path | None = None
@@ -53,7 +53,7 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a stage: what serves it, what its outputs mean, how right and how fast it is.
+    """One way to run a stage: its source, the meaning of its outputs, its accuracy and its latency.
 
     `accuracy` is the share of the stage's own inputs that get the right label, `latency` how long one takes,
     exits and all; both None until measured. What answers requests to it is not the pipeline's business.
@@ -80,7 +80,7 @@ class Option:
         return known or Behaviour((1.0,), (self.measured_accuracy,), (self._network_latency,))
 
     def level(self, confidence: float) -> int:
-        """The level of an answer: 0 for the surest."""
+        """The level of an answer: 0 for the most confident."""
         return sum(confidence < bound for bound in self.levels)
 
     @property

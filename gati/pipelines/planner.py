@@ -19,7 +19,7 @@ _LEAST_MS = 1e-6
 
 
 class Step(NamedTuple):
-    """A started stage: the option to run it with, the time it was given, and what is left of the SLO."""
+    """A started stage: its option, its budget, and the remaining SLO."""
 
     stage: str
     option: str

@@ -134,7 +134,7 @@ def longest(pipeline: Pipeline, weights: dict[str, float]) -> tuple[dict[str, fl
 
 
 class SplitPolicy:
-    """Split what is left of the SLO over the rest of each path again, whenever a stage starts.
+    """Split the remaining SLO over the rest of each path again, whenever a stage starts.
 
     What earlier stages saved or lost is so redistributed downstream by the same rule; the budget is the least
     over the paths from the stage to an output.

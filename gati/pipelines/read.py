@@ -149,7 +149,7 @@ def _with_measurements(
     if kept.source != described:
         if measured:
             raise PipelineError(
-                f"{where} was measured as {kept.source} and is {described} now; run gati pipeline measure"
+                f"{where} was measured as {kept.source} but is now {described}; run gati pipeline measure"
             )
         return option
     latency = option.latency or _latency(list(kept.latency_ms), f"{where}: latency_ms")
@@ -172,7 +172,7 @@ def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
     model, checkpoint = fields.take("model"), fields.take("checkpoint")
     if (library is None) == (model is None):
         found = "neither" if library is None else "both"
-        raise PipelineError(f"{fields.where} names {found}: give library or model, one of the two")
+        raise PipelineError(f"{fields.where} names {found}; give either library or model")
     if model is not None:
         for key, value in (("composition", composition), ("caches", caches)):
             if value is not None:
@@ -186,7 +186,7 @@ def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
     directory = folder / text(library, fields.at("library"))
     if caches is False:
         if composition is not None:
-            raise PipelineError(f"{fields.at('composition')} means nothing with caches = false; remove one")
+            raise PipelineError(f"{fields.at('composition')} has no effect with caches = false; remove one")
         return CacheLibrary(directory, None)
     chosen = "default" if composition is None else text(composition, fields.at("composition"))
     return CacheLibrary(directory, chosen)
@@ -204,13 +204,13 @@ def _latency(value: Any, where: str) -> Distribution:
 def _groups(fields: CheckedTable, classes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     groups, restricted = fields.take("groups"), fields.take("classes")
     if groups is not None and restricted is not None:
-        raise PipelineError(f"{fields.where} has groups and classes; give one of the two")
+        raise PipelineError(f"{fields.where} has both groups and classes; give only one")
     if groups is not None:
         entries = table(groups, fields.at("groups"))
         return {label: texts(members, fields.at(f"groups.{label}")) for label, members in entries.items()}
     names = classes if restricted is None else texts(restricted, fields.at("classes"))
     if not names:
-        raise PipelineError(f"{fields.where} has no labels; give class_names, what a network's outputs mean")
+        raise PipelineError(f"{fields.where} has no labels; give class_names, the classes of its outputs")
     return {name: (name,) for name in names}
 
 
@@ -251,6 +251,6 @@ def _edges(value: Any, where: str) -> tuple[Edge, ...]:
 def _valid_name(value: Any, what: str, where: str) -> str:
     if not isinstance(value, str) or not is_name(value):
         raise PipelineError(
-            f"{where}: {what} {value!r} is no name; use letters, digits, dot, dash and underscore"
+            f"{where}: {what} {value!r} is not a valid name; use letters, digits, dot, dash and underscore"
         )
     return value

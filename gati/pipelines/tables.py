@@ -114,7 +114,7 @@ class Grid:
         return self._transitions[stage, option]
 
     def _keys(self, name: str) -> list[Key]:
-        """Findings are told apart where a stage follows one other and nothing runs in parallel."""
+        """Findings are distinguished if a stage follows one other and nothing runs in parallel."""
         found: dict[Finding | None, None] = {None: None}
         if name not in self.ends and len(self.pipeline.edges_to[name]) == 1:
             for option in self.pipeline.stages[name].options.values():

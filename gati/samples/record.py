@@ -121,7 +121,7 @@ def _array(data: bytes, dtype: str | None, shape: str | None) -> NDArray[Any]:
         return flat if shape is None else flat.reshape([_axis(size) for size in json.loads(shape)])
     except (TypeError, ValueError) as problem:
         raise AdaptError(
-            f"a record of {len(data)} bytes is no {dtype} array of shape {shape}: the store is damaged"
+            f"a record of {len(data)} bytes is not a {dtype} array of shape {shape}: the store is damaged"
         ) from problem
 
 

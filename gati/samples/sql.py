@@ -88,7 +88,7 @@ def connect(url: str) -> sa.Engine:
         return _sqlite(parsed)
     if family in ("postgresql", "postgres"):
         return _postgresql(parsed)
-    raise AdaptError(f"a store on {family!r} is not known: use sqlite:///PATH or postgresql://HOST/NAME")
+    raise AdaptError(f"{family!r} stores are not supported: use sqlite:///PATH or postgresql://HOST/NAME")
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:

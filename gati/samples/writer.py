@@ -203,7 +203,7 @@ class BackgroundWriter:
             self._written += count
             self._singly = max(0, self._singly - count)
             if self._failing:
-                _log.info("records are written again to %s", self._store.where)
+                _log.info("records can be written again to %s", self._store.where)
             self._failing = False
 
     def _failed(self, error: Exception) -> None:

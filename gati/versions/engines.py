@@ -100,7 +100,9 @@ def save_version(
 
 def _save_cache(path: Path, leaving: EngineExit) -> None:
     if not isinstance(leaving.cache, LearnedCache):
-        raise AdaptError(f"the cache at block '{leaving.block}' is no learned cache: it cannot be kept")
+        raise AdaptError(
+            f"the cache at block '{leaving.block}' is not a learned cache, so it cannot be stored"
+        )
     if not path.exists():
         save_cache(path, leaving.cache)
 

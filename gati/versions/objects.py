@@ -45,7 +45,7 @@ def connect(url: str) -> Objects:
         remedy = f"pip install {_PACKAGES[kind]}" if kind in _PACKAGES else first_line(error)
         raise AdaptError(f"a repository at {kind}:// needs another package: {remedy}") from error
     except ValueError as error:
-        raise AdaptError(f"a repository at {kind}:// is not known: {error}") from error
+        raise AdaptError(f"a repository at {kind}:// is not supported: {error}") from error
     return Objects(filesystem, root)
 
 
@@ -112,7 +112,9 @@ class Objects:
             entries = {name: self._store(f"{folder}/files/{name}", source) for name, source in files.items()}
             document = manifest(number, entries)
             if claim.rsplit("/", 1)[1] not in self.children(claim.rsplit("/", 1)[0]):
-                raise RepositoryError(f"publishing {model} took so long that it was swept away; try again")
+                raise RepositoryError(
+                    f"publishing {model} took too long, so its files were removed; try again"
+                )
             self.put(f"{folder}/{MANIFEST}", document)
         except BaseException:
             self.remove_version(model, number)
@@ -155,7 +157,7 @@ class Objects:
             self.remove(claim)
             least = number + 1
             time.sleep(random.uniform(0.0, _CLAIM_PAUSE_S))
-        raise RepositoryError(f"{model} is being published by too many at once; try again")
+        raise RepositoryError(f"too many processes are publishing {model}; try again")
 
     def _numbers(self, model: str) -> list[int]:
         return numbers([*self.children(f"{model}/claims"), *self.children(f"{model}/versions")])

@@ -81,7 +81,7 @@ def folder_files(folder: Path) -> dict[str, Source]:
     found: dict[str, Source] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise AdaptError(f"{path} is a link or no plain file; publish plain files only")
+            raise AdaptError(f"{path} is a link or not a regular file; publish regular files only")
         if path.is_file():
             found[path.relative_to(folder).as_posix()] = path
     return found
@@ -116,7 +116,7 @@ class Directory:
         """The resolved path. Raises AdaptError if a link leads outside the repository."""
         found = self._root / path
         if not found.resolve().is_relative_to(self._root.resolve()):
-            raise AdaptError(f"{path} leads outside the repository")
+            raise AdaptError(f"{path} is outside the repository")
         return found
 
     def children(self, path: str) -> list[str]:

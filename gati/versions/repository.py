@@ -78,7 +78,7 @@ class ModelRepository:
             raise AdaptError(f"nothing to publish for {model}: there are no files")
         for name in sources:
             if any(parent in sources for parent in _parents(check_file(name))):
-                raise AdaptError(f"a version cannot hold {name} and a file that is its folder")
+                raise AdaptError(f"{name} is inside a folder with the name of another file; rename one")
         created = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
 
         def manifest(number: int, entries: Mapping[str, StoredFile]) -> bytes:
@@ -222,7 +222,7 @@ class ModelRepository:
             self._check_stays(model, number, entry)
             if not self._history.is_overtaken(model, entry):
                 return
-        raise RepositoryError(f"{model} is being switched by too many at once; try again")
+        raise RepositoryError(f"too many processes are switching versions of {model}; try again")
 
     def _rollback_target(self, model: str) -> int | None:
         """The version active before, of those that are still there."""

@@ -122,7 +122,9 @@ class Video:
             first_s = time_s if first_s is None else first_s
             yield Picture(time_s - first_s, lambda frame=frame: self._image(frame))  # type: ignore[misc]
         if first_s is None and not self._live:
-            raise VideoError(f"cannot read {self._name}: no picture in it decodes ({self.corrupt} damaged)")
+            raise VideoError(
+                f"cannot read {self._name}: none of its pictures can be decoded ({self.corrupt} damaged)"
+            )
 
     def close(self) -> None:
         """Close the file or connection."""
@@ -160,7 +162,7 @@ class Video:
                 if packet is None:
                     return
                 yield packet
-        raise VideoError(f"{self._name} broke off: {reason}")
+        raise VideoError(f"{self._name} stopped: {reason}")
 
     def _image(self, frame: Any) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")

@@ -75,7 +75,7 @@ class Region:
         """Raise VideoError unless the region lies inside a picture of `width` x `height` pixels."""
         if self.x < 0 or self.y < 0 or self.width < 1 or self.height < 1:
             raise VideoError(
-                f"region {self} is no rectangle: x and y must be 0 or more, width and height 1 or more"
+                f"region {self} is invalid: x and y must be 0 or more, width and height 1 or more"
             )
         if self.x + self.width > width or self.y + self.height > height:
             raise VideoError(

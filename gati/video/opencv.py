@@ -39,9 +39,11 @@ class OpenCvVideo:
             first_s = time_s if first_s is None else first_s
             yield Picture(time_s - first_s, partial(self._image, pixels))
         if self._live:
-            raise VideoError(f"{self._name} broke off: the camera gives no more pictures")
+            raise VideoError(f"{self._name} stopped: the camera delivers no more pictures")
         if first_s is None:
-            raise VideoError(f"cannot read {self._name}: no picture in it decodes ({self.corrupt} damaged)")
+            raise VideoError(
+                f"cannot read {self._name}: none of its pictures can be decoded ({self.corrupt} damaged)"
+            )
 
     def close(self) -> None:
         """Release the camera or file."""
@@ -82,7 +84,7 @@ def open_camera(number: int, name: str) -> OpenCvVideo:
     if not capture.isOpened():
         capture.release()
         raise VideoError(
-            f"{name} is not there: the system has no camera {number}, or another program uses it"
+            f"{name} was not found: the system has no camera {number}, or another program uses it"
         )
     return OpenCvVideo(capture, name, live=True)
 

@@ -73,7 +73,7 @@ def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
         if trusted := _trusted() if authority is None else _checked(authority):
             options["ca_file"] = str(trusted)
     elif authority is not None:
-        raise VideoError("rtsp:// is not encrypted, so an authority vouches for nothing; give rtsps://")
+        raise VideoError("rtsp:// is not encrypted, so an authority has no effect; use rtsps://")
     return Reach(options, meanings)
 
 
@@ -94,7 +94,7 @@ def _checked(authority: Path) -> Path:
         context.load_verify_locations(authority)
     except (OSError, ssl.SSLError) as error:
         raise VideoError(
-            f"{authority} is no file of certificates in PEM ({first_line(error)}); give that of who issued "
-            "the source's certificate"
+            f"{authority} is not a PEM file of certificates ({first_line(error)}); give the certificate of "
+            "the authority that issued the source's"
         ) from None
     return authority

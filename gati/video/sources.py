@@ -167,7 +167,7 @@ def _is_recording(text: str, name: str) -> bool:
     scheme, colon, _ = text.partition("://")
     if colon:
         if scheme.lower() not in _SCHEMES:
-            raise VideoError(f"source {name} begins with {scheme}://, which is not read; give {_FORMS}")
+            raise VideoError(f"source {name} begins with {scheme}://, which is not supported; give {_FORMS}")
         return scheme.lower().startswith("http") and _VIDEO_FILE.search(text) is not None
     if not text or not Path(text).exists():
         raise VideoError(f"there is no file or folder {text!r} to read video from; give {_FORMS}")
@@ -198,7 +198,9 @@ def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *,
         reach = reach_of_address(scheme.lower(), authority)
         return partial(open_video, text, name, reach, timeouts_s=(rule.open_s, rule.stall_s), live=live)
     if authority is not None:
-        raise VideoError(f"{name} shows no certificate; an authority is for https:// and rtsps://")
+        raise VideoError(
+            f"{name} has no certificate to verify; an authority works only with https:// and rtsps://"
+        )
     if opencv:
         wanted = text.removeprefix(_OPENCV)
         return partial(_open_counted, text, wanted) if live else partial(open_recording, Path(wanted), name)
@@ -225,8 +227,8 @@ def _open_camera(text: str) -> DecodedVideo:
     device = f"/dev/video{number}" if number.isdecimal() else number
     import_av()
     if not re.fullmatch(r"/dev/[\w/.-]+", device):
-        raise VideoError(f"{text} names no camera; write for example camera:0")
+        raise VideoError(f"{text} is not a camera; write for example camera:0")
     if not Path(device).exists():
         found = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
-        raise VideoError(f"{text} is not there: no device {device} (found: {found})")
+        raise VideoError(f"{text} was not found: no device {device} (found: {found})")
     return open_video(device, text, Reach(), form="v4l2", live=True)

@@ -172,7 +172,7 @@ def _place(url: str) -> str:
     except ValueError:
         host, port, scheme = None, None, ""
     if scheme not in ("http", "https") or not host:
-        raise VideoError("the webhook's address is no http:// or https:// address with a host; check it")
+        raise VideoError("the webhook's address is not an http:// or https:// URL with a host; check it")
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}" + ("" if port is None else f":{port}")
 

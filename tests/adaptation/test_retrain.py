@@ -335,7 +335,7 @@ def test_what_cannot_be_retrained_is_said_in_one_line(served: Served, window: Wi
     few = Window(window.inputs[:40], window.base_class[:40])
     with pytest.raises(AdaptError, match="a window of 40 inputs is too small to retrain on"):
         retrain(served, few)
-    with pytest.raises(AdaptError, match="no block 'blocks.9' to train caches at; there are blocks.0"):
+    with pytest.raises(AdaptError, match="no block 'blocks.9' to train caches at; choose from blocks.0"):
         retrain(served, window, new=NewCaches(("blocks.9",)))
     with pytest.raises(AdaptError, match="no place for student.4. at block 'blocks.1'; what reads the input"):
         retrain(served, window, new=NewCaches(("blocks.1",), ("student(4)",)))

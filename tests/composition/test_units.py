@@ -56,7 +56,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("soon", "is not a duration; write"), ("0s", "is no time at all"), ("10 MiB", "is not a duration")],
+    [("soon", "is not a duration; write"), ("0s", "is not above zero"), ("10 MiB", "is not a duration")],
 )
 def test_what_is_no_duration_is_refused(text, message):
     with pytest.raises(GatiError, match=message):

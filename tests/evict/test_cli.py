@@ -79,15 +79,15 @@ def test_compare_without_noise_or_gati_says_so(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--size", "0"], "a cache of 0 blocks: sizes go from 1 to", id="no size"),
-        pytest.param(["--size", "999999"], "a cache of 999999 blocks: sizes go from 1 to", id="all fits"),
+        pytest.param(["--size", "0"], "the cache size is 0 blocks; give 1 to", id="no size"),
+        pytest.param(["--size", "999999"], "the cache size is 999999 blocks; give 1 to", id="all fits"),
         pytest.param(["--size", "many"], "--size 'many' is not a number of blocks", id="no number"),
         pytest.param(["--size", ","], "--size is empty", id="no sizes"),
-        pytest.param(["--policy", "mru"], "unknown policy 'mru'; there are lru, fifo", id="policy"),
+        pytest.param(["--policy", "mru"], "unknown policy 'mru'; choose one of lru, fifo", id="policy"),
+        pytest.param(["--policy", "lmarker"], "policy lmarker supports only independent blocks", id="tree"),
         pytest.param(
-            ["--policy", "lmarker"], "policy lmarker is defined for blocks without parents", id="tree"
+            ["--predictor", "magic"], "unknown predictor 'magic'; choose one of reuse", id="predictor"
         ),
-        pytest.param(["--predictor", "magic"], "unknown predictor 'magic'; there are reuse", id="predictor"),
         pytest.param(["--seeds", "0"], "--seeds is 0; give at least 1", id="seeds"),
     ],
 )
@@ -188,7 +188,7 @@ def test_streams_are_of_the_half_held_out_unless_asked_for_all(tmp_path: Path) -
         pytest.param(["synthesise", "FILE", "--gap", "soon", "--out", "a.jsonl"], "'soon'", id="gap"),
         pytest.param(["synthesise", "none", "--out", "a.jsonl"], "none does not exist", id="no file"),
         pytest.param(["train", "FILE", "--dialogues", "--flat", "--out", "a"], "are for traces", id="flat"),
-        pytest.param(["train", "ONE", "--dialogues", "--out", "a"], "nothing to tell apart", id="one class"),
+        pytest.param(["train", "ONE", "--dialogues", "--out", "a"], "examples of both cases", id="one class"),
         pytest.param(["train", "FILE", "--out", "a"], "line 1 has no blocks", id="dialogues as a trace"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_conversation_without_a_prompt_is_named(model: ContinuationModel) -> N
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_one_class_alone_is_refused(goes_on: bool) -> None:
     prompts, _ = samples_of(talks(20))
-    with pytest.raises(EvictError, match="leaves nothing to tell apart"):
+    with pytest.raises(EvictError, match="needs examples of both cases"):
         fit_continuation(prompts, np.full(len(prompts), goes_on), SMALL)
     with pytest.raises(EvictError, match="of 0 prompts"):
         fit_continuation([], np.zeros(0, dtype=np.bool_), SMALL)
@@ -159,8 +159,8 @@ def test_training_is_judged_by_the_other_half_and_repeats(tmp_path: Path) -> Non
     ("change", "message"),
     [
         pytest.param({"format": 3}, "format 3, this Gati reads up to 2", id="newer"),
-        pytest.param({"format": 1}, "of an older Gati, which read prompts in another way", id="older"),
-        pytest.param({"kind": "gpt"}, "kind 'gpt' is unknown, there are hash and minilm", id="kind"),
+        pytest.param({"format": 1}, "by an older Gati, which encoded prompts differently", id="older"),
+        pytest.param({"kind": "gpt"}, "kind 'gpt' is unknown; known are hash and minilm", id="kind"),
         pytest.param({"features": 7}, r"weights \(4096,\) of float32 for 7 features", id="other size"),
         pytest.param({"bias": None}, "is damaged", id="no bias"),
     ],
@@ -217,7 +217,7 @@ def test_what_is_not_known_counts_as_average_and_is_counted() -> None:
 
 @pytest.mark.parametrize("hint", [-0.1, 1.5, math.inf])
 def test_hints_that_are_no_probability_are_refused(hint: float) -> None:
-    with pytest.raises(EvictError, match="is no probability; give 0 to 1"):
+    with pytest.raises(EvictError, match="is not a probability; give a number from 0 to 1"):
         HintedContinuation().hint(hint)
-    with pytest.raises(EvictError, match="a mean gap of 0 s"):
+    with pytest.raises(EvictError, match="the mean gap is 0 s"):
         HintedContinuation(0.0)

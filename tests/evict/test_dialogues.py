@@ -58,7 +58,7 @@ def test_dialogues_are_read_in_the_formats_there_are(tmp_path: Path, row: dict[s
     ("text", "message"),
     [
         pytest.param('{"messages": []}\n{oh', "line 2 is not JSON", id="no JSON"),
-        pytest.param("[1]", "line 1 is no JSON object", id="no object"),
+        pytest.param("[1]", "line 1 is not a JSON object", id="no object"),
         pytest.param('{"words": 1}', "line 1 has no dialogue: none of", id="no messages"),
         pytest.param('{"turns": [["U"]]}', "line 1: turns holds", id="no message"),
         pytest.param('{"messages": [{"role": "user", "content": 1}]}', "messages holds", id="no text"),

@@ -139,7 +139,7 @@ def test_weights_of_another_network_are_refused(model: EncodedContinuation, tmp_
 
 def test_what_leaves_nothing_to_learn_is_refused(folder: Path) -> None:
     encoder = PromptEncoder(folder)
-    with pytest.raises(EvictError, match="leaves nothing to tell apart"):
+    with pytest.raises(EvictError, match="needs examples of both cases"):
         fit_encoded(*samples_of(talks(20, longest=1)), encoder)
     with pytest.raises(EvictError, match="conversation 1 has no prompt"):
         encoder.encode([Prompts(("hotel",), 1), Prompts((), 0)])
@@ -155,6 +155,6 @@ def test_it_is_trained_from_a_terminal(
     assert "Matthews' correlation on the others 0." in capsys.readouterr().out
     assert isinstance(load_continuation(out), EncodedContinuation)
     assert run([*asked[:5], str(tmp_path), "--out", str(out)]) == 2
-    assert "holds no encoder" in capsys.readouterr().err
+    assert "has no usable encoder" in capsys.readouterr().err
     assert run(["evict", "train", str(dialogues), "--encoder", str(folder), "--out", str(out)]) == 2
-    assert "give --dialogues with it" in capsys.readouterr().err
+    assert "--encoder requires --dialogues" in capsys.readouterr().err

@@ -163,21 +163,21 @@ def test_on_conversations_good_probabilities_gain_and_wrong_ones_cost_little(str
 
 def test_what_lpc_cannot_be_asked_is_refused(stream: Trace) -> None:
     silent = make_trace([[1, 2], [1, 3]])
-    with pytest.raises(EvictError, match="need a model of conversations"):
+    with pytest.raises(EvictError, match="need a continuation model"):
         replay(stream, [10], ["lpc"])
-    with pytest.raises(EvictError, match="does not say which conversations go on"):
+    with pytest.raises(EvictError, match="has requests without goes_on"):
         replay(silent, [2], ["lpc-oracle"])
-    with pytest.raises(EvictError, match="does not say what users wrote"):
+    with pytest.raises(EvictError, match="has lines without user prompts"):
         replay(silent, [2], ["lpc"], continuation="folder")
     with pytest.raises(EvictError, match="probabilities for 2 requests"):
         replay(silent, [2], ["lpc"], continuation=np.ones(3))
     with pytest.raises(EvictError, match="leave out --flat"):
         replay(flat_trace([1, 2, 1]), [1], ["lpc"], continuation=np.ones(3))
-    with pytest.raises(EvictError, match="knows a trace in advance"):
+    with pytest.raises(EvictError, match="needs a whole trace in advance"):
         PrefixCache(blocks=4, policy="lpc-oracle")
     cache = PrefixCache(blocks=4, policy="lpc")
     match = cache.match([1])
-    with pytest.raises(EvictError, match="is no probability"):
+    with pytest.raises(EvictError, match="is not a probability"):
         cache.insert(match, hints={"continue": "yes"})
     assert cache.insert(match) == [] and len(cache) == 1
 

@@ -94,5 +94,5 @@ def test_more_than_there_is_cannot_be_taken(equal: bool) -> None:
     cache = BlockCache(tree, 100, policy)
     cache.access(list(range(12)), 0.0)
     policy.scores = np.zeros(12) if equal else np.arange(12.0)
-    with pytest.raises(EvictError, match="no block may leave"):
+    with pytest.raises(EvictError, match="no block can be evicted"):
         policy.evict(13, [])

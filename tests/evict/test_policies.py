@@ -271,9 +271,9 @@ def test_where_predictions_fail_lru_decides_and_it_is_counted(broken: float | No
 
 
 def test_unknown_policies_and_markers_on_trees_are_refused() -> None:
-    with pytest.raises(EvictError, match=r"unknown policy 'lur'; there are lru, fifo.*, opt$"):
+    with pytest.raises(EvictError, match=r"unknown policy 'lur'; choose one of lru, fifo.*, opt$"):
         policy_named("lur", flat=False)
-    with pytest.raises(EvictError, match="policy lmarker is defined for blocks without parents only: --flat"):
+    with pytest.raises(EvictError, match="policy lmarker supports only independent blocks; use --flat"):
         policy_named("lmarker", flat=False)
 
 

@@ -251,7 +251,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"format": 99}, r"predictor\.json has format 99, this Gati reads up to 1: .* upgrade gati"),
         ({"features": ["age"]}, r"was trained on other features \(\w+\): run gati evict train again"),
-        ({"edges_s": [3.0, 1.0]}, r"holds no usable predictor"),
+        ({"edges_s": [3.0, 1.0]}, r"has no usable predictor"),
         ({"edges_s": "no"}, r"json: field 'edges_s' is 'no', expected a list, .* run gati evict train again"),
     ):
         path.write_text(json.dumps(good | change))
@@ -259,7 +259,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             load_model(folder)
     save_model(model, folder, {})
     (folder / "hazards.txt").write_text("tree")
-    with pytest.raises(EvictError, match="holds no usable predictor"):
+    with pytest.raises(EvictError, match="has no usable predictor"):
         load_model(folder)
     (folder / "hazards.txt").unlink()
     with pytest.raises(EvictError, match=r"has no hazards\.txt: run gati evict train again"):
@@ -270,7 +270,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ("name", "message"),
     [
         pytest.param(
-            "lightgbm", "unknown predictor 'lightgbm'; there are reuse, oracle, noise:SHARE", id="unknown"
+            "lightgbm", "unknown predictor 'lightgbm'; choose one of reuse, oracle, noise:SHARE", id="unknown"
         ),
         pytest.param("noise:2", "'2' must be a number from 0 to 1, as in noise:0.3", id="too much noise"),
         pytest.param("noise:x", "'x' must be a number from 0 to 1", id="no number"),
@@ -284,7 +284,7 @@ def test_predictors_that_make_no_sense_are_refused(name: str, message: str) -> N
 
 
 def test_an_oracle_without_a_trace_is_refused() -> None:
-    with pytest.raises(EvictError, match="knows a trace in advance, and there is none; use reuse"):
+    with pytest.raises(EvictError, match="needs a whole trace in advance; use reuse"):
         predictor_named("oracle")
 
 

@@ -80,7 +80,7 @@ def test_parquet_where_pyarrow_is_installed(tmp_path: Path) -> None:
 
 WRONG = [
     ("t.jsonl", '{"hash_ids": [1]}\n{nonsense\n', r"line 2 is not JSON \(.*\): '{nonsense'"),
-    ("t.jsonl", "[1, 2]\n", r"line 1 is no JSON object: '\[1, 2\]'"),
+    ("t.jsonl", "[1, 2]\n", r"line 1 is not a JSON object: '\[1, 2\]'"),
     (
         "t.jsonl",
         '{"hash_ids": [1]}\n{"ids_of": [1]}\n',
@@ -101,7 +101,7 @@ WRONG = [
         "line 3: obj_size is '6', '5' in line 2; all blocks must",
     ),
     ("t.jsonl", "\n\n", "has no requests"),
-    ("t.jsonl", '{"hash_ids": []}\n', "requests no blocks at all"),
+    ("t.jsonl", '{"hash_ids": []}\n', r"all requests of t\.jsonl are empty"),
     (
         "t.jsonl",
         '{"timestamp": 5, "hash_ids": [1]}\n{"timestamp": 4, "hash_ids": [1]}\n',
@@ -111,19 +111,23 @@ WRONG = [
     (
         "t.jsonl",
         '{"timestamp": 1%s, "hash_ids": [1]}\n' % (400 * "0"),
-        "line 1: timestamp is '10+', no number",
+        "line 1: timestamp is '10+', not a number",
     ),
-    ("t.jsonl", '{"timestamp": "noon", "hash_ids": [1]}\n', "line 1: timestamp is 'noon', no number"),
-    ("t.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n{"hash_ids": [1]}\n', "line 2 has no time, others have"),
+    ("t.jsonl", '{"timestamp": "noon", "hash_ids": [1]}\n', "line 1: timestamp is 'noon', not a number"),
+    (
+        "t.jsonl",
+        '{"timestamp": 1, "hash_ids": [1]}\n{"hash_ids": [1]}\n',
+        "line 2 has no time, but others have",
+    ),
     (
         "t.jsonl",
         '\n{"hash_ids": [12, 57]}\n{"hash_ids": [3]}\n{"hash_ids": [40, 57]}\n',
-        r"the blocks are no prefix tree: 57 follows 12 in line 2, 40 in line 4; .*--flat",
+        r"the blocks do not form a prefix tree: 57 follows 12 in line 2, 40 in line 4; .*--flat",
     ),
     (
         "t.jsonl",
         '{"hash_ids": [1, 2, 1]}\n',
-        "the blocks are no prefix tree: 1 follows nothing in line 1, 2 in line 1",
+        "the blocks do not form a prefix tree: 1 follows nothing in line 1, 2 in line 1",
     ),
     (
         "t.csv",
@@ -135,7 +139,7 @@ WRONG = [
         "time_s,blocks\n\n1,a b,c\n",
         "line 3 has more fields than the header: separate blocks by blanks",
     ),
-    ("t.parquet", "no parquet", r"is no Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
+    ("t.parquet", "no parquet", r"is not a Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
     ("t.xls", "1", r"unknown format \.xls; give JSON lines \(\.jsonl\), CSV"),
 ]
 
@@ -159,7 +163,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"t\.jsonl\.gz cannot be read: Not a gzipped file"):
         read_trace(tmp_path / "t.jsonl.gz")
     (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraceError, match=r"t\.txt is no text"):
+    with pytest.raises(TraceError, match=r"t\.txt is not UTF-8 text"):
         read_trace(tmp_path / "t.txt")
     with pytest.raises(TraceError, match="--limit is 0; keep at least one request"):
         read_trace(written(tmp_path, "t.txt", "a\n"), limit=0)
@@ -185,7 +189,7 @@ def test_a_request_longer_than_the_cache_is_counted_and_cut() -> None:
 @pytest.mark.parametrize("size", [0, -1, 5])
 def test_sizes_that_make_no_sense_say_which_would_do(size: int) -> None:
     with pytest.raises(
-        EvictError, match=f"a cache of {size} blocks: sizes go from 1 to 4, with which everything"
+        EvictError, match=f"the cache size is {size} blocks; give 1 to 4, the number of distinct blocks"
     ):
         replay(tree_trace([[1, 2, 3, 4]]), [size], ["lru"])
 

@@ -78,7 +78,7 @@ def test_a_block_below_two_parents_is_no_tree() -> None:
     tree = RunTree()
     tree.extend([], [1, 2, 3], 0, (1, 3))
     with pytest.raises(
-        TraceError, match="block 2 follows block 9, but followed block 1 before: give every block"
+        TraceError, match="block 2 follows block 9, but earlier followed block 1: give every block"
     ):
         tree.extend([], [9], 1)
         tree.match([9, 2])
@@ -125,7 +125,7 @@ def test_more_than_is_unlocked_cannot_leave_and_nothing_changes() -> None:
     assert cache.insert(first) == []
     second = cache.match([b"x", b"xy"])
     with pytest.raises(
-        EvictError, match="1 blocks must leave, but only 0 of 4 are not locked by requests under way"
+        EvictError, match="1 blocks must be evicted, but only 0 of 4 are not locked by active requests"
     ):
         cache.insert(second)
     assert (len(cache), cache.match([b"a", b"ab", b"abc"]).hits) == (3, 3)
@@ -151,13 +151,13 @@ def test_a_released_request_cannot_be_inserted() -> None:
     cache = PrefixCache(4, "lru")
     match = cache.match([1, 2])
     cache.release(match)
-    with pytest.raises(EvictError, match="released already: match it again"):
+    with pytest.raises(EvictError, match="already released: match it again"):
         cache.insert(match)
 
 
 @pytest.mark.parametrize("blocks", [0, -3])
 def test_a_cache_of_nothing_is_refused(blocks: int) -> None:
-    with pytest.raises(EvictError, match=f"a cache of {blocks} blocks holds nothing"):
+    with pytest.raises(EvictError, match=f"blocks is {blocks}; give at least 1"):
         PrefixCache(blocks, "lru")
 
 

@@ -221,7 +221,7 @@ def test_recordings_for_a_network_that_takes_images_say_what_is_missing(spoken: 
 
 
 def test_images_for_a_network_that_takes_sound_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the network takes sound"):
+    with pytest.raises(DataError, match="the network takes audio"):
         TAKES_SOUND(np.zeros((1, 8, 8, 1), dtype=np.uint8))
     with pytest.raises(DataError, match="no recordings"):
         load_data(tmp_path, TAKES_SOUND)

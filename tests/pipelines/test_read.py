@@ -127,8 +127,7 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [remove("edges", 0), remove("stages", "vehicles")],
-            "p.toml: no output when 'root' says 'vehicle': no edge holds; "
-            "add an edge for it, or take the label away",
+            "p.toml: no output when 'root' says 'vehicle': no edge matches; add an edge, or remove the label",
             id="a label without output",
         ),
         pytest.param(
@@ -155,7 +154,7 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put("cats", "input")],
-            "p.toml: input 'cats' is no stage; the stages are root, vehicles, animals",
+            "p.toml: input 'cats' is not a stage; the stages are root, vehicles, animals",
             id="unknown input",
         ),
         pytest.param(
@@ -180,17 +179,17 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put(["car"], "stages", "root", "classes")],
-            "p.toml: stage 'root' has groups and classes; give one of the two",
+            "p.toml: stage 'root' has both groups and classes; give only one",
             id="groups and classes",
         ),
         pytest.param(
             [put("m", *SMALL, "model")],
-            f"{IN_SMALL} names both: give library or model, one of the two",
+            f"{IN_SMALL} names both; give either library or model",
             id="library and model",
         ),
         pytest.param(
             [remove(*SMALL, "library")],
-            f"{IN_SMALL} names neither: give library or model, one of the two",
+            f"{IN_SMALL} names neither; give either library or model",
             id="neither library nor model",
         ),
         pytest.param(
@@ -241,7 +240,7 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put("../x", "name")],
-            "p.toml: name '../x' is no name; use letters, digits, dot, dash and underscore",
+            "p.toml: name '../x' is not a valid name; use letters, digits, dot, dash and underscore",
             id="name that is a path",
         ),
     ],
@@ -298,7 +297,7 @@ def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> Non
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
     measured("lib other").save(measurements_file(file))
-    with pytest.raises(PipelineError, match="was measured as lib other and is lib c now"):
+    with pytest.raises(PipelineError, match="was measured as lib other but is now lib c"):
         load_pipeline(file)
     assert load_pipeline(file, measured=False).stages["only"].options["one"].accuracy is None
 

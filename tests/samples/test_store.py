@@ -335,7 +335,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("mysql://host/name", "not known"),
+        ("mysql://host/name", "not supported"),
         ("sqlite://", "needs a file"),
         ("sqlite:///:memory:", "needs a file"),
         ("nonsense", "is invalid"),

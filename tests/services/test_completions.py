@@ -162,7 +162,7 @@ def test_what_does_not_fit_the_budget_is_a_clients_mistake_and_says_so(served: S
         small.engine.allow(8)
         with pytest.raises(openai.BadRequestError, match="whole budget has 8; send a shorter prompt"):
             small.client().completions.create(model="tiny", prompt="x" * 200)
-    with pytest.raises(openai.BadRequestError, match="more than the 400 that the network takes"):
+    with pytest.raises(openai.BadRequestError, match="exceed the network's length of 400 tokens"):
         served.client().completions.create(model="tiny", prompt="x" * 390)
     with pytest.raises(openai.NotFoundError, match="no model 'other' is served; there is 'tiny'"):
         served.client().completions.create(model="other", prompt="x")
@@ -194,7 +194,9 @@ def test_more_than_may_wait_are_told_to_come_again() -> None:
     with serving(runs=False, most_waiting=2) as idle:
         for _ in range(2):
             idle.engine.submit(GenerationRequest((1,), 1))
-        with pytest.raises(openai.RateLimitError, match="2 requests wait already") as caught:
+        with pytest.raises(
+            openai.RateLimitError, match="the queue is full: 2 requests are waiting"
+        ) as caught:
             idle.client().completions.create(model="tiny", prompt="x")
         assert caught.value.response.headers["retry-after"] == "1"
         page = httpx.get(f"{idle.url}/metrics").text

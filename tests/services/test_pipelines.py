@@ -99,7 +99,7 @@ def test_the_command_line_without_a_server(tmp_path: Path, repository: Path) -> 
     command = [sys.executable, "-m", "gati", "query", "sides", str(image), "--url", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False)
     assert done.returncode == 2 and done.stderr.startswith(
-        "error: no gati serve answers at http://127.0.0.1:9"
+        "error: no gati serve responds at http://127.0.0.1:9"
     )
     assert len(done.stderr.strip().splitlines()) == 1
 

@@ -244,7 +244,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(
         (tmp_path / "empty", LINEAGE, "no files"),
         (tmp_path / "links", LINEAGE, "link"),
         (tmp_path / "absent", LINEAGE, "not a folder"),
-        ({"a": b"", "a/b": b""}, LINEAGE, "is its folder"),
+        ({"a": b"", "a/b": b""}, LINEAGE, "the name of another file"),
         (FILES, Lineage(SHA, measurements={"a": float("nan")}), "must be JSON"),
         (FILES, Lineage(SHA, tags={"a": object()}), "must be JSON"),
         (FILES, Lineage(SHA, parent=1), "has only 0 versions"),
@@ -620,7 +620,7 @@ def test_a_url_of_a_directory_is_that_directory(tmp_path: Path) -> None:
 
 
 def test_urls_that_name_no_repository_are_refused() -> None:
-    with pytest.raises(AdaptError, match="not known"):
+    with pytest.raises(AdaptError, match="not supported"):
         ModelRepository("nonsense://bucket/models")
 
 

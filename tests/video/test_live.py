@@ -290,7 +290,7 @@ def test_a_real_stream_that_hangs_ends_and_refuses_comes_back() -> None:
     with hanging as device, open_source(device.url, reconnect=QUICK) as source:
         until(lambda: told("no picture came for 0.4 s", "no answer in time"))
         device.scripts = [plays(15)]
-        until(lambda: told("broke off: Input/output error", "the stream ended"))
+        until(lambda: told("stopped: Input/output error", "the stream ended"))
         device.scripts = [refuses]
         until(lambda: told("cannot read"))
         device.scripts = [plays()]
@@ -340,9 +340,9 @@ def test_a_recording_on_the_network_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_camera_that_is_not_there_is_told() -> None:
-    with pytest.raises(VideoError, match=r"camera:99 is not there: no device /dev/video99 \(found: "):
+    with pytest.raises(VideoError, match=r"camera:99 was not found: no device /dev/video99 \(found: "):
         next(open_source("camera:99"))
-    with pytest.raises(VideoError, match=r"names no camera; write for example camera:0"):
+    with pytest.raises(VideoError, match=r"is not a camera; write for example camera:0"):
         next(open_source("camera:../etc"))
 
 

@@ -132,7 +132,7 @@ def test_a_camera_over_rtsps_proves_who_it_is(served: Served) -> None:
 def test_a_file_of_authorities_that_is_none_is_told_at_once(served: Served, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("nothing")
     for file in (tmp_path / "empty.pem", tmp_path / "absent.pem"):
-        with pytest.raises(VideoError, match=r"is no file of certificates in PEM \("):
+        with pytest.raises(VideoError, match=r"is not a PEM file of certificates \("):
             open_source(f"{served.https}/film.mp4", authority=file)
 
 

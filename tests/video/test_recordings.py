@@ -184,7 +184,7 @@ def test_a_file_that_is_not_there_is_told_at_once(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["concat://a|b", "ftp://me:secret@host/film.mp4", "file:///etc/passwd"])
 def test_other_addresses_are_refused_without_their_secrets(text: str) -> None:
-    with pytest.raises(VideoError, match="which is not read; give a video file") as caught:
+    with pytest.raises(VideoError, match="which is not supported; give a video file") as caught:
         open_source(text)
     assert "secret" not in str(caught.value)
 

@@ -179,7 +179,7 @@ def test_the_path_is_a_secret_also_in_logs(hook: Hook, caplog: pytest.LogCapture
     "url", ["", "hush", "ftp://host/hush", "http:///hush", "http://[hush/", "http://h:hush/"]
 )
 def test_what_is_no_address_is_refused_and_not_shown(url: str) -> None:
-    with pytest.raises(VideoError, match="is no http:// or https:// address with a host") as caught:
+    with pytest.raises(VideoError, match="is not an http:// or https:// URL with a host") as caught:
         WebhookSink(url)
     assert "hush" not in str(caught.value)
     assert caught.value.__context__ is None

@@ -1,1 +1,1 @@
-"""Embedding rows in a cache of their own: `EmbeddingCache`, its slow tiers, and a pool of pages."""
+"""A cache for embedding rows: `EmbeddingCache`, its slow tiers, and a pool of pages."""

@@ -1,4 +1,4 @@
-"""`EmbeddingCache`: an `nn.EmbeddingBag` whose rows live in a slow tier, and the most useful ones here."""
+"""`EmbeddingCache`: an `nn.EmbeddingBag` with its rows in a slow tier, and a cache of the most useful."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
 from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
 
-_KEPT_BYTES = 32 << 20  # of a thread's room for rows, between its batches
+_KEPT_BYTES = 32 << 20  # of a thread's row buffer that stay allocated between batches
 
 
 class EmbeddingCache(nn.Module):
-    """The forward pass of `nn.EmbeddingBag`, bit for bit, over rows that a slow tier holds.
+    """The forward pass of `nn.EmbeddingBag`, bit for bit, for rows stored in a slow tier.
 
     >>> import torch
     >>> from gati import evict
@@ -35,16 +35,16 @@ class EmbeddingCache(nn.Module):
     tensor([[10., 12.],
             [ 4.,  6.]])
 
-    Up to `rows` rows are kept here, in hashed sets of 64. Of a batch, each row that is missing is fetched
-    once; then the policy decides what stays: `lru`, `laru` (which follows a predictor that learns how soon
-    rows return), or `gati` (laru that falls back to lru where it does worse). `rows=None` keeps as many as
-    the cache's share of `pool` has room for.
+    Up to `rows` rows are cached, in hashed sets of 64. Each missing row of a batch is fetched once; then the
+    policy decides which rows stay: `lru`, `laru` (which follows a predictor that learns when rows return), or
+    `gati` (laru that falls back to lru if it does worse). With `rows=None`, the cache uses its share of
+    `pool`.
 
-    A slow tier that is an `AskedTier` finds the rows while the policy learns from the batch.
+    An `AskedTier` fetches rows concurrently while the policy learns from the batch.
 
-    Any number of threads may call it. A lock is held while rows are looked up, copied and replaced, but not
-    while the slow tier is asked nor while rows are summed. Results do not depend on what is cached. Rows are
-    constants: there is no gradient. Where a row changes in the slow tier, call `forget`.
+    The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
+    are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
+    gradients. If a row changes in the slow tier, call `forget`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EmbeddingCache(nn.Module):
         if mode not in MODES:
             raise EvictError(f'mode is "{mode}"; choose one of {", ".join(MODES)}')
         if pool is None and rows is None:
-            raise EvictError("give rows, how many the cache may hold, or a pool")
+            raise EvictError("give either rows, the capacity of the cache, or a pool")
         if rows is not None and rows < 1:
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
         self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset
@@ -74,10 +74,10 @@ class EmbeddingCache(nn.Module):
         self._most = most
         self._sets = RowSets(most)
         self._policy = row_policy(policy, self._sets, most, seed=seed)
-        self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # place in the slab, by slot
+        self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # position in the slab, by slot
         self._lock = threading.RLock()
         self._rooms = threading.local()
-        self._version = 0  # of what is cached where
+        self._version = 0  # changes with the cache's contents
         self._epoch = 0  # grows when rows are forgotten
         self._clock = 0  # ids requested
         self._counts = {"batches": 0, "requested": 0, "hits": 0, "distinct": 0, "fetched": 0, "evicted": 0}
@@ -85,12 +85,12 @@ class EmbeddingCache(nn.Module):
 
     @property
     def pages(self) -> int:
-        """Pages of the pool that it holds."""
+        """Number of pages it holds from the pool."""
         return self._slab.pages
 
     @property
     def capacity(self) -> int:
-        """How many rows it may hold now."""
+        """Current capacity in rows."""
         return int(self._sets.room.sum())
 
     def forward(
@@ -99,7 +99,7 @@ class EmbeddingCache(nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return one row a bag, [bags, width].
+        """Return one row per bag, [bags, width].
 
         `input` is [bags, ids], or [n] with `offsets` [bags], where each bag begins. `per_sample_weights`, of
         the shape of `input`, scale the rows of a sum.
@@ -123,7 +123,7 @@ class EmbeddingCache(nn.Module):
             )
 
     def allow(self, pages: int) -> None:
-        """Hold at most so many pages of the pool: what does not fit leaves, other rows move together."""
+        """Hold at most `pages` pages of the pool: surplus rows are evicted, and the others compacted."""
         with self._lock:
             pages = min(pages, -(-self._most // self._slab.page_rows))
             self._slab.grow(pages)
@@ -136,7 +136,7 @@ class EmbeddingCache(nn.Module):
             self._version += 1
 
     def forget(self, ids: torch.Tensor | None = None) -> None:
-        """Drop rows that changed in the slow tier, by default all; batches under way may still use them."""
+        """Drop rows that changed in the slow tier, by default all; running batches may still use them."""
         with self._lock:
             held = np.flatnonzero(self._sets.ids >= 0)
             if ids is not None:
@@ -148,16 +148,16 @@ class EmbeddingCache(nn.Module):
             self._epoch += 1
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts so far, as JSON values: ids requested, hits, different ids, rows fetched, evicted."""
+        """Counts, as JSON values: ids requested, hits, distinct ids, rows fetched, rows evicted."""
         with self._lock:
             rates = {"hit_rate": self._counts["hits"] / max(self._counts["requested"], 1)}
             held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}
             return {**self._counts, **rates, **held, **self._policy.figures()}
 
     def _rows(self, asked: DistinctIds) -> tuple[torch.Tensor, Ids]:
-        """Rows of different ids, [n, width], and which of them each id of the batch has.
+        """Rows of the distinct ids, [n, width], and the index among them for each id of the batch.
 
-        Those that are cached come first. Then the policy decides which stay.
+        Cached rows come first. The policy then decides which rows stay.
         """
         ids, inverse, counts, last = asked
         if len(ids) == 0:
@@ -171,7 +171,7 @@ class EmbeddingCache(nn.Module):
             torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
         waiting = self._asked(ids[missing]) if len(missing) else None
-        try:  # what does not depend on the rows is done while the slow tier finds them
+        try:  # work that does not need the rows runs while the slow tier fetches them
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
             row_places = row_of[inverse]
@@ -185,15 +185,15 @@ class EmbeddingCache(nn.Module):
         with self._lock:
             self._count(batch, hits, len(missing))
             if epoch == self._epoch:
-                if version != self._version:  # another thread came between
+                if version != self._version:  # another thread changed the cache meanwhile
                     slots = self._sets.find(ids, places)
                 self._keep(batch, slots, rows, row_of)
         return rows, row_places
 
     def _room(self, count: int) -> torch.Tensor:
-        """Room for rows [count, width], which the next batch of this thread overwrites.
+        """A buffer for rows [count, width], which the next batch of this thread overwrites.
 
-        Memory that is new for every batch would have to be cleared by the system each time.
+        With a new buffer per batch, the system would have to clear memory each time.
         """
         kept: torch.Tensor | None = getattr(self._rooms, "rows", None)
         if kept is None or len(kept) < count:

@@ -1,4 +1,4 @@
-"""What `EmbeddingCache` is given, checked: each mistake is one line that says where."""
+"""Checks of the inputs of `EmbeddingCache`, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
     if len(falls):
         at = int(falls[0]) + 1
         raise EvictError(
-            f"offsets fall from {int(offsets[at - 1])} to {int(offsets[at])} at position {at}; "
-            "bags begin in order"
+            f"offsets decrease from {int(offsets[at - 1])} to {int(offsets[at])} at position {at}; "
+            "they must not decrease"
         )
     if int(offsets[-1]) > ids.shape[0]:
         raise EvictError(f"the last offset is {int(offsets[-1])}, but the input has {ids.shape[0]} ids")

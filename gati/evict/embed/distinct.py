@@ -1,4 +1,4 @@
-"""The different ids of a batch: which, how often, and where each occurs last."""
+"""The distinct ids of a batch, with their counts and last positions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gati.evict.embed.tiers import Ids
 
 
 class DistinctIds(NamedTuple):
-    """Different ids [n], in order, of a batch [m]."""
+    """Distinct ids [n], sorted, of a batch [m]."""
 
     ids: Ids
-    inverse: Ids  # [m], which of them each id of the batch is
+    inverse: Ids  # [m], the index of each id of the batch
     counts: Ids  # how often each occurs
-    last: Ids  # where in the batch each occurs last
+    last: Ids  # last position of each in the batch
 
 
 def distinct(batch: Ids) -> DistinctIds:
-    """Find the different ids of a batch, which are not negative."""
+    """Find the distinct ids of a batch of non-negative ids."""
     size = len(batch)
     ordered, places = _in_order(batch)
     begins: NDArray[np.bool_] = np.ones(size, dtype=np.bool_)
@@ -38,7 +38,7 @@ def _in_order(batch: Ids) -> tuple[Ids, Ids]:
     if int(batch.max(initial=0)).bit_length() + bits > 63:
         places = np.argsort(batch, kind="stable")
         return batch[places], places
-    # one number for an id and its place: numbers are sorted several times as fast as places by their ids
+    # id and position in one number: sorting numbers is several times as fast as an argsort of ids
     packed = batch << bits
     packed |= np.arange(len(batch))
     packed.sort()

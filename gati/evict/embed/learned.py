@@ -1,6 +1,6 @@
-"""LARU within hashed sets, for whole batches at once; and with the guard.
+"""LARU within hashed sets, vectorised over batches, with and without the guard.
 
-Each set is a cache of its own with the phases of `gati.evict.policy.predicting.Laru`: a batch with which
+Each set is a separate cache with the phases of `gati.evict.policy.predicting.Laru`: a batch with which
 more than k different ids would have been requested of the set in a phase begins a new one; an id that was
 evicted by prediction and is requested in the same phase is caught, LRU's choice makes room for it, and the
 part of LRU's queue that predictions may choose from is halved.
@@ -20,7 +20,7 @@ from gati.evict.embed.sets import WAYS, RowSets, by_set, ranks
 from gati.evict.embed.tiers import Ids
 from gati.evict.policy.guard import EXCESS_SHARE, slack
 
-_SHADOWED = 4  # sets that the guard watches at most
+_SHADOWED = 4  # maximum number of sets that the guard watches
 
 
 class LaruRows(RowPolicy):
@@ -47,7 +47,7 @@ class LaruRows(RowPolicy):
         return batch.of(self._returns.observe(batch))
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """Begin phases, and count what is caught."""
+        """Begin phases, and count caught predictions."""
         homes, sets = batch.places.homes, self.sets
         caught = self._evicted_in_this_phase(batch, slots)
         known = caught.copy()
@@ -94,11 +94,11 @@ class LaruRows(RowPolicy):
         self._evicted_count += np.bincount(homes[fits], minlength=self.sets.sets)
 
     def forget(self) -> None:
-        """What was evicted on demand was no prediction."""
+        """Clear evicted ids, since rows dropped on demand are not predictions."""
         self._evicted[:], self._evicted_count[:] = -1, 0
 
     def figures(self) -> Mapping[str, Any]:
-        """Phases of all sets, predictions caught wrong, fits of the predictor and what it remembers."""
+        """Phases of all sets, caught predictions, fits of the predictor, and its memory in bytes."""
         return {
             "phases": self._phases,
             "caught": self._caught,
@@ -118,12 +118,12 @@ class LaruRows(RowPolicy):
 
 
 class GuardedRows(LaruRows):
-    """`gati`: LARU, and plain LRU where it has missed more than LRU would have.
+    """`gati`: LARU, with LRU as a fallback if it missed more than LRU would have.
 
-    A shadow LRU keeps the ids of up to 4 sets, chosen by hash as all sets are. X is by how many rows of these
-    sets more were fetched than the shadow lacked. Where X reaches A + B all sets follow LRU, until X <= A.
-    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. The bound
-    there holds with up to 4 sets, else for the sets watched.
+    A shadow LRU keeps the ids of up to 4 sets, chosen by hash as all sets are. X is the number of
+    rows of these sets that were fetched beyond the shadow's misses. If X reaches A + B, all sets follow LRU
+    until X <= A. A = eps n for n distinct ids requested of the sets; B is as in `gati.evict.policy.guard`.
+    The bound there holds with up to 4 sets, else for the watched sets.
     """
 
     name: ClassVar[str] = "gati"
@@ -136,7 +136,7 @@ class GuardedRows(LaruRows):
         self._following = True
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """Compare with the shadow, then LARU's or LRU's."""
+        """Compare with the shadow, then choose LARU's or LRU's plan."""
         watched = np.flatnonzero(batch.places.homes < self._watched)
         held = self._shadow.serve(
             batch.ids[watched],
@@ -159,12 +159,12 @@ class GuardedRows(LaruRows):
         return super().windows() if self._following else RowPolicy.windows(self)
 
     def forget(self) -> None:
-        """The shadow forgets, too: else it would be ahead by all that was dropped."""
+        """The shadow forgets, too; otherwise it would gain from every dropped row."""
         super().forget()
         self._shadow = _ShadowRows()
 
     def figures(self) -> Mapping[str, Any]:
-        """Those of LARU and the guard's."""
+        """The counts of LARU and of the guard."""
         guard = {
             "excess": self._excess,
             "allowance": EXCESS_SHARE * self._seen,
@@ -184,7 +184,7 @@ class GuardedRows(LaruRows):
 
 
 class _ShadowRows:
-    """What LRU would hold in a few sets: of each set, the ids that were used last."""
+    """The contents of LRU in a few sets: the last used ids of each set."""
 
     def __init__(self) -> None:
         self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)

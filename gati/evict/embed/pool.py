@@ -1,7 +1,7 @@
-"""Pages of memory that several caches share, in one byte budget that may shrink and grow while they serve.
+"""Pages of memory that several caches share, within a byte budget that may change while they serve.
 
-All pages lie in one stretch of addresses as long as the largest budget. Memory is used for pages that were
-written to; what a page held goes back to the system when the page is given back.
+All pages lie in one address range of the size of the limit. Only pages that were written to use memory; it is
+returned to the system with the page.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from gati.errors import EvictError
 
 
 class PageUser(Protocol):
-    """A cache that keeps what it holds in pages of a pool."""
+    """A cache that stores its contents in pages of a pool."""
 
     @property
     def pages(self) -> int:
-        """Pages it holds."""
+        """Number of pages it holds."""
 
     def allow(self, pages: int) -> None:
-        """Hold at most so many pages from now on: give back what is too much before returning."""
+        """Hold at most `pages` pages from now on; return surplus pages to the pool before returning."""
 
 
 class PagePool:
-    """Hands out pages of `page_bytes`, at most `budget_bytes` in all, never more than `limit_bytes`.
+    """Hands out pages of `page_bytes`: at most `budget_bytes` in total, which never exceeds `limit_bytes`.
 
-    Safe to use from several threads. Each user is allowed its share of the budget.
+    Thread-safe. Each user may use its share of the budget.
     """
 
     def __init__(self, page_bytes: int, budget_bytes: int, *, limit_bytes: int | None = None) -> None:
-        """Reserve addresses. Raises EvictError for sizes that do not fit each other."""
+        """Reserve addresses. Raises EvictError for inconsistent sizes."""
         limit_bytes = budget_bytes if limit_bytes is None else limit_bytes
         if page_bytes < mmap.PAGESIZE or page_bytes % mmap.PAGESIZE:
             raise EvictError(f"page_bytes is {page_bytes}: give a multiple of {mmap.PAGESIZE}")
@@ -46,8 +46,8 @@ class PagePool:
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = list(range(self.limit_pages - 1, -1, -1))  # the last is taken first
         self._users: list[tuple[PageUser, float]] = []
-        self._lock = threading.Lock()  # of the free pages; no callback runs while it is held
-        self._resizing = threading.RLock()  # taken before the locks of users
+        self._lock = threading.Lock()  # guards the free pages; no callback runs while it is held
+        self._resizing = threading.RLock()  # acquired before the locks of users
         self._budget_pages = self._checked(budget_bytes)
 
     @property
@@ -57,12 +57,12 @@ class PagePool:
 
     @property
     def used_pages(self) -> int:
-        """Pages that users hold."""
+        """Number of pages that users hold."""
         with self._lock:
             return self.limit_pages - len(self._free)
 
     def join(self, user: PageUser, *, share: float = 1.0) -> None:
-        """Add a user; of the budget it is allowed `share` over the sum of all shares."""
+        """Add a user; its part of the budget is `share` divided by the sum of all shares."""
         if not (share > 0.0 and math.isfinite(share)):
             raise EvictError(f"share is {share}: give a positive number")
         with self._resizing:
@@ -70,14 +70,14 @@ class PagePool:
             self._divide()
 
     def leave(self, user: PageUser) -> None:
-        """Remove a user, which gives back everything; the others are allowed more."""
+        """Remove a user, which returns all its pages; the others may use them."""
         with self._resizing:
             user.allow(0)
             self._users = [(other, share) for other, share in self._users if other is not user]
             self._divide()
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget; pages that are too many are given back when this returns.
+        """Change the budget; users return surplus pages before this returns.
 
         Raises EvictError beyond `limit_bytes`.
         """
@@ -86,7 +86,7 @@ class PagePool:
             self._divide()
 
     def take(self, count: int) -> list[int]:
-        """Take up to `count` pages; fewer where no more are free. For users, within what they are allowed."""
+        """Take up to `count` pages, fewer if no more are free. Users must stay within their limit."""
         count = max(count, 0)
         with self._lock:
             taken = self._free[max(len(self._free) - count, 0) :]
@@ -94,7 +94,7 @@ class PagePool:
         return taken[::-1]
 
     def give(self, pages: list[int]) -> None:
-        """Give pages back; their contents are lost."""
+        """Return pages; their contents are lost."""
         for page in pages:
             self._memory.madvise(mmap.MADV_DONTNEED, page * self.page_bytes, self.page_bytes)
         with self._lock:
@@ -110,7 +110,7 @@ class PagePool:
         return pages
 
     def _divide(self) -> None:
-        """Tell all users what they are allowed, first those who must give back."""
+        """Tell all users their limits; users that must return pages come first."""
         total = sum(share for _, share in self._users)
         allowed = [(user, int(self._budget_pages * share / total)) for user, share in self._users]
         for user, pages in allowed:

@@ -1,4 +1,4 @@
-"""A slow tier in Redis: one string a row, many asked for at once."""
+"""A slow tier in Redis: one string per row, fetched in batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 from gati.errors import EvictError
 from gati.evict.embed.tiers import Ids
 
-_AT_ONCE = 1_000  # rows a command: longer ones keep other clients waiting
+_AT_ONCE = 1_000  # rows per command: longer commands keep other clients waiting
 
 
 class RedisTier:
     """A table in Redis, under the keys `NAME:` and eight bytes of the id, and `NAME` for its shape.
 
-    The client keeps a pool of connections, so that any number of threads may fetch. With the package hiredis,
-    which `gati[redis]` brings, a fetch takes half of the processor's time. Write a table
-    once with `RedisTier.write`.
+    The client has a pool of connections, so any number of threads may fetch. The package hiredis, which
+    `gati[redis]` installs, halves the processor time of a fetch. Write a table once with `RedisTier.write`.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -44,7 +43,7 @@ class RedisTier:
 
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
-        """Write a table [rows, width], in place of one of this name; its shape last. Raises EvictError."""
+        """Write a table [rows, width], replacing any of this name; its shape last. Raises EvictError."""
         rows, width = weight.shape
         tier = cls.__new__(cls)
         tier._url, tier._name, tier._prefix, tier._client = url, name, f"{name}:".encode(), _client(url)
@@ -60,16 +59,16 @@ class RedisTier:
         return tier
 
     def fetch(self, ids: Ids) -> torch.Tensor:
-        """Ask for the rows. Raises EvictError where the server fails or lacks one."""
+        """Fetch rows. Raises EvictError if the server fails or a row is missing."""
         found: list[bytes | None] = []
         for keys in self._commands(ids):
             found += self._asked("MGET", *keys)
         return self._rows(ids, found)
 
     def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
-        """As `fetch`, but the server finds the rows while the caller does something else.
+        """As `fetch`, but the server works while the caller continues.
 
-        Returns what waits for them, which must be called once, by the same thread.
+        Returns a function that waits for the rows; call it once, from the same thread.
         """
         from redis.exceptions import RedisError
 
@@ -78,7 +77,7 @@ class RedisTier:
         try:
             connection = pool.get_connection()
         except RedisError:
-            return partial(self.fetch, ids)  # which connects anew, or says what is wrong
+            return partial(self.fetch, ids)  # which reconnects, or raises the error
         try:
             for keys in commands:
                 connection.send_command("MGET", *keys)
@@ -93,7 +92,7 @@ class RedisTier:
                 for _ in commands:
                     found += connection.read_response()
             except RedisError as error:
-                connection.disconnect()  # other answers may still come
+                connection.disconnect()  # further replies may still arrive
                 raise self._failed(error) from error
             finally:
                 pool.release(connection)
@@ -144,4 +143,4 @@ def _client(url: str) -> Any:
     try:
         return redis.Redis.from_url(url)
     except ValueError as error:
-        raise EvictError(f"{url} is no address of Redis ({error})") from None
+        raise EvictError(f"{url} is not a Redis URL ({error})") from None

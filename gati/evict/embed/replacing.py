@@ -1,4 +1,4 @@
-"""What a policy for embedding rows is; and LRU, which is the simplest."""
+"""The base of policies for embedding rows, which is LRU."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gati.evict.embed.tiers import Ids
 
 @dataclass(frozen=True)
 class RequestedRows:
-    """One batch: its different ids, [n], and where and how often it has them."""
+    """One batch: its distinct ids, [n], with their sets, counts and positions."""
 
     ids: Ids
     places: Hashed
     counts: Ids  # how often each occurs
-    recency: Ids  # the batch's beginning, plus where in it each occurs last
+    recency: Ids  # the batch's beginning plus the last position of each in it
     begin: int  # ids requested before it
-    end: int  # and after it
-    cells: NDArray[np.int16] | None = None  # what a predictor made of each
+    end: int  # ids requested up to its end
+    cells: NDArray[np.int16] | None = None  # a predictor's cell for each
 
     def part(self, which: NDArray[Any]) -> RequestedRows:
-        """Some of its ids."""
+        """The part of the batch with some of its ids."""
         places = Hashed(*(each[which] for each in self.places))
         return RequestedRows(
             self.ids[which], places, self.counts[which], self.recency[which], self.begin, self.end
         )
 
     def of(self, cells: NDArray[np.int16]) -> RequestedRows:
-        """The same with the cells of its ids."""
+        """A copy with the cells of its ids."""
         return replace(self, cells=cells)
 
 
@@ -45,9 +45,9 @@ class EvictionLimits(NamedTuple):
 
 
 class RowPolicy:
-    """LRU within each set. Policies that predict override what stands below `shrink`.
+    """LRU within each set. Predicting policies override the methods below `shrink`.
 
-    Every call is made under the lock of the cache.
+    The cache holds its lock during every call.
     """
 
     name: ClassVar[str] = "lru"
@@ -58,8 +58,8 @@ class RowPolicy:
     def replace(self, batch: RequestedRows, slots: Ids) -> tuple[Ids, Ids, Ids]:
         """Serve a batch of which `slots` [n] says what is cached, -1 for what was fetched.
 
-        Returns the slots that were emptied, which of the fetched ids are kept, as numbers into the batch, and
-        the slots of these, some of them just emptied.
+        Returns the emptied slots, the indices in the batch of the fetched ids that are now cached, and the
+        slots of these ids, some of which were just emptied.
         """
         sets = self.sets
         hits = np.flatnonzero(slots >= 0)
@@ -80,7 +80,7 @@ class RowPolicy:
         return emptied, kept, placed
 
     def shrink(self) -> Ids:
-        """Empty slots until no set holds more than it may; those slots."""
+        """Empty slots until no set exceeds its capacity; returns these slots."""
         count = np.maximum(self.sets.used - self.sets.room, 0)
         limits = EvictionLimits(np.zeros_like(count), self.windows())
         return self._evict(count, limits, None, np.zeros(0, dtype=np.int64))[0]
@@ -111,33 +111,33 @@ class RowPolicy:
         return emptied, fetched[gone[gone >= len(held)] - len(held)]
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
-        """A batch is requested; `replace` follows with what this returns, unless the slow tier fails.
+        """Process a requested batch; `replace` then receives the returned one, unless the slow tier fails.
 
-        Other batches may be observed before that.
+        Other batches may be observed in between.
         """
         return batch
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """How the sets evict for this batch, which has not been served."""
+        """The eviction limits of the sets for this batch, which is not served yet."""
         return EvictionLimits(np.zeros_like(self.sets.used), self.windows())
 
     def windows(self) -> Ids:
-        """Among how many of its ids, the least recently used, each set may choose, [sets]."""
+        """The number of least recently used ids from which each set may choose, [sets]."""
         return np.ones_like(self.sets.used)
 
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
-        """These ids of the batch are cached, in these slots."""
+        """Called when ids of the batch were cached in these slots."""
 
     def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64] | None:
-        """How late slots `held`, then the ids `fetched` of the batch, are used next; None: no prediction."""
+        """Predicted next uses of slots `held`, then of the `fetched` ids; None without predictions."""
         return None
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
-        """These ids left, of these sets, which LRU would have kept."""
+        """Called for evicted ids, with their sets, that LRU would have kept."""
 
     def forget(self) -> None:
-        """Everything was emptied."""
+        """Called when the cache was emptied."""
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts of its own, as JSON values."""
+        """The policy's counts, as JSON values."""
         return {}

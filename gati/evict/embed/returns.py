@@ -1,10 +1,10 @@
-"""How soon embedding rows return, learned while a cache serves: counts and gaps of each id, and hazards.
+"""Predicts when embedding rows return, online: counts and gaps of each id, and hazards.
 
-A table of fixed size remembers, of the ids it has room for, when each was requested last and over how many
-requested ids it occurred how often: its mean gap. That and the number of occurrences name one of a few
-hundred cells. A sample of all accesses is watched; for each cell and each bin of ages it says which share
-returned in the bin of those that had not before (a hazard), and hence what a row is worth, as in
-`gati.evict.predict.hazard`. Predicting is then one look into a table of cells and bins.
+A table of fixed size stores, for as many ids as fit, the last request and the mean gap between requests. The
+mean gap and the number of occurrences determine one of a few hundred cells. A sample of accesses is observed;
+it gives, for each cell and age bin, the share that returned in the bin among those that had not returned
+before (a hazard), and hence the worth of a row, as in `gati.evict.predict.hazard`. A prediction is then a
+lookup in a table of cells and bins.
 
 Time is counted in requested ids.
 """
@@ -40,23 +40,23 @@ _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who sur
 
 @dataclass(frozen=True)
 class ReturnSettings:
-    """How rows are remembered and learned from."""
+    """Settings of the table of ids and of learning."""
 
-    remembered: int = 8  # ids in the table, in rows of the cache; 32 bytes each
-    occurrences: float = 64.0  # over how many the mean gap is taken
+    remembered: int = 8  # ids in the table, as a multiple of the cache's rows; 32 bytes each
+    occurrences: float = 64.0  # number of occurrences in the mean gap
     patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
     samples_a_batch: int = 192
     window: int = 20_000  # samples kept
-    first_fit: int = 1_500  # samples before there is a model
-    growth: float = 1.5  # as many times the samples between fits
-    longest_step: int = 20_000  # samples between fits at most
+    first_fit: int = 1_500  # samples before the first fit
+    growth: float = 1.5  # factor by which the number of samples grows between fits
+    longest_step: int = 20_000  # maximum number of samples between fits
     bins: int = 8
-    prior: float = 8.0  # samples that what is known of wider groups counts as
+    prior: float = 8.0  # weight of the wider group's hazard, in samples
 
 
 class _Fitted(NamedTuple):
     edges: Floats  # [bins + 1]
-    wait: Floats  # [cells, bins]: requested ids a hit
+    wait: Floats  # [cells, bins]: requested ids per hit
 
 
 class RowReturns:
@@ -81,11 +81,11 @@ class RowReturns:
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory of what is remembered of ids."""
+        """Memory of the table of ids in bytes."""
         return self._remembered.nbytes
 
     def observe(self, batch: RequestedRows) -> Cells:
-        """Learn from a batch; the cells of its ids, [n]."""
+        """Learn from a batch; returns the cells of its ids, [n]."""
         if self._taken >= self._due:
             self.fit(float(batch.begin))
         now = float(batch.end)
@@ -119,12 +119,12 @@ class RowReturns:
         edges, wait = self._fitted
         at = cells.astype(np.intp)
         at *= len(edges) - 1
-        for edge in edges[1:-1]:  # a few comparisons of all ages are faster than a search for each
+        for edge in edges[1:-1]:  # faster than `searchsorted` for few edges
             at[: len(age)] += age >= edge
         return np.asarray(wait.take(at))
 
     def fit(self, now: float) -> None:
-        """Fit to all that is known of the samples."""
+        """Fit to the current labels of the samples."""
         settings = self._settings
         self._due = next_fit(self._due, settings.growth, settings.longest_step)
         count = min(self._taken, settings.window)

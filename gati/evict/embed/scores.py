@@ -1,4 +1,4 @@
-"""Scores for embedding tables that evict by scores they are given, such as those on GPUs.
+"""Scores for embedding tables that evict by caller-defined scores, such as those on GPUs.
 
 NVIDIA's HierarchicalKV (`EvictStrategy::kCustomized`) and dynamicemb (`DynamicEmbScoreStrategy.CUSTOMIZED`)
 evict the row of the smallest score, a whole number of 64 bits that came with its last insert or assignment.
@@ -20,7 +20,7 @@ _LONGEST = 2.0**40  # requested ids: no row is worth waiting longer for
 
 
 class RowScores:
-    """Learns from the ids that are requested of a table of `rows` rows, and scores them. For one thread.
+    """Learns from the ids that are requested of a table of `rows` rows, and scores them. Not thread-safe.
 
     A score is when a row was requested, less how long a hit of it takes, both in requested ids: LRU where
     all rows are alike, and popular rows stay for longer.
@@ -40,7 +40,7 @@ class RowScores:
         self._clock = 0
 
     def scores(self, ids: Ids) -> NDArray[np.uint64]:
-        """Scores of a batch of requested ids [n], as often as each occurs; the smallest goes first."""
+        """One score for each id [n] of a batch, with duplicates; the smallest is evicted first."""
         asked = distinct(np.asarray(ids, dtype=np.int64))
         begin, self._clock = self._clock, self._clock + len(asked.inverse)
         batch = RequestedRows(

@@ -1,7 +1,7 @@
-"""An index of hashed sets: which ids are cached, in which slot, and when each was used last.
+"""A set-associative index: the slot of each cached id, and its last use.
 
-An id belongs to one set, which its hash names, and may lie in any of the set's 64 ways. Slot `set * 64 + way`
-is where it lies. A byte of the hash in every slot finds nearly all misses without looking at ids.
+The hash of an id determines its set; the id may be in any of the set's 64 ways, in slot `set * 64 + way`.
+Each slot also has one byte of the hash, which detects nearly all misses without comparing ids.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class RowSets:
         self.room = np.zeros(self.sets, dtype=np.int64)  # ids a set may hold
         self.used = np.zeros(self.sets, dtype=np.int64)  # ids it holds
         self.ids = np.full(self.sets * WAYS, _EMPTY, dtype=np.int64)
-        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger was used later
+        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger means used later
         self._tags = np.zeros((self.sets, WAYS), dtype=np.uint8)
 
     def allow(self, capacity: int) -> None:
-        """Divide a capacity among the sets. The caller removes what is too much afterwards."""
+        """Divide a capacity among the sets. The caller then removes surplus ids."""
         capacity = min(capacity, self.sets * WAYS)
         self.room = capacity // self.sets + (np.arange(self.sets) < capacity % self.sets)
 
@@ -64,17 +64,17 @@ class RowSets:
         return slots
 
     def held(self, homes: NDArray[np.bool_]) -> Ids:
-        """Slots in use of those sets that are marked, [sets]."""
+        """Used slots of the marked sets, [sets]."""
         used = self.ids.reshape(self.sets, WAYS) != _EMPTY
         return np.flatnonzero(used & homes[:, None])
 
     def remove(self, slots: Ids) -> None:
-        """Empty slots that are in use, each given once."""
+        """Empty used slots, each listed once."""
         self.ids[slots] = _EMPTY
         self.used -= np.bincount(slots // WAYS, minlength=self.sets)
 
     def put(self, ids: Ids, places: Hashed, recency: Ids) -> Ids:
-        """Place ids that are not cached, in sets that have room for them; their slots."""
+        """Insert ids that are not cached into sets with room for them; returns their slots."""
         slots = np.empty(len(ids), dtype=np.int64)
         if len(ids) == 0:
             return slots
@@ -92,7 +92,7 @@ class RowSets:
 
 
 def ranks(homes: Ids, sets: int) -> Ids:
-    """Return the place of each among those of its set; `homes` is sorted."""
+    """Return the rank of each id within its set; `homes` is sorted."""
     counts = np.bincount(homes, minlength=sets)
     return np.arange(len(homes)) - (np.cumsum(counts) - counts)[homes]
 
@@ -106,15 +106,15 @@ def leaving(
     safe: Ids,
     window: Ids,
 ) -> tuple[Ids, NDArray[np.bool_]]:
-    """Choose what leaves all sets, as many evictions one after the other would.
+    """Choose the ids to evict from all sets, with the same result as one eviction after another.
 
-    Of set s, `count[s]` leave: first the `safe[s]` that were used least recently, then each time the one
-    used latest by prediction, `later` [n], of the `window[s]` least recently used. What is loaded enters as
-    the most recently used, so each eviction moves the window on by one, and in the end
+    Set s evicts `count[s]` ids: first the `safe[s]` least recently used, then each time, of the `window[s]`
+    least recently used, the one with the latest predicted use, `later` [n]. Loaded ids enter as the most
+    recently used, so each eviction advances the window by one. In the end
 
-        all but the `window - 1` best of the oldest `count + window - 1` have left, of equals the older.
+        all but the `window - 1` best of the oldest `count + window - 1` are evicted; among equals, the older.
 
-    Returns the numbers of those that leave, and which of them LRU would have kept.
+    Returns the indices of the evicted ids, and which of them LRU would have kept.
     """
     sets = len(count)
     order = by_set(homes, recency - (recency.min() if len(recency) else 0), sets)

@@ -14,19 +14,19 @@ from gati.evict.embed.tiers import Ids
 
 
 def page_bytes_for(row_bytes: int) -> int:
-    """Return the fewest bytes that are whole rows and whole pages of the system."""
+    """Return the smallest number of bytes that is a multiple of rows and of system pages."""
     return math.lcm(row_bytes, mmap.PAGESIZE)
 
 
 class RowSlab:
-    """Places for rows, numbered from the beginning of the pool. Not safe for several threads by itself."""
+    """Positions for rows, numbered from the beginning of the pool. Not thread-safe."""
 
     def __init__(self, pool: PagePool, width: int, dtype: torch.dtype) -> None:
         row_bytes = width * dtype.itemsize
         if pool.page_bytes % row_bytes:
             raise EvictError(
-                f"pages of {pool.page_bytes} bytes do not hold whole rows of {row_bytes}: make the pool with "
-                f"pages of a multiple of {page_bytes_for(row_bytes)}"
+                f"page_bytes is {pool.page_bytes}, not a multiple of the {row_bytes} bytes of a row: make "
+                f"the pool with a multiple of {page_bytes_for(row_bytes)}"
             )
         self.pool = pool
         self.page_rows = pool.page_bytes // row_bytes
@@ -36,16 +36,16 @@ class RowSlab:
 
     @property
     def capacity(self) -> int:
-        """Rows in the pages held."""
+        """Capacity of the held pages in rows."""
         return len(self._pages) * self.page_rows
 
     @property
     def pages(self) -> int:
-        """Pages held."""
+        """Number of pages held."""
         return len(self._pages)
 
     def grow(self, pages: int) -> None:
-        """Take pages until there are so many, or no more are free."""
+        """Take pages until `pages` are held, or no more are free."""
         taken = self.pool.take(pages - len(self._pages))
         self._pages += taken
         self._free = np.concatenate((self._rows_of(taken), self._free))
@@ -66,11 +66,11 @@ class RowSlab:
         return moved
 
     def free(self, places: Ids) -> None:
-        """Have the places used for other rows."""
+        """Free positions for other rows."""
         self._free = np.concatenate((self._free, places))
 
     def put(self, rows: torch.Tensor) -> Ids:
-        """Copy rows [n, width] to free places, of which there are enough; the places."""
+        """Copy rows [n, width] to free positions, of which there must be enough; returns these."""
         split = len(self._free) - len(rows)
         self._free, places = self._free[:split], self._free[split:]
         self.rows.index_copy_(0, torch.from_numpy(places), rows)

@@ -1,4 +1,4 @@
-"""Slow tiers: where all rows of a table live, in memory, a mapped file, or Redis (`redis_tier`)."""
+"""Slow tiers, which store all rows of a table: in memory, in a mapped file, or in Redis (`redis_tier`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Ids = NDArray[np.int64]
 
 
 class SlowTier(Protocol):
-    """Holds every row of one table. `fetch` may be called by several threads at once."""
+    """Stores every row of one table. `fetch` must be thread-safe."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are: ids are 0..rows-1."""
+        """The number of rows: ids are 0..rows-1."""
 
     @property
     def width(self) -> int:
@@ -32,19 +32,19 @@ class SlowTier(Protocol):
         """Type of the numbers."""
 
     def fetch(self, ids: Ids) -> torch.Tensor:
-        """Return the rows of `ids` [n], all in range and each once, as [n, width]."""
+        """Return the rows of distinct `ids` [n], which are all in range, as [n, width]."""
 
 
 @runtime_checkable
 class AskedTier(SlowTier, Protocol):
-    """A tier that finds rows while the caller does something else."""
+    """A tier that can fetch rows while the caller continues."""
 
     def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
-        """Ask for rows as `fetch` does; return what waits for them, to be called once by the same thread."""
+        """Start a fetch; return a function that waits for the rows, to be called once in the same thread."""
 
 
 class MemoryTier:
-    """A table in memory. Rows that change in `weight` later must be forgotten by the caches before it."""
+    """A table in memory. If rows of `weight` change later, call `forget` on the caches in front of it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         if weight.ndim != 2 or weight.device.type != "cpu" or not weight.is_floating_point():
@@ -62,10 +62,10 @@ class MemoryTier:
 
 
 class FileTier:
-    """A table in a raw file of rows, mapped into memory: the system keeps in memory what it has room for."""
+    """A table in a raw file of rows, mapped into memory; the system caches as much as memory allows."""
 
     def __init__(self, path: str | Path, *, width: int, dtype: torch.dtype = torch.float32) -> None:
-        """Map `path`. Raises EvictError for a file that is missing or does not hold whole rows."""
+        """Map `path`. Raises EvictError if the file is missing or has an incomplete row."""
         self.width, self.dtype = width, dtype
         row_bytes = width * dtype.itemsize
         try:
@@ -84,11 +84,11 @@ class FileTier:
 
     @classmethod
     def write(cls, path: str | Path, weight: torch.Tensor) -> FileTier:
-        """Write a table [rows, width] whole or not at all, and map it. Raises StorageError."""
+        """Write a table [rows, width] atomically, and map it. Raises StorageError."""
         content = weight.detach().contiguous().view(torch.uint8).numpy()
         atomic_write(Path(path), lambda part: content.tofile(part))
         return cls(path, width=weight.shape[1], dtype=weight.dtype)
 
     def fetch(self, ids: Ids) -> torch.Tensor:
-        """Copy the rows out of the file, in the order of the file where ids are sorted."""
+        """Copy the rows out of the file, in file order if ids are sorted."""
         return torch.from_numpy(self._bytes[ids]).view(self.dtype)

@@ -1,4 +1,4 @@
-"""Which prefixes were asked for, told to whoever learns from it: one record a request."""
+"""The access log of an engine: one record per request, for training predictors."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _log = logging.getLogger("gati.engine")
 
 @dataclass(frozen=True)
 class PrefixAccess:
-    """A request as it was admitted: when, in milliseconds since the epoch, and its whole pages by name."""
+    """An admitted request: the time in milliseconds since the epoch, and the names of its whole pages."""
 
     time_ms: int
     input_tokens: int
     output_tokens: int  # at most
     names: Sequence[bytes]
-    hits: int  # leading pages that were there
+    hits: int  # leading pages that were cached
     capacity_pages: int
 
 
 class AccessSink(Protocol):
-    """Takes records in the order of the requests. It must not wait for anything: the engine does for it."""
+    """Receives records in the order of requests. It must not block, because the engine waits for it."""
 
     def accessed(self, access: PrefixAccess) -> None:
         """A request was admitted."""
 
     def close(self) -> None:
-        """There will be no more."""
+        """No more records will follow."""
 
 
 def access_line(access: PrefixAccess) -> str:
@@ -42,7 +42,7 @@ def access_line(access: PrefixAccess) -> str:
         "timestamp": access.time_ms,
         "input_length": access.input_tokens,
         "output_length": access.output_tokens,
-        # 53 bits, which every reader of JSON keeps exactly
+        # 53 bits, which every JSON reader represents exactly
         "hash_ids": [int.from_bytes(name[:8], "little") >> 11 for name in access.names],
         "hits": access.hits,
         "capacity_blocks": access.capacity_pages,
@@ -51,13 +51,13 @@ def access_line(access: PrefixAccess) -> str:
 
 
 class AccessFile:
-    """Appends records to a file, a line each. Requests shorter than a page leave none.
+    """Appends records to a file, one per line. Requests shorter than a page are not logged.
 
-    When the disk is full the engine goes on without the log, which says so once.
+    If the disk is full, the engine continues without the access log, and logs one error.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises StorageError where it cannot be written."""
+        """Open the file. Raises StorageError if it cannot be written."""
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -74,7 +74,7 @@ class AccessFile:
             self._file.write(access_line(access).encode() + b"\n")
         except OSError as error:
             self._failed = True
-            _log.error("the access log ends here", extra={"reason": str(error)})
+            _log.error("writing the access log failed; it ends here", extra={"reason": str(error)})
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,8 @@
-"""A decoder-only transformer whose keys and values lie in pages: Llama's architecture and names of weights.
+"""A decoder-only transformer with a paged KV cache: Llama's architecture and weight names.
 
 Rotary positions, RMSNorm before each half of a layer, grouped-query attention, SwiGLU (Touvron et al. 2023).
-Tokens of several requests run through the layers as one batch without padding; only attention goes request
-by request, over that request's pages.
+Tokens of several requests run through the layers as one batch without padding; only attention is
+computed per request, over that request's pages.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gati.errors import ModelError
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """Sizes of a network. The defaults make a small one of bytes, 3.2 million weights."""
+    """Sizes of a network. The defaults are a small byte-level network with 3.2 million weights."""
 
     vocabulary: int = 257
-    end: int = 256  # the token that ends a text; by default tokens are the bytes, and this one
+    end: int = 256  # the end-of-text token; by default, tokens are the 256 bytes and this one
     layers: int = 4
     width: int = 256
     heads: int = 8
     key_heads: int = 2
     inner_width: int = 704
-    length: int = 8192  # tokens of the longest sequence
+    length: int = 8192  # maximum length of a sequence in tokens
     rotary_base: float = 10_000.0
     epsilon: float = 1e-5
-    tied: bool = False  # whether the embedding is the last layer, too
+    tied: bool = False  # whether the embedding and the last layer share weights
 
     def __post_init__(self) -> None:
         """Raises ModelError for sizes that do not fit each other."""
@@ -41,14 +41,14 @@ class DecoderSettings:
         if min(*sizes, self.length) < 1:
             raise ModelError(f"every size of a decoder must be at least 1: {self}")
         if not 0 <= self.end < self.vocabulary:
-            raise ModelError(f"the token {self.end} that ends a text is none of {self.vocabulary}")
+            raise ModelError(f"the end-of-text token {self.end} is not below vocabulary, {self.vocabulary}")
         if self.width % self.heads or self.head_width % 2:
             raise ModelError(
-                f"a width of {self.width} is not {self.heads} heads of an even width; change width or heads"
+                f"width {self.width} does not divide into {self.heads} heads of even width; change either"
             )
         if self.heads % self.key_heads:
             raise ModelError(
-                f"{self.heads} heads cannot share {self.key_heads} of keys evenly; change key_heads"
+                f"heads is {self.heads}, not a multiple of key_heads, {self.key_heads}; change key_heads"
             )
 
     @property
@@ -58,9 +58,9 @@ class DecoderSettings:
 
 
 class Stretch(NamedTuple):
-    """Tokens of one request in a batch: rows `start` to `stop`, after `before` tokens whose keys are known.
+    """Tokens of one request in a batch: rows `start` to `stop`, after `before` tokens with known keys.
 
-    `pages` [p] are those of the request, from its first token to the last one of the stretch.
+    `pages` [p] are the request's pages, from its first token to the last one of these.
     """
 
     start: int
@@ -72,7 +72,7 @@ class Stretch(NamedTuple):
 class TokenBatch(NamedTuple):
     """The tokens of one step: `tokens`, `positions`, and where keys and values go (`page`, `place`), all [n].
 
-    `wanted` [m] are the rows of which the next token is asked for.
+    `wanted` [m] are the rows whose next token is needed.
     """
 
     tokens: Tensor
@@ -84,7 +84,7 @@ class TokenBatch(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """What is the same in all layers: turns of the positions [2, n, 1, half], a mask for each stretch."""
+    """Inputs shared by all layers: rotations of the positions [2, n, 1, half], a mask for each stretch."""
 
     turns: Tensor
     masks: list[Tensor | None]
@@ -101,7 +101,7 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(own * settings.head_width, width, bias=False)
 
     def forward(self, hidden: Tensor, batch: TokenBatch, around: _Around, cache: Tensor) -> Tensor:
-        """[n, width] to the same; `cache` is [pages, 2, tokens, key heads, head width], of this layer."""
+        """Map [n, width] to the same; the layer's `cache` is [pages, 2, tokens, key heads, head width]."""
         count, each = len(hidden), self.settings.head_width
         queries = _turned(self.q_proj(hidden).view(count, -1, each), around.turns)
         cache[batch.page, 0, batch.place] = _turned(self.k_proj(hidden).view(count, -1, each), around.turns)
@@ -121,7 +121,7 @@ class _Gated(nn.Module):
         self.down_proj = nn.Linear(settings.inner_width, settings.width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[n, width] to the same."""
+        """Map [n, width] to the same shape."""
         found: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return found
 
@@ -135,7 +135,7 @@ class _Layer(nn.Module):
         self.mlp = _Gated(settings)
 
     def forward(self, hidden: Tensor, batch: TokenBatch, around: _Around, cache: Tensor) -> Tensor:
-        """[n, width] to the same."""
+        """Map [n, width] to the same shape."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), batch, around, cache)
         mixed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return mixed
@@ -161,16 +161,16 @@ class Decoder(nn.Module):
 
     @classmethod
     def empty(cls, settings: DecoderSettings) -> Decoder:
-        """Make a network whose weights are yet to be written."""
+        """Make a network with uninitialised weights."""
         with torch.device("meta"):
             decoder = cls(settings)
         decoder = decoder.to_empty(device="cpu")
-        decoder._tie()  # which memory of its own for every layer has undone
+        decoder._tie()  # tie again, since every layer now has its own memory
         return decoder.eval()
 
     @classmethod
     def random(cls, settings: DecoderSettings, seed: int, dtype: torch.dtype = torch.float32) -> Decoder:
-        """Make a network with weights drawn by `seed`, the same on every machine."""
+        """Make a network with random weights from `seed`, the same on every machine."""
         decoder = cls.empty(settings)
         generator = torch.Generator().manual_seed(seed)
         for parameter in decoder.parameters():
@@ -209,14 +209,14 @@ class Decoder(nn.Module):
 
 
 def _turned(heads: Tensor, turns: Tensor) -> Tensor:
-    """Rotate pairs of channels, of which one is in each half, [n, heads, head width]."""
+    """Rotate pairs of channels, one from each half, [n, heads, head width]."""
     first, second = heads.chunk(2, dim=-1)
     cosine, sine = turns
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def _mask(stretch: Stretch) -> Tensor | None:
-    """Which tokens each may look at, [t, total]; None where it is all of them, or all up to itself."""
+    """The attention mask [t, total]; None if each token attends to all, or to all up to itself."""
     count = stretch.stop - stretch.start
     if count == 1 or not stretch.before:
         return None
@@ -224,7 +224,7 @@ def _mask(stretch: Stretch) -> Tensor | None:
 
 
 def _attended(queries: Tensor, stretch: Stretch, mask: Tensor | None, cache: Tensor) -> Tensor:
-    """Attention of one request's tokens over all up to each, [t, heads, head width]."""
+    """Causal attention of one request's tokens, [t, heads, head width]."""
     count = stretch.stop - stretch.start
     total = stretch.before + count
     keys, values = (

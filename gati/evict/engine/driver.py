@@ -1,4 +1,4 @@
-"""A thread that steps an engine for as long as there is work."""
+"""A thread that steps an engine while there is work."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _log = logging.getLogger("gati.engine")
 
 
 class EngineDriver:
-    """Steps `engine` in a thread of its own between `start` and `stop`.
+    """Steps `engine` in its own thread between `start` and `stop`.
 
-    A step that fails ends the engine and every request, and `failed` is called with what happened: keys and
-    values may be half written then.
+    If a step fails, the engine and all requests end, because keys and values may be half written; `failed` is
+    called with the error.
     """
 
     def __init__(self, engine: PrefixEngine, failed: Callable[[BaseException], None]) -> None:
@@ -26,16 +26,16 @@ class EngineDriver:
         self._thread = threading.Thread(target=self._run, name="prefix-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End all requests, and wait for the step under way."""
+        """Wait for the current step, and end all requests."""
         self._stopping.set()
         self._engine.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._engine.abandon(UnavailableError("the engine is ending"))
+        self._engine.abandon(UnavailableError("the engine is shutting down"))
 
     def _run(self) -> None:
         engine = self._engine
@@ -43,7 +43,7 @@ class EngineDriver:
             while not self._stopping.is_set():
                 if not engine.step():
                     engine.wait_for_work()
-        except Exception as error:  # whatever it is, no request may wait for this engine now
+        except Exception as error:  # after any error, no request may wait for this engine
             _log.exception("a step failed")
             engine.abandon(UnavailableError("the engine failed; its log has the cause"))
             self._failed(error)

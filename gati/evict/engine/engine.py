@@ -1,4 +1,4 @@
-"""`PrefixEngine`: generates for several requests at once, and computes no prefix twice while it is kept."""
+"""`PrefixEngine`: generates for several requests concurrently, and reuses cached prefixes."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class PrefixEngineLimits:
-    """Bounds on what an engine takes on: requests at a time, those that wait, prompt tokens of a step."""
+    """Limits of an engine: running requests, queued requests, prompt tokens per step."""
 
     most_running: int = 16
     most_waiting: int = 256
     chunk_tokens: int = 256
 
     def __post_init__(self) -> None:
-        """Raises EvictError for bounds below one."""
+        """Raises EvictError for limits below one."""
         if min(self.most_running, self.most_waiting, self.chunk_tokens) < 1:
-            raise EvictError(f"every bound of an engine must be at least 1: {self}")
+            raise EvictError(f"every limit of an engine must be at least 1: {self}")
 
 
 def pool_for(decoder: Decoder, budget_bytes: int, page_tokens: int = 16) -> PagePool:
-    """Make a pool of that budget for one engine. Raises EvictError where not one page fits."""
+    """Make a pool of that budget for one engine. Raises EvictError if it is less than one page."""
     if page_tokens < 1:
-        raise EvictError(f"a page of {page_tokens} tokens holds nothing; give at least one")
+        raise EvictError(f"page_tokens is {page_tokens}; give at least 1")
     page = page_bytes_for_tokens(decoder.settings, page_tokens, decoder.lm_head.weight.dtype)
     if budget_bytes < page:
-        raise EvictError(f"a budget of {budget_bytes} bytes holds no page of {page}; give more")
+        raise EvictError(f"a budget of {budget_bytes} bytes is less than one page of {page} bytes; give more")
     return PagePool(page, budget_bytes // page * page)
 
 
 class PrefixEngine:
-    """One network, the pages of a pool, and the requests under way.
+    """One network, the pages of a pool, and the active requests.
 
     >>> from gati.evict.engine.decoder import Decoder, DecoderSettings
     >>> from gati.evict.engine.generation import GenerationRequest
@@ -96,7 +96,7 @@ class PrefixEngine:
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order of their admission
         self._stepping = threading.RLock()
-        self._intake = threading.Lock()  # of what has arrived, and whether anything may
+        self._intake = threading.Lock()  # guards `_arrived` and `_closed`
         self._work = threading.Event()
         self._closed = False
         self._counts = {"requests": 0, "prompt_tokens": 0, "computed_tokens": 0, "generated_tokens": 0}
@@ -105,16 +105,16 @@ class PrefixEngine:
 
     @property
     def pages(self) -> int:
-        """Pages of the pool that it holds."""
+        """Number of pages it holds from the pool."""
         return self._pages.pages
 
     def submit(
         self, request: GenerationRequest, listener: Callable[[NextToken], None] | None = None
     ) -> Generation:
-        """Take on a request; `listener` is called by the thread that steps, with each token as it comes.
+        """Queue a request; the stepping thread calls `listener` with each token as it is generated.
 
-        Raises RequestError for tokens that the network does not have and for requests that never fit,
-        OverloadError where too many wait, UnavailableError after `close`.
+        Raises RequestError for tokens outside the vocabulary and for requests that can never fit,
+        OverloadError if the queue is full, UnavailableError after `close`.
         """
         generation = Generation(request, self._clock(), listener)
         with self._intake:
@@ -123,18 +123,20 @@ class PrefixEngine:
             self._check(generation)
             waiting = len(self._arrived) + len(self._waiting)
             if waiting >= self.limits.most_waiting:
-                raise OverloadError(f"{waiting} requests wait already", retry_after_s=_RETRY_AFTER_S)
+                raise OverloadError(
+                    f"the queue is full: {waiting} requests are waiting", retry_after_s=_RETRY_AFTER_S
+                )
             self._arrived.append(generation)
         self._work.set()
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Have a request end; its pages are free after the next step. One that has ended stays as it is."""
+        """Cancel a request; the next step frees its pages. Does nothing if it has already ended."""
         self._cancelled.append(generation)
         self._work.set()
 
     def step(self) -> bool:
-        """Admit what fits, compute one batch and tell the listeners; False where there was nothing to do."""
+        """Admit requests, compute one batch and call the listeners; False if there was nothing to do."""
         with self._stepping:
             self._work.clear()
             self._take_in()
@@ -155,11 +157,11 @@ class PrefixEngine:
         self._work.wait()
 
     def wake(self) -> None:
-        """Have `wait_for_work` return."""
+        """Make `wait_for_work` return."""
         self._work.set()
 
     def close(self, error: GatiError | None = None) -> None:
-        """End all requests, with that error where there is one, and give every page back to the pool."""
+        """End all requests, with `error` if there is one, and return every page to the pool."""
         with self._stepping:
             if self._shut():
                 return
@@ -170,7 +172,7 @@ class PrefixEngine:
         self._pool.leave(self)
 
     def abandon(self, error: GatiError) -> None:
-        """After a step that raised: end all requests with that error. What is in the pages is not known."""
+        """After a step that raised: end all requests with `error`. The pages' contents are undefined."""
         with self._stepping:
             self._shut()
             for generation in [*self._running, *self._waiting]:
@@ -180,7 +182,7 @@ class PrefixEngine:
             self._waiting.clear()
 
     def allow(self, pages: int) -> None:
-        """Hold at most so many pages of the pool; waits for the step under way."""
+        """Hold at most `pages` pages of the pool; waits for the current step to end."""
         with self._stepping:
             while self._pages.used > pages:
                 self._restart(self._running[-1])
@@ -188,7 +190,7 @@ class PrefixEngine:
             self._work.set()
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts so far, and what is there now."""
+        """Counters, and the current numbers of requests and pages."""
         with self._stepping:
             pages = self._pages
             return {
@@ -203,7 +205,7 @@ class PrefixEngine:
     # ----------------------------------------------------------------------------------------------------
 
     def _shut(self) -> bool:
-        """Take in no more than is there; whether that was so before."""
+        """Accept no further requests; returns whether it was already closed."""
         with self._intake:
             was, self._closed = self._closed, True
         if not was:
@@ -217,15 +219,15 @@ class PrefixEngine:
         if not request.prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if request.most_tokens < 1:
-            raise RequestError(f"max_tokens is {request.most_tokens}; generate at least one")
+            raise RequestError(f"max_tokens is {request.most_tokens}; give at least 1")
         if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
             raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
         if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
-            raise RequestError(f"goes_on is {request.goes_on}; a probability is 0 to 1")
+            raise RequestError(f"goes_on is {request.goes_on}; give a probability from 0 to 1")
         if generation.longest > settings.length:
             raise RequestError(
-                f"{len(request.prompt)} tokens of prompt and {request.most_tokens} to generate are more than "
-                f"the {settings.length} that the network takes; send a shorter prompt or lower max_tokens"
+                f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} exceed the "
+                f"network's length of {settings.length} tokens; send a shorter prompt or lower max_tokens"
             )
         self._check_budget(generation)
 
@@ -233,9 +235,9 @@ class PrefixEngine:
         needed = -(-generation.longest // self._pages.page_tokens)
         if needed > self._pages.pages:
             raise RequestError(
-                f"{len(generation.request.prompt)} tokens of prompt and {generation.request.most_tokens} to "
-                f"generate take {needed} pages of keys and values, and the whole budget has "
-                f"{self._pages.pages}; send a shorter prompt or lower max_tokens"
+                f"the prompt of {len(generation.request.prompt)} tokens and max_tokens "
+                f"{generation.request.most_tokens} need {needed} pages of keys and values, but the "
+                f"whole budget has {self._pages.pages}; send a shorter prompt or lower max_tokens"
             )
 
     def _take_in(self) -> None:
@@ -249,18 +251,18 @@ class PrefixEngine:
                 self._finish(generation, Ending.CANCELLED)
 
     def _admit(self) -> None:
-        """Let requests in as they came, while there are pages; none overtakes another."""
+        """Admit requests in order of arrival while pages are available."""
         while self._waiting and len(self._running) < self.limits.most_running:
             generation = self._waiting[0]
             try:
-                self._check_budget(generation)  # the budget may have shrunk since it came
+                self._check_budget(generation)  # the budget may have shrunk since it arrived
             except RequestError as error:
                 self._waiting.popleft()
                 generation.error = error
                 self._finish(generation, Ending.FAILED)
                 continue
             request = generation.request
-            if generation.names is None:  # the last token is computed in any case: its successor is asked for
+            if generation.names is None:  # the last token is always computed, for its successor
                 generation.names = self._pages.names(generation.tokens[:-1])
             table = self._pages.open(generation.names, generation.longest, self._clock(), request.goes_on)
             if table is None:
@@ -291,7 +293,7 @@ class PrefixEngine:
         )
 
     def _sample(self, planned: PlannedStep, logits: Tensor) -> None:
-        """Draw the next tokens from logits [m, vocabulary], and end what has come to its end."""
+        """Sample the next tokens from logits [m, vocabulary], and end finished requests."""
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += len(planned.batch.tokens)
         now_s = self._clock()
@@ -315,7 +317,7 @@ class PrefixEngine:
         if ending in (Ending.CANCELLED, Ending.FAILED):
             self._counts[ending.value] += 1
         if generation.table is not None:
-            if generation.computed == len(generation.tokens) - 1:  # nothing of it is half done
+            if generation.computed == len(generation.tokens) - 1:  # all tokens but the last are computed
                 known = generation.tokens[: generation.computed]
                 self._pages.keep(generation.table, known, self._clock())
             self._leave(generation)
@@ -323,7 +325,7 @@ class PrefixEngine:
         generation.tell(token)
 
     def _restart(self, generation: Generation) -> None:
-        """Take a request's pages: it is computed anew when there is room, and goes on where it was."""
+        """Take a request's pages away: it is recomputed when pages are free, and continues where it was."""
         self._leave(generation)
         generation.computed, generation.names = 0, None
         self._waiting.appendleft(generation)
@@ -337,6 +339,6 @@ class PrefixEngine:
 
 
 def _drawn(logits: Tensor, request: GenerationRequest, random: np.random.Generator) -> int:
-    """A token drawn from logits [vocabulary]."""
+    """Sample a token from logits [vocabulary]."""
     chances = torch.softmax(logits.double() / request.sampling.temperature, dim=0).numpy().cumsum()
     return min(int(np.searchsorted(chances, random.random() * chances[-1], side="right")), len(chances) - 1)

@@ -1,4 +1,4 @@
-"""A request to generate, and what has become of it."""
+"""A generation request, and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gati.evict.engine.pages import PageTable
 class Ending(StrEnum):
     """Why a generation ended."""
 
-    STOP = "stop"  # the network ended its text, or who asked has enough
+    STOP = "stop"  # an end token or a stop text
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -25,7 +25,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: the likeliest at temperature 0, else by a seed."""
+    """How tokens are sampled: the most likely at temperature 0, else at random from a seed."""
 
     temperature: float = 0.0
     seed: int | None = None
@@ -38,10 +38,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Tokens of a prompt, and how many may follow.
+    """The tokens of a prompt, and the maximum number of tokens to generate.
 
-    `ends_early` says whether the token that ends a text ends the generation. `goes_on` is how probable it is
-    that the conversation goes on, for policies that ask. `keeps_logits` is for tests and measurements.
+    `ends_early` says whether the end-of-text token ends the generation. `goes_on` is the probability that the
+    conversation continues, for policies that use it. `keeps_logits` is for tests and measurements.
     """
 
     prompt: tuple[int, ...]
@@ -53,7 +53,7 @@ class GenerationRequest:
 
 
 class NextToken(NamedTuple):
-    """What a listener is told: a token, or None at an end without one, and how it ended, if it did."""
+    """An event for listeners: a token, or None at an end without one, and the reason if it ended."""
 
     token: int | None
     ending: Ending | None
@@ -61,16 +61,16 @@ class NextToken(NamedTuple):
 
 @dataclass(eq=False)
 class Generation:
-    """One request under way. The engine alone changes it; times are of the engine's clock, in seconds."""
+    """One active request. Only the engine changes it; times are in seconds of the engine's clock."""
 
     request: GenerationRequest
     arrived_s: float
     listener: Callable[[NextToken], None] | None = None
-    tokens: list[int] = field(default_factory=list)  # prompt and what was generated
+    tokens: list[int] = field(default_factory=list)  # prompt and generated tokens
     computed: int = 0  # leading tokens whose keys and values are in pages
-    names: list[bytes] | None = None  # of its pages, once somebody has looked for them
+    names: list[bytes] | None = None  # of its pages, once computed
     table: PageTable | None = None
-    hit_tokens: int = 0  # of the prompt, found when it was first admitted
+    hit_tokens: int = 0  # cached tokens of the prompt at first admission
     admitted: bool = False
     first_token_s: float | None = None
     ending: Ending | None = None
@@ -90,15 +90,15 @@ class Generation:
 
     @property
     def longest(self) -> int:
-        """The most tokens whose keys and values it may need; those of the last token are never read."""
+        """The maximum number of tokens with keys and values; those of the last token are never read."""
         return len(self.request.prompt) + self.request.most_tokens - 1
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From its arrival on."""
+        """Seconds from arrival to the first token."""
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     def tell(self, token: int | None) -> None:
-        """Tell the listener of a token, or of the end."""
+        """Call the listener with a token, or with the end."""
         if self.listener is not None:
             self.listener(NextToken(token, self.ending))

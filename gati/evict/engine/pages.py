@@ -1,8 +1,8 @@
-"""Pages of keys and values: which request uses which, which prefixes stay, and what leaves.
+"""Pages of keys and values: which request uses which, which prefixes stay cached, which are evicted.
 
-A page holds the keys and values of a few consecutive tokens in all layers. Pages whose tokens are all known
-have a name, a hash of every token up to their end, and stay after the request, until the policy has them
-leave. Pages in use never leave.
+A page holds the keys and values of a few consecutive tokens in all layers. A page whose tokens are all known
+has a name, a hash of all tokens up to its end. It stays cached after the request until the policy evicts it.
+Pages in use are never evicted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from gati.evict.replays.replay import build
 
 @dataclass(frozen=True)
 class KeptPrefixes:
-    """What decides which prefixes stay. `reuse=False` keeps none, for comparison.
+    """Settings that decide which prefixes stay cached. `reuse=False` caches none, for comparison.
 
-    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`. `service` is the folder of
-    `gati evict serve`, which then fits the predictor; no step waits for it.
+    `gap_s` is the mean pause before a user's prompt in seconds, for `lpc` and `laru+lpc`. `service` is the
+    folder of `gati evict serve`, which then fits the predictor; no step waits for it.
     """
 
     policy: str = "gati"
@@ -45,17 +45,17 @@ class KeptPrefixes:
     service: str | None = None
 
     def books(self, capacity: int) -> EngineBooks:
-        """Books of a cache of so many pages. Raises EvictError for what is unknown or not installed."""
+        """The index of a cache of `capacity` pages. Raises EvictError for unknown or uninstalled names."""
         policy = policy_named(self.policy, flat=False)
         if policy.name in ("lpc-oracle", "opt-leaf"):
-            raise EvictError(f"{policy.name} knows a trace in advance, and there is none; take lru or gati")
+            raise EvictError(f"{policy.name} needs a whole trace in advance; use lru or gati")
         if policy.converses:
             books = build(
                 self.policy, capacity, lambda blocks, seed: HintedContinuation(self.gap_s), kind=EngineBooks
             )
         else:
             if policy.predicts and self.predictor == "reuse":
-                lightgbm_module()  # else it would be missed at the first fit, hours from now
+                lightgbm_module()  # fail now, not at the first fit, hours later
             books = PluginSettings(self.policy, self.predictor, self.seed, service=self.service).books(
                 capacity
             )
@@ -69,7 +69,7 @@ class PageTable:
 
     names: Sequence[bytes]
     numbers: list[int]
-    hits: int  # leading pages that were computed when it was made
+    hits: int  # leading pages that were already computed at creation
     pages: torch.Tensor = field(init=False)  # the numbers, [p]
 
     def __post_init__(self) -> None:
@@ -83,20 +83,20 @@ def prefix_names(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
     step = 4 * page_tokens
     names, name = [], b""
     for start in range(0, len(content), step):
-        # SHA-256, as names must not collide even where somebody tries: prefixes would be mistaken
+        # SHA-256: a collision, even a deliberate one, would return the wrong prefix
         name = hashlib.sha256(name + content[start : start + step]).digest()
         names.append(name)
     return names
 
 
 def page_bytes_for_tokens(settings: DecoderSettings, page_tokens: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a page: keys and values of so many tokens, in whole pages of the system."""
+    """Return the bytes of a page for `page_tokens` tokens, rounded up to whole system pages."""
     needed = _numbers(settings, page_tokens) * dtype.itemsize
     return -(-needed // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class PrefixPages:
-    """The engine's part of a pool. Not safe for several threads by itself."""
+    """The engine's part of a pool. Not thread-safe."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class PrefixPages:
         page_tokens: int,
         dtype: torch.dtype,
     ) -> None:
-        """Begin without a page. Raises EvictError where the pool's pages are too small."""
+        """Starts without pages. Raises EvictError if the pool's pages are too small."""
         needed = page_bytes_for_tokens(settings, page_tokens, dtype)
         if pool.page_bytes < needed:
             raise EvictError(
-                f"{page_tokens} tokens take {needed} bytes, the pool's pages have {pool.page_bytes}; make "
-                "the pool with larger pages, or take fewer tokens a page"
+                f"{page_tokens} tokens need {needed} bytes, but the pool's pages have {pool.page_bytes}; "
+                "make the pool with larger pages, or use fewer tokens per page"
             )
         self.page_tokens = page_tokens
         self._pool = pool
@@ -125,30 +125,30 @@ class PrefixPages:
         self._free: list[int] = []
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
-        self._ready: set[int] = set()  # named pages that are computed, or will be before anybody reads them
+        self._ready: set[int] = set()  # named pages that are computed, or will be before they are read
         self._uses: Counter[int] = Counter()
-        # A policy cannot be told of more pages later: it is told of the most that there may be.
+        # A policy's capacity cannot grow later, so it is the pool's limit.
         self._books = kept.books(pool.limit_pages)
         self.counts = {"requested": 0, "hit": 0, "evicted": 0}
 
     @property
     def pages(self) -> int:
-        """Pages held."""
+        """Number of pages held."""
         return len(self._held)
 
     @property
     def used(self) -> int:
-        """Pages that requests use."""
+        """Number of pages in use by requests."""
         return len(self._uses)
 
     @property
     def cached(self) -> int:
-        """Pages with a prefix that no request uses."""
+        """Number of cached pages that no request uses."""
         return sum(page not in self._uses for page in self._page_of.values())
 
     @property
     def spare(self) -> int:
-        """Pages that could be given back at once."""
+        """Number of pages that could be returned to the pool now."""
         return len(self._held) - len(self._uses)
 
     def figures(self) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ class PrefixPages:
         return self._books.figures()
 
     def hold(self, count: int) -> None:
-        """Take pages from the pool, or give back what is too much. What is in use must fit."""
+        """Take pages from the pool, or return surplus ones. `count` must cover the pages in use."""
         if count > len(self._held):
             taken = self._pool.take(count - len(self._held))
             self._held += taken
@@ -171,15 +171,15 @@ class PrefixPages:
         self._pool.give(given)
 
     def names(self, tokens: Sequence[int]) -> list[bytes]:
-        """Names under which pages of these tokens are kept; none where nothing is."""
+        """Names of the pages of these tokens; empty if prefixes are not cached."""
         return prefix_names(tokens, self.page_tokens) if self._kept.reuse else []
 
     def open(
         self, names: Sequence[bytes], total_tokens: int, time_s: float, goes_on: float | None = None
     ) -> PageTable | None:
-        """Take pages for `total_tokens`, the first of them of these `names`, and count the request.
+        """Allocate pages for `total_tokens`, the first ones with these `names`, and count the request.
 
-        None, with nothing changed, where too many pages are in use.
+        Returns None, with nothing changed, if too many pages are in use.
         """
         found = self._leading(names)
         total = -(-total_tokens // self.page_tokens)
@@ -196,20 +196,20 @@ class PrefixPages:
         return PageTable(names, ids, ready)
 
     def known(self, table: PageTable, tokens: int) -> int:
-        """How many leading tokens are computed, where `tokens` are known to be: others may have gone on."""
+        """Number of computed leading tokens, at least `tokens`: other requests may have computed more."""
         page = tokens // self.page_tokens
         while page < len(table.names) and table.numbers[page] in self._ready:
             page += 1
         return max(tokens, page * self.page_tokens)
 
     def computed(self, table: PageTable, tokens: int) -> None:
-        """So many leading tokens are computed by the time that anybody else reads them."""
+        """Mark leading tokens as computed; they are, before another request reads them."""
         self._ready.update(table.numbers[: min(tokens // self.page_tokens, len(table.names))])
 
     def keep(self, table: PageTable, tokens: Sequence[int], time_s: float) -> None:
-        """Name the pages of tokens that were generated, so that they are found when the conversation goes on.
+        """Name the pages of generated tokens, so that they are found when the conversation continues.
 
-        `tokens` are all those computed.
+        `tokens` are all computed tokens.
         """
         names = self.names(tokens)
         if len(names) <= len(table.names):
@@ -218,14 +218,14 @@ class PrefixPages:
         books.resume(names, time_s)
         for number in range(len(table.names), len(names)):
             name, page = names[number], table.numbers[number]
-            if name not in self._page_of:  # else another request came to the same
+            if name not in self._page_of:  # otherwise, another request generated the same
                 self._page_of[name], self._name_of[page] = page, name
                 self._ready.add(page)
         books.stored(names)
         books.finish()
 
     def close(self, table: PageTable) -> None:
-        """The request uses its pages no more. What it named and never computed is forgotten."""
+        """End the use of these pages by their request. Named pages that were never computed are dropped."""
         for page in table.numbers:
             self._uses[page] -= 1
             if not self._uses[page]:
@@ -251,13 +251,13 @@ class PrefixPages:
     def _enter(
         self, names: Sequence[bytes], found: int, total: int, time_s: float, goes_on: float | None
     ) -> None:
-        """Count a request with the books, evict for it, and give its missing names pages."""
+        """Count a request in the index, evict for it, and assign pages to its missing names."""
         missing = names[found:]
         books = self._books
         if names:
             if isinstance(books.predictor, HintedContinuation):
                 books.predictor.hint(math.nan if goes_on is None else goes_on)
-            books.begin(names, time_s)  # which keeps what it finds until `finish`
+            books.begin(names, time_s)  # locks what it finds until `finish`
         self._make_room(total - found, missing)
         for name in missing:
             page = self._free.pop()
@@ -265,7 +265,7 @@ class PrefixPages:
         if names:
             books.stored(missing)
             books.finish()
-            books.pin(names[-1])  # and so all before it
+            books.pin(names[-1])  # and thereby all before it
 
     def _make_room(self, count: int, missing: Sequence[bytes]) -> None:
         """Evict prefixes until `count` pages are free. At least that many must be unused."""
@@ -274,7 +274,7 @@ class PrefixPages:
             return
         victims = self._books.victims(lack, missing)
         if victims is None:
-            raise AssertionError(f"{lack} pages must leave, and {self.cached} could")
+            raise AssertionError(f"{lack} pages must be evicted, but only {self.cached} are cached")
         for name in victims:
             assert isinstance(name, bytes)
             self._drop(name)

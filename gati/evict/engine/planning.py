@@ -31,11 +31,11 @@ class _Share:
 
 
 def plan_step(running: Sequence[Generation], pages: PrefixPages, chunk_tokens: int) -> PlannedStep | None:
-    """Choose tokens for a step, and count them as computed; None where there is nothing to do.
+    """Choose tokens for a step, and count them as computed; None if there is nothing to do.
 
-    Requests whose prompts are computed get one token each. Of the others, first come first, `chunk_tokens`
-    tokens are taken together. A page that an earlier request of the same step computes counts as computed for
-    a later one: every layer writes all keys and values before it reads any.
+    Requests whose prompts are computed get one token each. The others share `chunk_tokens` tokens,
+    in order of arrival. A page that an earlier request of the same step computes counts as computed for a
+    later one: every layer writes all keys and values before it reads any.
     """
     shares = []
     left = chunk_tokens
@@ -43,7 +43,7 @@ def plan_step(running: Sequence[Generation], pages: PrefixPages, chunk_tokens: i
         table = generation.table
         if table is None:
             continue
-        last = len(generation.tokens) - 1  # the one whose successor is asked for is always computed
+        last = len(generation.tokens) - 1  # always computed, for its successor
         generation.computed = start = min(pages.known(table, generation.computed), last)
         count = last + 1 - start
         if count > 1 or not generation.generated:

@@ -1,6 +1,6 @@
 """Networks from a folder: `config.json`, `model.safetensors` and, unless tokens are bytes, `tokenizer.json`.
 
-These are the files in which Hugging Face keeps Llama networks.
+These are Hugging Face's files for Llama networks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Read a network. Raises ModelError for one of another kind, CheckpointError for damaged files."""
+    """Read a network. Raises ModelError for other architectures, CheckpointError for damaged files."""
     settings = _settings(folder / _CONFIG)
     path = folder / _WEIGHTS
     try:
@@ -100,6 +100,6 @@ def _settings(path: Path) -> DecoderSettings:
     for name, differs in unlike.items():
         if differs:
             raise ModelError(
-                f"{path} has {name} = {config.get(name)!r}, which is not known here; take a Llama without it"
+                f"{path} has {name} = {config.get(name)!r}, which is not supported; use a Llama without it"
             )
     return settings

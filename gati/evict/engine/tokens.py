@@ -1,4 +1,4 @@
-"""Texts as tokens and back: bytes, or what a `tokenizer.json` says."""
+"""Conversion between texts and tokens: bytes, or a `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES = 256
 
 
 class Vocabulary(Protocol):
-    """How a network reads and writes."""
+    """The interface of tokenizers."""
 
     vocabulary: int
 
@@ -21,7 +21,7 @@ class Vocabulary(Protocol):
         """Tokens of a text."""
 
     def writer(self) -> Callable[[int], str]:
-        """Return what takes tokens one by one, and returns the text that each completes."""
+        """Return a function that takes one token after another, and returns the text that each completes."""
 
 
 class ByteTokens:
@@ -34,7 +34,7 @@ class ByteTokens:
         return list(text.encode())
 
     def writer(self) -> Callable[[int], str]:
-        """Bytes that are no UTF-8 become U+FFFD; those of half a character wait for the other half."""
+        """Invalid UTF-8 becomes U+FFFD; an incomplete character waits for its remaining bytes."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def write(token: int) -> str:
@@ -44,18 +44,18 @@ class ByteTokens:
 
 
 class StoredTokens:
-    """A tokenizer of Hugging Face's, from its file."""
+    """A Hugging Face tokenizer, from its file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError where the file cannot be read, or `tokenizers` is not installed."""
+        """Raises ModelError if the file cannot be read, or `tokenizers` is not installed."""
         try:
             from tokenizers import Tokenizer
         except ImportError:
             raise ModelError(f"{path} needs tokenizers: pip install tokenizers") from None
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more particular
-            raise ModelError(f"{path} is no tokenizer ({one_line(error)}); copy it again") from error
+        except Exception as error:  # the library raises plain exceptions
+            raise ModelError(f"{path} is not a tokenizer ({one_line(error)}); copy it again") from error
         self.vocabulary = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -64,7 +64,7 @@ class StoredTokens:
         return found
 
     def writer(self) -> Callable[[int], str]:
-        """Tokens of half a character wait for the other half."""
+        """An incomplete character waits for its remaining tokens."""
         from tokenizers.decoders import DecodeStream
 
         stream: Any = DecodeStream(skip_special_tokens=True)
@@ -72,15 +72,15 @@ class StoredTokens:
 
 
 def tokens_for(folder: Path | None, vocabulary: int) -> Vocabulary:
-    """The tokens of a network: those of its folder's `tokenizer.json`, else bytes.
+    """The tokenizer of a network: its folder's `tokenizer.json`, else bytes.
 
-    Raises ModelError where they do not fit the network's vocabulary.
+    Raises ModelError if it does not fit the network's vocabulary.
     """
     path = None if folder is None else folder / "tokenizer.json"
     tokens: Vocabulary = StoredTokens(path) if path is not None and path.is_file() else ByteTokens()
     if tokens.vocabulary > vocabulary:
         raise ModelError(
-            f"{path or 'bytes'} has {tokens.vocabulary} tokens, the network {vocabulary}; take the tokenizer "
-            "that belongs to it"
+            f"{path or 'bytes'} has {tokens.vocabulary} tokens, but the network has {vocabulary}; use the "
+            "network's own tokenizer"
         )
     return tokens

@@ -1,12 +1,11 @@
-"""The prefix tree of what a cache holds, in runs: blocks that lie one below the other and are accessed alike.
+"""The radix tree of a cache's contents: each node is a run of blocks with the same accesses.
 
-A request of a thousand blocks touches a few runs, not a thousand nodes. Requests that part from each other
-within a run split it; a run loses blocks only at its lower end, and its parent becomes a leaf when the last
-one has gone. Every block is named by an integer that is its own wherever it occurs (a hash of the whole
-prefix, as engines have it), so one dictionary finds the run that begins with a block, and no run keeps a
-table of children.
+A request of a thousand blocks touches a few runs, not a thousand nodes. If requests diverge within a run, it
+is split. A run loses blocks only at its lower end; when its last block is removed, its parent may become a
+leaf. The integer that names a block is unique to it (engines hash the whole prefix), so one dictionary maps a
+block to the run that begins with it, and no run needs a table of children.
 
-A flat cache is the same tree with runs of one block, none of which has a parent.
+A flat cache is the same tree with runs of one block and without parents.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import NamedTuple
 
 from gati.errors import TraceError
 
-NO_BLOCKS: list[int] = []  # of every run that has gone; no one writes to it
+NO_BLOCKS: list[int] = []  # shared by all removed runs; never modified
 
 
 class BlockRun:
-    """Blocks one below the other, all accessed by the same requests since they were loaded.
+    """Consecutive blocks of a path, all accessed by the same requests since they were loaded.
 
-    `slot` numbers the runs that exist at one time, for arrays next to the tree; `start` counts the blocks
-    above; `end` those above and in it; `last` and `created` are numbers of requests, `accesses` counts them.
+    `slot` is its index in arrays that run parallel to the tree. `start` is the number of blocks above it;
+    `end` also counts its own. `last` and `created` are numbers of requests, `accesses` counts requests.
     """
 
     __slots__ = (
@@ -52,7 +51,7 @@ class BlockRun:
 
     @property
     def end(self) -> int:
-        """Number of blocks down to its last one."""
+        """Number of blocks from the root to its last one."""
         return self.start + len(self.ids)
 
     def __repr__(self) -> str:
@@ -60,19 +59,19 @@ class BlockRun:
 
 
 class Match(NamedTuple):
-    """Runs of a path that are cached, from the root down, and how many blocks they hold together."""
+    """The cached runs of a path, from the root down, and their number of blocks."""
 
     path: list[BlockRun]
     blocks: int
     upper: BlockRun | None  # the new upper part of a run that had to be split
-    lower: BlockRun | None  # what is left of it
+    lower: BlockRun | None  # its lower part
 
 
 class RunTree:
-    """The cached tree. `used` counts blocks; `slots` is one more than the largest slot ever given, and `free`
-    lists those to use again.
+    """The cached tree. `used` counts blocks; `slots` is one more than the largest slot ever assigned, and
+    `free` lists slots to reuse.
 
-    In a `flat` tree no block has a parent, and a match is whatever blocks of a request are cached.
+    In a `flat` tree no block has a parent, and a match is any cached block of a request.
     """
 
     __slots__ = ("flat", "free", "heads", "slots", "used")
@@ -85,10 +84,9 @@ class RunTree:
         self.used = 0
 
     def match(self, ids: Sequence[int]) -> Match:
-        """Find the longest cached prefix; a run that is matched in part is split there.
+        """Find the longest cached prefix; a partially matched run is split there.
 
-        `ids` must be a list or a list slice. Raises TraceError where a block lies below another parent than
-        it did before.
+        `ids` must be a list or a list slice. Raises TraceError if a block has another parent than before.
         """
         heads, path, at, count = self.heads, [], 0, len(ids)
         if self.flat:
@@ -115,7 +113,7 @@ class RunTree:
         return Match(path, at, None, None)
 
     def peek(self, ids: Sequence[int]) -> int:
-        """Number of blocks of `ids` that a match would find; changes nothing."""
+        """Number of blocks of `ids` that `match` would find; changes nothing."""
         heads, at, count = self.heads, 0, len(ids)
         if self.flat:
             return sum(block in heads for block in ids)
@@ -130,11 +128,11 @@ class RunTree:
         return at
 
     def missing(self, ids: list[int], matched: int) -> list[int]:
-        """Blocks of a request that are not cached, where a match found `matched`."""
+        """Blocks of a request that are not cached, after a match of `matched` blocks."""
         return [block for block in ids if block not in self.heads] if self.flat else ids[matched:]
 
     def add(self, ids: list[int], parent: BlockRun | None, request: int) -> BlockRun:
-        """Hang a new run of `ids`, none of which is cached, below `parent`."""
+        """Add a new run of `ids`, none of them cached, below `parent`."""
         start = 0
         if parent is not None:
             parent.children += 1
@@ -147,9 +145,9 @@ class RunTree:
     def extend(
         self, path: list[BlockRun], missing: list[int], request: int, ends: Sequence[int] | None = None
     ) -> list[BlockRun]:
-        """Load `missing` below the path of a match; return the new runs, from the root on.
+        """Load `missing` below the path of a match; return the new runs, topmost first.
 
-        `ends` says after how many blocks of the request a run must end; there may be more ends than needed.
+        A run ends after each number of blocks in `ends`, counted from the root; surplus ends are ignored.
         """
         if self.flat:
             return [self.add([block], None, request) for block in missing]
@@ -164,7 +162,7 @@ class RunTree:
         return added
 
     def divide(self, path: list[BlockRun], ends: Sequence[int]) -> list[tuple[int, BlockRun]]:
-        """Split runs of `path`, in place, where an end lies within one; (index, upper part) of each."""
+        """Split runs of `path`, in place, that have an end inside; returns (index, upper part) of each."""
         made = []
         at = 0
         for end in ends:
@@ -180,9 +178,9 @@ class RunTree:
         return made
 
     def trim(self, run: BlockRun, count: int) -> tuple[list[int], BlockRun | None]:
-        """Remove the last `count` blocks of a leaf, which may be all of them.
+        """Remove the last `count` blocks of a leaf, possibly all.
 
-        Returns the removed blocks in path order, and the parent where it has become a leaf.
+        Returns the removed blocks in path order, and the parent if it has become a leaf.
         """
         held = run.ids
         if count == len(held):
@@ -193,7 +191,7 @@ class RunTree:
         return removed, None
 
     def drop_leaf(self, run: BlockRun) -> BlockRun | None:
-        """Remove all of a leaf, which loses its blocks; return its parent where that has become one."""
+        """Remove a leaf and clear its blocks; return its parent if that has become a leaf."""
         held = run.ids
         self.used -= len(held)
         del self.heads[held[0]]
@@ -216,10 +214,10 @@ class RunTree:
         return self.slots - 1
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Make the first `at` blocks of `run` a run of their own, above what is left of it."""
+        """Move the first `at` blocks of `run` into a new run above it."""
         upper = BlockRun(self._slot(), run.ids[:at], run.parent, run.start, run.created)
         upper.last, upper.accesses, upper.turns = run.last, run.accesses, run.turns
-        upper.children = 1  # a lock stays below and keeps this one, too
+        upper.children = 1  # locks stay with the lower part, and protect this one, too
         run.ids = run.ids[at:]
         run.parent = upper
         run.start += at
@@ -229,9 +227,9 @@ class RunTree:
 
 
 def _common(held: list[int], ids: Sequence[int], at: int) -> int:
-    """Number of leading blocks of `held` that equal those of `ids` from `at` on; at least the first does.
+    """Length of the common prefix of `held` and `ids[at:]`; the first blocks are equal.
 
-    In a tree they are equal up to one place and different from there on, so bisection finds it.
+    In a tree, blocks differ everywhere after the first difference, so bisection finds it.
     """
     low, high = 1, min(len(held), len(ids) - at)
     while low < high:
@@ -247,6 +245,6 @@ def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
     before = f"follows block {ids[at - 1]}" if at else "begins a request"
     above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
     return TraceError(
-        f"block {ids[at]} {before}, but {above} before: give every block an identifier that depends on all "
-        "blocks before it, or take the blocks for a flat trace (--flat)"
+        f"block {ids[at]} {before}, but earlier {above}: give every block an identifier that depends on all "
+        "blocks before it, or treat the trace as flat (--flat)"
     )

@@ -1,1 +1,1 @@
-"""Learning away from the engine: it logs its accesses, a service fits and publishes, it follows."""
+"""Learning outside the engine: it logs accesses, a service fits predictors, and the engine loads them."""

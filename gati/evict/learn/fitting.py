@@ -1,7 +1,7 @@
 """The service's part: samples from access logs, candidates fitted to them, trials, and versions.
 
-Fits come as often as in `Reuse`. A candidate is tried on the requests that follow; only one that missed fewer
-blocks than the active version is published. What is not on disk is made again from the logs after a restart.
+It fits as often as `Reuse`. Each candidate is tried on the following requests, and is published only if it
+missed fewer blocks than the active version. After a restart, other state is rebuilt from the logs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gati.versions.repository import ModelRepository
 _log = logging.getLogger("gati.eviction")
 
 _KEPT = 5  # versions
-_MOST_ENGINES = 32  # that histories are kept of
-_CONTRACT = hashlib.sha256(json.dumps(FEATURES).encode()).hexdigest()  # what all versions have in common
+_MOST_ENGINES = 32  # engines with a history
+_CONTRACT = hashlib.sha256(json.dumps(FEATURES).encode()).hexdigest()  # the same for all versions
 
 
 class VersionFitter:
-    """Takes records in order, and keeps the versions in `folder`.
+    """Processes records in order, and stores versions in `folder`.
 
-    A version that cannot be published, because the disk is full or the folder not writable, waits and is
-    published later. `trial_capacities` is the length of a trial.
+    A version that cannot be published, because the disk is full or the folder is not writable, is published
+    later. `trial_capacities` is the length of a trial, in multiples of the cache's capacity.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class VersionFitter:
         self._trial_capacities = trial_capacities
         self._seed = seed
         self._samples = ReuseSamples(settings.window)
-        self._histories: OrderedDict[str, RequestHistory] = OrderedDict()  # of engines, the latest last
+        self._histories: OrderedDict[str, RequestHistory] = (
+            OrderedDict()
+        )  # by engine, the most recently active last
         self._figures: dict[str, dict[str, Any]] = {}
         self._due = settings.first_fit
         self._now_s = self._first_s = 0.0
@@ -62,7 +64,7 @@ class VersionFitter:
         self.version, self._active = self._stored()
 
     def take(self, record: AccessRecord) -> None:
-        """Learn from a request; fit and judge when it is time."""
+        """Learn from a request; fit a candidate or end a trial when due."""
         counts = self._counts
         counts["records"] += 1
         counts["requested"] += len(record.ids)
@@ -84,7 +86,7 @@ class VersionFitter:
             self._fit()
 
     def publish_waiting(self) -> None:
-        """Publish what won its trial, if anything waits for that. Raises StorageError, RepositoryError."""
+        """Publish the model that won its trial, if one is pending. Raises StorageError, RepositoryError."""
         if self._waiting is None:
             return
         model, outcome = self._waiting
@@ -99,7 +101,7 @@ class VersionFitter:
         self._repository.collect_garbage(MODEL, keep=_KEPT)
 
     def status(self) -> dict[str, Any]:
-        """What was read, fitted and published, as JSON values; counts of engines that were told last."""
+        """What was read, fitted and published, as JSON values, with the last reported counts of engines."""
         engines, trial = self._figures.values(), self._trial
         told = {
             name: sum(int(figures.get(name, 0)) for figures in engines)
@@ -118,7 +120,7 @@ class VersionFitter:
         }
 
     def _history(self, record: AccessRecord) -> RequestHistory:
-        """Of the engine; that of the one unheard of for longest goes where there are too many."""
+        """The engine's history. Beyond the limit, the least recently active engine's is dropped."""
         histories = self._histories
         if record.engine not in histories:
             most = self._settings.history_blocks * record.capacity_blocks
@@ -155,7 +157,9 @@ class VersionFitter:
         try:
             self.publish_waiting()
         except (StorageError, RepositoryError) as error:
-            _log.warning("a version waits to be published", extra={"reason": str(error)})
+            _log.warning(
+                "a version could not be published; this will be retried", extra={"reason": str(error)}
+            )
 
     def _stored(self) -> tuple[int | None, HazardModel | None]:
         """The active version, if it can be read."""

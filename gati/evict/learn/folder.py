@@ -1,6 +1,6 @@
-"""Where engines and the service that learns for them meet: one folder.
+"""The folder that engines share with the service that fits their predictors.
 
-access/ENGINE/00000001.jsonl    what engines were asked for, append-only, by `gati.evict.learn.log`
+access/ENGINE/00000001.jsonl    requests to engines, append-only, written by `gati.evict.learn.log`
 versions/reuse/...              fitted predictors, a `gati.versions` repository
 status.json                     what the service has read, fitted and published
 """
@@ -13,7 +13,7 @@ MODEL = "reuse"  # its name in the repository
 
 
 def access_of(folder: Path) -> Path:
-    """Where access logs are."""
+    """The folder of access logs."""
     return folder / "access"
 
 
@@ -23,5 +23,5 @@ def versions_of(folder: Path) -> Path:
 
 
 def status_of(folder: Path) -> Path:
-    """What the service tells of itself."""
+    """The file with the service's status."""
     return folder / "status.json"

@@ -1,4 +1,4 @@
-"""An engine's part: its accesses go to the service's folder, and versions come from there."""
+"""The engine's part: logs accesses to the service's folder, and loads versions from there."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _log = logging.getLogger("gati.evict")
 
 
 def following(capacity: int, seed: int) -> Predictor:
-    """A predictor that fits nothing itself: it ranks by age until it is offered a model."""
+    """A predictor that does not fit models itself: it ranks by age until it is offered one."""
     return Reuse(capacity, fits=False, seed=seed)
 
 
 class LearningLink:
     """Connects a cache with the folder of `gati evict serve`, whether that runs or not.
 
-    Accesses are logged by a thread, and another looks every `look_every_s` seconds for the active version.
-    What cannot be read leaves the cache with the version it has. Nothing here makes the cache wait. A cache
-    whose policy does not ask `following` only logs.
+    One thread logs accesses; another checks every `look_every_s` seconds for the active version. If a version
+    cannot be read, the cache keeps its own. The cache never waits. If its policy does not use the predictor
+    `following`, accesses are only logged.
 
-    Raises EvictError for a cache of blocks without prefixes, and for a policy with more than one predictor.
+    Raises EvictError for a flat cache, and for a policy with more than one predictor.
     """
 
     def __init__(self, cache: BlockCache, service: str | Path, *, look_every_s: float = 1.0) -> None:
         if cache.tree.flat or cache.policy.twins:
             raise EvictError(
-                "a service learns for prefix caches and policies such as gati: leave service out"
+                "a service supports only prefix caches and policies with one predictor: leave out service"
             )
         folder = Path(service)
         self.version: int | None = None  # in use
@@ -58,11 +58,11 @@ class LearningLink:
             threading.Thread(target=self._follow, args=arguments, name="gati-versions", daemon=True).start()
 
     def figures(self) -> dict[str, Any]:
-        """The version in use, and requests that were left out of the log."""
+        """The version in use, and the number of requests missing from the log."""
         return {"version": self.version, "log_left_out": self._log.left_out}
 
     def close(self) -> None:
-        """Stop following, and write what of the log waits, for two seconds at most."""
+        """Stop loading versions, and write pending log entries, for two seconds at most."""
         self._closed.set()
         self._cache.watch = None
         self._log.close()
@@ -73,7 +73,7 @@ class LearningLink:
         self._log.requested(ids, hits, time_s)
 
     def _told(self) -> Mapping[str, Any]:
-        """What the service's metrics show of this engine, counted from its begin."""
+        """The counts of this engine for the service's metrics, since it started."""
         figures = self._cache.policy.figures()
         guard = figures.get("guard", {})
         loaded = self._requested - self._hit
@@ -90,7 +90,7 @@ class LearningLink:
                 self._look(predictor)
             except (GatiError, OSError) as error:
                 if str(error) != self._failed:  # said once
-                    _log.warning("no other version: %s", error)
+                    _log.warning("the active version cannot be loaded: %s", error)
                     self._failed = str(error)
             self._closed.wait(look_every_s)
 

@@ -1,13 +1,13 @@
-"""The access log of an engine: what it was asked for, written in the background and never waited for.
+"""The access log of an engine, written in the background without blocking the engine.
 
-Each line is a request as JSON, a line of a trace that `gati evict replay` reads, too:
+Each line is a request as JSON, in the format of traces for `gati evict replay`:
 
     {"timestamp": 1763840000123, "hash_ids": [12, 57, 803], "hits": 2, "capacity_blocks": 2000}
 
-`timestamp` is in milliseconds, `hits` the leading blocks that were cached. Now and then a line has `figures`:
-counts of the engine's policy since it began. Segments of some MiB follow one another in a folder of the
-engine's own, and the oldest are removed. A segment is only ever appended to, and a line that a crash or a
-full disk cut short is the last of its segment.
+`timestamp` is in milliseconds, `hits` is the number of leading blocks that were cached. Some lines have
+`figures`: counts of the engine's policy since its start. Each engine writes segments of a few MiB to its own
+folder, and the oldest are removed. Segments are append-only; a line truncated by a crash or a full disk is
+the last of its segment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO, Any
 
 _log = logging.getLogger("gati.evict")
 
-_WAITING = 1024  # requests, beyond which they are left out
+_WAITING = 1024  # queued requests; further ones are dropped
 _FIGURES_EVERY = 64  # requests
 _AGAIN_S = 1.0  # after a failure to write
 _CLOSE_S = 2.0
@@ -36,10 +36,10 @@ _made = itertools.count(1)
 
 
 class AccessLog:
-    """Writes into a new folder below `folder`. What cannot be written at once is left out and counted.
+    """Writes to a new subfolder of `folder`. Requests that cannot be written are dropped and counted.
 
-    `capacity_blocks` is that of the engine's cache, `figures` tells its counts. `requested` returns at once,
-    whatever the disk does.
+    `capacity_blocks` is the capacity of the engine's cache, `figures` returns its counts. `requested` never
+    waits for the disk.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AccessLog:
         self._figures = figures
         self._segment_bytes, self._segments = segment_bytes, segments
         self._count = 0
-        self._since_s: float | None = None  # what the engine's clock shows at the beginning of 1970
+        self._since_s: float | None = None  # time since 1970 at the zero of the engine's clock
         self._number = 0
         self._file: IO[bytes] | None = None
         self._again_s = 0.0
@@ -67,7 +67,7 @@ class AccessLog:
         self._thread.start()
 
     def requested(self, ids: Sequence[Hashable], hits: int, time_s: float) -> None:
-        """A request for these blocks came at that time of the engine's clock."""
+        """Log a request for these blocks at `time_s` of the engine's clock."""
         self._count += 1
         figures = dict(self._figures()) if self._count % _FIGURES_EVERY == 0 else None
         try:
@@ -76,7 +76,7 @@ class AccessLog:
             self.left_out += 1
 
     def close(self) -> None:
-        """Write what waits, for two seconds at most."""
+        """Write pending lines, for two seconds at most."""
         try:
             self._queue.put(None, timeout=_CLOSE_S)
         except queue.Full:
@@ -139,7 +139,7 @@ class AccessLog:
             file.close()
 
     def _failed(self, error: OSError) -> None:
-        """The line may be there in part: the next one begins another segment."""
+        """The line may be written in part, so the next one begins a new segment."""
         if not self.failures:
             _log.warning("accesses are not logged: %s", error)
         self.failures += 1
@@ -152,12 +152,12 @@ class AccessLog:
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Of the segments of an engine, from 1."""
+    """The path of an engine's segment; numbers begin at 1."""
     return folder / f"{max(number, 0):08d}.jsonl"
 
 
 def name_number(block: Hashable) -> int:
-    """A whole number for a block's name, the same in every process; whole numbers stay what they are."""
+    """A whole number for a block's name, the same in every process; 64-bit integers stay unchanged."""
     if isinstance(block, int) and -_INT <= block < _INT:
         return int(block)
     content = block if isinstance(block, bytes) else repr(block).encode("utf-8", "surrogatepass")

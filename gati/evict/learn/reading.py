@@ -30,7 +30,7 @@ class AccessRecord(NamedTuple):
 
 @dataclass
 class _Place:
-    """How far the segments of an engine were read."""
+    """The position up to which an engine's segments were read."""
 
     segment: int = 0
     offset: int = 0
@@ -38,9 +38,9 @@ class _Place:
 
 
 class AccessReader:
-    """Reads what was appended since the last time. `damaged` lines and `lost` segments are counted.
+    """Reads lines appended since the last call. `damaged` lines and `lost` segments are counted.
 
-    Nothing is kept on disk: a new reader begins with the oldest segments that are there.
+    Positions are not stored on disk: a new reader begins with the oldest segments.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,15 +50,15 @@ class AccessReader:
         self._places: dict[str, _Place] = {}
 
     def read(self) -> Iterator[AccessRecord]:
-        """What is new, of all engines in the order of time; engines that are gone are forgotten."""
+        """New records of all engines in order of time; engines without a folder are forgotten."""
         engines = sorted(path.name for path in self._folder.glob("*/"))
         self._places = {name: self._places.get(name, _Place()) for name in engines}
         return heapq.merge(*map(self._engine, engines), key=lambda record: record.time_s)
 
     def sweep(self, limit_bytes: int) -> None:
-        """Remove segments until the others fit, the oldest first, those that engines write now last.
+        """Remove the oldest segments until the others fit; each engine's newest segment comes last.
 
-        Folders of engines that are empty go, too.
+        Empty folders of engines are removed, too.
         """
         found: list[tuple[bool, float, int, Path]] = []
         for folder in self._folder.glob("*/"):
@@ -90,14 +90,14 @@ class AccessReader:
             if segment < place.segment:
                 continue
             if segment > place.segment:
-                self.damaged += bool(place.rest)  # cut short: nothing follows in its segment
+                self.damaged += bool(place.rest)  # a truncated line ends its segment
                 place.segment, place.offset, place.rest = segment, 0, b""
             yield from self._lines(name, segment_path(folder, segment), place)
 
     def _lines(self, name: str, path: Path, place: _Place) -> Iterator[AccessRecord]:
         try:
             with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size  # what comes meanwhile is for the next time
+                size = os.fstat(file.fileno()).st_size  # lines appended meanwhile are read next time
                 file.seek(place.offset)
                 while chunk := file.read(min(_CHUNK, size - place.offset)):
                     place.offset += len(chunk)
@@ -111,14 +111,14 @@ class AccessReader:
                         else:
                             yield record
         except FileNotFoundError:
-            return  # removed since it was listed; the next look counts it
+            return  # removed since it was listed; the next `read` counts it as lost
 
     def _segments(self, folder: Path) -> list[int]:
         return sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
 
 
 def _record(engine: str, line: bytes) -> AccessRecord | None:
-    """A request, None where the line is no such."""
+    """The request of a line, None if the line is invalid."""
     try:
         found = json.loads(line)
         ids, figures = found["hash_ids"], found.get("figures", {})

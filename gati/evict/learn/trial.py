@@ -1,9 +1,9 @@
-"""A trial of a fitted predictor before it is published: the guard's rule, with the active version for LRU.
+"""A trial of a fitted predictor before it is published, by the guard's rule against the active version.
 
-Two caches without contents see the same requests, all of which came after the fit: one follows the candidate,
-the other the active version, or is LRU where there is none. X counts by how many blocks the candidate's has
-missed more. As the guard of `gati` has it, the trial is lost once X >= eps n + B. It is won where X < 0 after
-so many requested blocks.
+Two caches without contents see the same requests, which all came after the fit. One follows the candidate,
+the other the active version, or LRU if there is none. X is the number of blocks that the candidate missed
+beyond the other. As in the guard of `gati`, the trial is lost once X >= eps n + B. It is won if X < 0 at
+the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Verdict = Literal["won", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """How a trial ended, by n and X, against which version (0: LRU)."""
+    """The result of a trial with n and X, and the version it was `against` (0: LRU)."""
 
     verdict: Verdict
     requested: int
@@ -32,9 +32,9 @@ class TrialOutcome:
 
 
 class VersionTrial:
-    """Tries `candidate` against `active` (None: LRU) for `length_capacities` capacities of each cache.
+    """Tries `candidate` against `active` (None: LRU) for `length_capacities` times the caches' capacity.
 
-    Blocks count from when a cache is full. Each engine has caches of its own.
+    Blocks count once a cache is full. Each engine has its own pair of caches.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class VersionTrial:
         self.excess = 0  # X
 
     def take(self, engine: str, capacity_blocks: int, ids: Sequence[int], time_s: float) -> None:
-        """A request came. Raises TraceError where its blocks are no path of this engine's tree."""
+        """Process a request. Raises TraceError if its blocks do not fit this engine's tree."""
         if engine not in self._caches:
             made = (self._cache(self.candidate, capacity_blocks), self._cache(self._active, capacity_blocks))
             self._caches[engine] = made
@@ -64,7 +64,7 @@ class VersionTrial:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How it ended, None while it goes on."""
+        """The result, None while the trial runs."""
         capacities = [cache.capacity for cache, _ in self._caches.values()]
         if not capacities:
             return None

@@ -1,1 +1,1 @@
-"""Gati's policies inside serving engines: vLLM's CPU tier, SGLang's radix cache, LMCache's CPU cache."""
+"""Gati's policies as plug-ins: for vLLM's CPU tier, SGLang's radix cache, and LMCache's CPU cache."""

@@ -1,10 +1,10 @@
-"""Books of a cache that belongs to an engine: the engine says what came and went, and asks what leaves next.
+"""The index of an engine's cache: the engine reports stored and dropped blocks, and asks for victims.
 
-`BlockCache` serves a request in one step. An engine takes several: it looks up, makes room, stores, and other
-requests come between. `EngineBooks` takes these steps one by one and makes the same decisions.
+`BlockCache` serves a request in one step. An engine needs several: it looks up, makes room and stores, with
+other requests in between. `EngineBooks` has these steps as separate calls, and makes the same decisions.
 
-An engine may hold blocks whose prefix it does not hold, which a prefix tree cannot. They are strays here, and
-leave when LRU would take them; the next request that has their prefix takes them in.
+An engine may hold blocks without their prefix, which a prefix tree cannot represent. They are called strays
+here, and are evicted as by LRU; the next request with their prefix adds them to the tree.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.conversing import HintedContinuation
 
-_UNKNOWN = cast("int", object())  # a block that an engine makes room for without saying which it is
+_UNKNOWN = cast("int", object())  # a block for which an engine makes room without naming it
 
 
 class EngineBooks(BlockCache):
-    """What an engine holds, by the names that it gives its blocks, and what leaves next.
+    """The blocks that an engine holds, under the engine's names, and a policy that chooses victims.
 
-    A block's name stands for all that comes before it, too, as the chained hashes of engines do. Calls must
-    not overlap in time.
+    A block's name identifies it together with all blocks before it, like the chained hashes of engines. Not
+    thread-safe.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class EngineBooks(BlockCache):
         super().__init__(tree, capacity, policy, predictor)
         self._run_of: dict[int, BlockRun] = {}
         self._pinned: Counter[int] = Counter()
-        self._strays: OrderedDict[int, int] = OrderedDict()  # to the request that used each last
-        self._came: dict[int, None] = {}  # stored since the request under way began
+        self._strays: OrderedDict[int, int] = OrderedDict()  # block to the last request that used it
+        self._came: dict[int, None] = {}  # stored since the current request began
         self._serving: Serving | None = None
         self._conflicts = 0
 
     def __len__(self) -> int:
-        """How many blocks the engine holds."""
+        """Number of blocks that the engine holds."""
         return len(self._run_of) + len(self._strays) + len(self._came)
 
     def __contains__(self, block: Hashable) -> bool:
@@ -52,31 +52,31 @@ class EngineBooks(BlockCache):
         return block in self._run_of or block in self._strays or block in self._came
 
     def begin(self, ids: Sequence[Hashable], time_s: float) -> int:
-        """A request has come, for a path from the root; return how many of its leading blocks are held."""
+        """Begin a request for a path from the root; return how many of its leading blocks are held."""
         self.finish()
         path_ids = cast("list[int]", list(ids[: self.capacity]))
         try:
             path, hits = self._find(path_ids)
             self._serving = self._begin(path_ids, path, hits, time_s)
-        except TraceError:  # two blocks of one name: what is cached of them ages as strays do
+        except TraceError:  # two blocks with one name: those that are cached age like strays
             self._conflicts += 1
             return 0
         return hits
 
     def hint(self, probability: Any) -> None:
-        """How likely the conversation of the next request goes on; what is no probability is not known."""
+        """Set the continuation probability for the next request; invalid values count as unknown."""
         if isinstance(self.predictor, HintedContinuation):
             known = type(probability) in (int, float) and 0.0 <= probability <= 1.0
             self.predictor.hint(probability if known else math.nan)
 
     def stored(self, ids: Iterable[Hashable]) -> None:
-        """The engine holds these blocks now."""
+        """Record that the engine holds these blocks now."""
         for block in cast("Iterable[int]", ids):
             if block not in self:
                 self._came[block] = None
 
     def finish(self) -> None:
-        """The request under way has stored what it will store for now."""
+        """End the current request; it may be resumed."""
         serving, self._serving = self._serving, None
         if serving is None:
             self._stray_rest()
@@ -91,14 +91,16 @@ class EngineBooks(BlockCache):
             self._strays.pop(block, None)
         path = self._finish(serving, loaded)
         if self.predictor is not None and not serving.counts:
-            for run in path[len(serving.path) :]:  # nothing was predicted for these: take what holds above
+            for run in path[
+                len(serving.path) :
+            ]:  # without predictions of their own: copy those of the run above
                 self.predictor.copy(serving.path[-1].slot, run.slot)
         if not self.tree.flat:
             self._astray(reversed(list(compress(serving.missing, here))[len(loaded) :]))
         self._stray_rest()
 
     def resume(self, ids: Sequence[Hashable], time_s: float) -> None:
-        """A request that was counted before goes on; it counts anew where nothing of its path is left."""
+        """Resume a request that was already counted; if no block of its path is left, count it again."""
         self.finish()
         path_ids = cast("list[int]", list(ids[: self.capacity]))
         try:
@@ -117,9 +119,9 @@ class EngineBooks(BlockCache):
     def victims(
         self, count: int, incoming: Sequence[Hashable] = (), spared: Collection[Hashable] = ()
     ) -> list[Hashable] | None:
-        """Remove and return `count` blocks, or None, with nothing changed, where so many may not leave.
+        """Remove and return `count` blocks, or None, with nothing changed, if too few can be evicted.
 
-        `incoming` are the blocks that room is made for, as far as the engine knows; `spared` must stay.
+        `incoming` are the blocks to make room for, as far as the engine knows; `spared` must stay.
         """
         kept = [block for block in cast("Collection[int]", spared) if block in self]
         for block in kept:
@@ -131,7 +133,7 @@ class EngineBooks(BlockCache):
                 self.unpin(block)
 
     def pin(self, block: Hashable) -> None:
-        """The engine uses a block: it must stay until it was unpinned as often."""
+        """The engine uses a block: it must stay until it has been unpinned as often as pinned."""
         name = cast("int", block)
         self._pinned[name] += 1
         if self._pinned[name] == 1 and (run := self._run_of.get(name)) is not None:
@@ -139,7 +141,7 @@ class EngineBooks(BlockCache):
             self.policy.settle(run)
 
     def unpin(self, block: Hashable) -> None:
-        """The engine is done with a block; to unpin what is not pinned does nothing."""
+        """The engine no longer uses a block. Does nothing if it is not pinned."""
         name = cast("int", block)
         if name not in self._pinned:
             return
@@ -151,7 +153,7 @@ class EngineBooks(BlockCache):
                 self.policy.settle(run)
 
     def forget(self, block: Hashable) -> None:
-        """The engine dropped a block by itself. What lies below it becomes stray."""
+        """The engine dropped a block on its own. Blocks below it become strays."""
         name = cast("int", block)
         self._came.pop(name, None)
         if name in self._run_of:
@@ -161,7 +163,7 @@ class EngineBooks(BlockCache):
         self._pinned.pop(name, None)
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts of the policy, of the predictor and of these books."""
+        """Counts of the policy, of the predictor and of this index."""
         predicted = {} if self.predictor is None else self.predictor.figures()
         books = {"held": len(self), "strays": len(self._strays), "conflicts": self._conflicts}
         return {**self.policy.figures(), **predicted, **books}
@@ -188,7 +190,7 @@ class EngineBooks(BlockCache):
         return taken
 
     def _fixed(self) -> int:
-        """Blocks of the tree that may not leave: in runs that are locked, and above such."""
+        """Number of blocks of the tree that cannot be evicted: in locked runs and their ancestors."""
         locked = {self._run_of[block] for block in self._pinned if block in self._run_of}
         if self._serving is not None:
             locked.update(self._serving.held)
@@ -201,7 +203,7 @@ class EngineBooks(BlockCache):
         return sum(len(run.ids) for run in kept)
 
     def _prune(self, block: int) -> None:
-        """Take a block and all that lies below it from the tree, into the strays."""
+        """Move a block and all blocks below it from the tree to the strays."""
         top = self._run_of[block]
         children: dict[BlockRun, list[BlockRun]] = {}
         for run in self.tree:
@@ -216,7 +218,7 @@ class EngineBooks(BlockCache):
                 self._strays[gone] = run.last
 
     def _remove(self, run: BlockRun, count: int) -> list[int]:
-        """Take the last blocks of a leaf, locked or not, from tree and policy."""
+        """Remove the last blocks of a leaf, locked or not, from tree and policy."""
         run.locks, locks = 0, run.locks
         removed = self.policy.drop(run, count)
         for gone in removed:

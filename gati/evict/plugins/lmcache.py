@@ -1,12 +1,12 @@
 """LMCache's CPU cache: the cache policy `GATI`, to be registered before LMCache starts.
 
-Recorded from LMCache 0.5.6. `register` adds the policy to LMCache's own table; Gati's package does that by
-itself in every process of vLLM, so that with LMCache's setting `cache_policy: "GATI"` all is said.
+Written for LMCache 0.5.6. `register` adds the policy to LMCache's table; Gati does this automatically in
+every process of vLLM, so only LMCache's setting `cache_policy: "GATI"` is needed.
 
-LMCache tells a policy which chunks were hit and which were put, but not which chunk follows which, nor what
-it needs room for. So each chunk stands on its own here, as it does in LMCache's LRU, and a prediction that
-was wrong is not caught when its chunk returns: what bounds the misses is the guard.
-Layer-wise caching (`use_layerwise`) works on its own keys for every layer and gains nothing here.
+LMCache reports which chunks were hit and which were put, but not which chunk follows which, nor for what it
+needs room. So chunks are independent here, as in LMCache's LRU, and a wrong prediction is not caught when its
+chunk returns: only the guard bounds the misses. Layer-wise caching (`use_layerwise`) has separate keys for
+every layer, and gains nothing here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ANY = 2**62
 class LmcacheEviction:
     """The methods of LMCache's `BaseCachePolicy`.
 
-    Chunks hit and those put next are one access. LMCache reports hits from the last chunk to the first, puts
-    from the first on, and no ends of requests: one has ended where the next hit is not above the one before,
-    or room is needed after puts. LMCache holds its lock while it calls.
+    Hits and the following puts are one access. LMCache reports hits from the last chunk to the first, puts
+    from the first on, but no ends of requests: a request has ended if the next hit is not above the previous
+    one, or if room is needed after puts. LMCache holds its lock during calls.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class LmcacheEviction:
         self._settings = settings or plugin_settings()
         if policy_named(self._settings.policy, flat=False).tree_only:
             raise EvictError(
-                f"policy {self._settings.policy} goes by which chunk follows which, and LMCache does not "
-                "tell: choose another, as gati"
+                f"policy {self._settings.policy} needs to know which chunk follows which, which LMCache does "
+                "not report: choose another, such as gati"
             )
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known
@@ -51,13 +51,13 @@ class LmcacheEviction:
         self._hits: dict[Hashable, None] = {}
         self._puts: dict[Hashable, None] = {}
         self._offered: list[Hashable] = []
-        self._depth: dict[Hashable, int] = {}  # of chunks that are held: their places in what put them
+        self._depth: dict[Hashable, int] = {}  # of held chunks: position in the request that put them
         self._above = _ANY  # the next hit of the same request lies above this depth
         if self._settings.blocks is not None:
             self._books = self._settings.books(self._settings.blocks, flat=True)
 
     def init_mutable_mapping(self) -> MutableMapping[Any, Any]:
-        """The mapping in which LMCache keeps its chunks."""
+        """The mapping in which LMCache stores its chunks."""
         return {}
 
     def update_on_hit(self, key: Hashable, cache_dict: MutableMapping[Any, Any]) -> None:
@@ -68,7 +68,7 @@ class LmcacheEviction:
         self._hits[key] = None
         self._above = depth if depth >= 0 else self._above
         if self._books is not None:
-            self._books.pin(key)  # counted with what is put next, which there must be room for first
+            self._books.pin(key)  # counted with the next puts, for which room must be made first
 
     def update_on_put(self, key: Hashable) -> None:
         """A chunk was stored."""
@@ -77,7 +77,7 @@ class LmcacheEviction:
         self._puts[key] = None
 
     def update_on_force_evict(self, key: Hashable) -> None:
-        """A chunk was removed by somebody else."""
+        """A chunk was removed, but not by this policy."""
         self._count()
         if key in self._offered:
             self._offered.remove(key)
@@ -104,20 +104,20 @@ class LmcacheEviction:
             if key not in cache_dict:
                 continue
             self._depth.pop(key, None)
-            self._offered.append(key)  # what LMCache keeps for all that is taken back next time
+            self._offered.append(key)  # taken back next time if LMCache keeps it
             if cache_dict[key].can_evict:
                 found.append(key)
-        if not found:  # chunks that were never announced
+        if not found:  # chunks that were never reported
             free = (key for key, chunk in cache_dict.items() if chunk.can_evict and key not in self._offered)
             found = [key for key, _ in zip(free, range(num_candidates), strict=False)]
         return found
 
     def figures(self) -> dict[str, Any]:
-        """Counts of policy, predictor and books; none before LMCache needed room."""
+        """Counts of policy, predictor and index; empty before LMCache first needs room."""
         return {} if self._books is None else dict(self._books.figures())
 
     def _count(self) -> None:
-        """What was hit, and put next, is one access."""
+        """Count the hits and the following puts as one access."""
         ids = [*reversed(self._hits), *(key for key in self._puts if key not in self._hits)]
         if self._books is not None:
             for key in self._hits:
@@ -136,7 +136,7 @@ class LmcacheEviction:
             _access(self._books, ids, self._clock())
 
     def _started(self, capacity: int) -> EngineBooks:
-        """The books; LMCache knows its capacity in bytes only, so it is what is held when room is needed."""
+        """The index. LMCache knows its capacity only in bytes, so it is the number of chunks held now."""
         if self._books is None:
             self._books = self._settings.books(max(capacity, 1), flat=True)
             for ids, now_s in self._before:
@@ -147,7 +147,7 @@ class LmcacheEviction:
         return self._books
 
     def _take_back(self, books: EngineBooks, cache_dict: MutableMapping[Any, Any]) -> None:
-        """Chunks that were to leave but are still there."""
+        """Take back chunks that were offered for eviction but are still cached."""
         kept = [key for key in self._offered if key in cache_dict and key not in books]
         self._offered.clear()
         if kept:
@@ -155,7 +155,7 @@ class LmcacheEviction:
 
 
 def _access(books: EngineBooks, ids: list[Hashable], time_s: float) -> None:
-    """These chunks are held and were used just now."""
+    """Record that these chunks are held and were just used."""
     for begin in range(0, len(ids), books.capacity):
         part = ids[begin : begin + books.capacity]
         books.begin(part, time_s)
@@ -171,7 +171,7 @@ def _policy_class() -> type:
 
 
 def register() -> None:
-    """Add `GATI` to LMCache's policies. Does nothing where LMCache is not installed."""
+    """Add `GATI` to LMCache's policies. Does nothing if LMCache is not installed."""
     if find_spec("lmcache") is None:
         return
     from lmcache.v1.storage_backend.cache_policy import POLICY_MAPPING

@@ -1,4 +1,4 @@
-"""What a plug-in does, from the environment: engines make policies themselves and pass on no options."""
+"""Settings of plug-ins from the environment, because engines create policies without options."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
 VARIABLE = "GATI_EVICT_CONFIG"
-HINT = "gati_continue"  # a request's own parameter: how likely its conversation goes on
+HINT = "gati_continue"  # a parameter of requests: the probability that the conversation continues
 
 
 @dataclass(frozen=True)
 class PluginSettings:
     """Policy, predictor and seed of a plug-in. `service` is as in `PrefixCache`.
 
-    `blocks` is the capacity, for engines that do not tell it; without it the plug-in takes what is held when
-    the engine first needs room. `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`.
+    `blocks` is the capacity, for engines that do not report it; by default, it is the number of blocks held
+    when the engine first needs room. `gap_s` is the mean pause before a user's next prompt in seconds, for
+    `lpc` and `laru+lpc`.
     """
 
     policy: str = "gati"
@@ -37,19 +38,19 @@ class PluginSettings:
     gap_s: float = 100.0
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
-        """Books of a cache of `capacity` blocks, in a prefix tree or each on its own."""
+        """The index of a cache of `capacity` blocks, in a prefix tree or independent."""
         maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
         if POLICIES[self.policy].converses:
             maker = hinted(self.gap_s)
         books = build(self.policy, capacity, maker, flat=flat, seed=self.seed, kind=EngineBooks)
         assert isinstance(books, EngineBooks)
         if self.service is not None:
-            LearningLink(books, self.service)  # for as long as the engine's process lives
+            LearningLink(books, self.service)  # until the engine's process ends
         return books
 
 
 def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
-    """Read `GATI_EVICT_CONFIG`: a JSON object, or the path of a file that holds one; unset, the defaults.
+    """Read `GATI_EVICT_CONFIG`: a JSON object, or the path of a file with one; defaults if unset.
 
         GATI_EVICT_CONFIG='{"policy": "gati", "predictor": "reuse"}'
 
@@ -83,18 +84,18 @@ def _checked(given: Any) -> PluginSettings:
         raise EvictError(f"{VARIABLE} must hold a JSON object with {names}, not {given!r}")
     for name, value in given.items():
         if name not in kinds:
-            raise EvictError(f"{VARIABLE}: unknown setting {name!r}; there are {names}")
+            raise EvictError(f"{VARIABLE}: unknown setting {name!r}; the settings are {names}")
         kind = kinds[name]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise EvictError(f"{VARIABLE}: {name} must be a {kind.__name__}, not {value!r}")
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
-        raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")
+        raise EvictError(f"{VARIABLE}: blocks is {settings.blocks}; give at least 1")
     if settings.service is not None and settings.predictor != "reuse":
         raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
-    policy_named(settings.policy, flat=False)  # a name that is wrong is told when the engine starts
+    policy_named(settings.policy, flat=False)  # an invalid name fails when the engine starts
     if settings.policy == "lpc-oracle":
-        raise EvictError(f"{VARIABLE}: lpc-oracle knows a trace in advance, and there is none; take lpc")
+        raise EvictError(f"{VARIABLE}: lpc-oracle needs a whole trace in advance; use lpc")
     hinted(settings.gap_s)(1, 0)
     predictor_named(settings.predictor)
     return settings

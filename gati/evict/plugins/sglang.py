@@ -1,15 +1,15 @@
 """SGLang's radix cache: the backend `gati`, chosen by `--radix-cache-backend gati`.
 
-Recorded from SGLang 0.5.23. `register` is an entry point of the group `sglang.srt.plugins`, so that SGLang
-finds the backend where Gati is installed. It is SGLang's unified radix cache, with the tree kept in Python,
-which asks a strategy for the priority of every leaf; before it evicts, the pages that must leave get the
-lowest. A block is a page: take pages of 16 tokens or more (`--page-size 16`), as each gets a name.
+Written for SGLang 0.5.23. `register` is an entry point of the group `sglang.srt.plugins`, so SGLang finds the
+backend if Gati is installed. It is SGLang's unified radix cache with the Python tree, which asks a strategy
+for the priority of every leaf; before an eviction, the chosen pages get the lowest priorities. A block is a
+page: use pages of 16 tokens or more (`--page-size 16`), because each page gets a name.
 
-For `lpc` and `laru+lpc`, requests say how likely their conversation goes on, in their sampling parameters:
-`{"custom_params": {"gati_continue": 0.9}}`; those that do not count as average.
+For `lpc` and `laru+lpc`, requests pass the probability that their conversation continues as a sampling
+parameter: `{"custom_params": {"gati_continue": 0.9}}`; without it, an average is assumed.
 
-SGLang's ranks each keep a cache of their own, which must forget the same. Predictions go by the clock, so
-with several ranks only policies without predictions are taken.
+Each rank of SGLang has its own cache, and all must evict the same pages. Predictions depend on the clock, so
+with several ranks only policies without predictions are accepted.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gati.evict.plugins.settings import HINT, plugin_settings
 from gati.evict.policy.registry import POLICIES, policy_named
 
 NAME = "gati"
-_EXPECTED = 1_000  # requests that were counted when room was made for them, and have not stored yet
+_EXPECTED = 1_000  # requests that were counted when room was made, and have not stored yet
 
 
 class VictimsFirst:
-    """SGLang's `EvictionStrategy`: chosen nodes go first, in their order, and then the least recent."""
+    """SGLang's `EvictionStrategy`: evicts chosen nodes first, in their order, then the least recent."""
 
     def __init__(self, name_of: Callable[[Any], int | None]) -> None:
         self._name_of = name_of
         self.order: dict[int | None, int] = {}
 
     def get_priority(self, node: Any) -> tuple[int, float]:
-        """The lowest goes first."""
+        """The priority of a node; the lowest is evicted first."""
         rank = self.order.get(self._name_of(node))
         return (1, node.last_access_time) if rank is None else (0, float(rank))
 
 
 class SglangEviction:
-    """Goes before SGLang's `UnifiedRadixCache` in a class's bases.
+    """A mixin; put it before SGLang's `UnifiedRadixCache` in the bases of a class.
 
-    A request is counted when room is made for it or, where none is needed, when it first stores. A page is
+    A request is counted when room is made for it or, if none is needed, when it first stores. A page is
     named by its tokens and the name of the page before it.
     """
 
@@ -68,19 +68,19 @@ class SglangEviction:
         self.tree_core.eviction_strategy = self._strategy
 
     def reset(self) -> None:
-        """Forget everything, what was learned included."""
+        """Forget everything, including what was learned."""
         super().reset()  # type: ignore[misc]
         self._forget_all()
 
     def match_prefix(self, params: Any) -> Any:
-        """Look up; the last that was looked up is what room is made for next."""
+        """Look up a prefix; room is made next for the last one that was looked up."""
         self._looked_up = params.key
         if POLICIES[self._settings.policy].converses and params.req is not None and not self.disable:
             self._note(params)
         return super().match_prefix(params)  # type: ignore[misc]
 
     def insert(self, params: Any) -> Any:
-        """Store a request, or more of it."""
+        """Store a request, or a further part of it."""
         result = super().insert(params)  # type: ignore[misc]
         if not self.disable:
             self._stored(self._names(params.key), result.prefix_len // self._page, params.inserted_len > 0)
@@ -93,7 +93,7 @@ class SglangEviction:
         return super().inc_lock_ref(node_id, *more, **options)  # type: ignore[misc]
 
     def dec_lock_ref(self, node_id: Any, *more: Any, **options: Any) -> Any:
-        """A request is done with a path."""
+        """A request no longer uses a path."""
         if not self.disable and (name := self._name(self.tree_core.node_by_id(node_id))) is not None:
             self._books.unpin(name)
         return super().dec_lock_ref(node_id, *more, **options)  # type: ignore[misc]
@@ -104,27 +104,27 @@ class SglangEviction:
         return super().evict(params)  # type: ignore[misc]
 
     def evict_for_alloc(self, params: Any, **options: Any) -> Any:
-        """Free tokens until there is room for what is to be allocated."""
+        """Free tokens until there is room for an allocation."""
         self._choose(params.num_tokens)
         return super().evict_for_alloc(params, **options)  # type: ignore[misc]
 
     def figures(self) -> dict[str, Any]:
-        """Counts of policy, predictor and books."""
+        """Counts of policy, predictor and index."""
         return dict(self._books.figures())
 
     def _forget_all(self) -> None:
         self._books = self._settings.books(self._capacity)
         self._looked_up = None
-        self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of requests that were counted
+        self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of counted requests
         self._hints: OrderedDict[int, Any] = OrderedDict()  # of requests, by the last page that was looked up
-        self._under_way: list[int] = []  # of these, the one that room was made for last
+        self._under_way: list[int] = []  # the request for which room was last made
         self._nodes: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by their last pages
 
     def _stored(self, names: list[int], present: int, goes_on: bool) -> None:
         if not names:
             return
         for name in names[present:]:
-            if name in self._books:  # SGLang evicted more than was chosen
+            if name in self._books:  # SGLang evicted more than the chosen pages
                 self._books.forget(name)
         counted = next((name for name in reversed(names) if name in self._expected), None)
         if counted is not None:
@@ -144,7 +144,7 @@ class SglangEviction:
         self._books.finish()
 
     def _choose(self, tokens: int) -> None:
-        """Give the lowest priorities to what must leave; without an answer SGLang goes by recency."""
+        """Give the lowest priorities to the victims; without any, SGLang evicts by recency."""
         self._strategy.order = {}
         count = -(-tokens // self._page)
         if self.disable or count <= 0:
@@ -166,7 +166,7 @@ class SglangEviction:
             self._cut(victims)
 
     def _note(self, params: Any) -> None:
-        """Keep what a request says of its conversation until it is counted."""
+        """Store a request's continuation probability until the request is counted."""
         names, given = self._names(params.key), params.req.sampling_params.custom_params
         if names:
             self._hints[names[-1]] = given.get(HINT) if isinstance(given, dict) else None
@@ -174,19 +174,19 @@ class SglangEviction:
                 self._hints.popitem(last=False)
 
     def _begin(self, names: list[int]) -> None:
-        """Count a request, with what it said of its conversation when it was looked up."""
+        """Count a request, with the continuation probability stored at its lookup."""
         looked_up = next((name for name in reversed(names) if name in self._hints), None)
         self._books.hint(None if looked_up is None else self._hints[looked_up])
         self._books.begin(names, self._clock())
 
     def _cut(self, victims: list[int]) -> None:
-        """Split the nodes of which only the last pages must leave."""
+        """Split nodes if only their last pages are to be evicted."""
         for node in self.tree_core.evictable_device_leaves:
             self._name(node)
         chosen = set(victims)
         for name in victims:
             node = self._nodes.get(name)
-            if node is None or node.key.is_bigram:  # of pairs of tokens the whole node leaves
+            if node is None or node.key.is_bigram:  # with pairs of tokens, the whole node is evicted
                 continue
             stays = sum(each not in chosen for each in self._page_names(node.key, self._name(node.parent)))
             if stays:
@@ -197,7 +197,7 @@ class SglangEviction:
         return self._page_names(key.page_aligned(self._page), None)
 
     def _page_names(self, key: Any, name: int | None) -> list[int]:
-        """Names of the pages of `key`, which stands below the page of that name."""
+        """Names of the pages of `key`, which follows the page with the given name."""
         names = []
         for offset in range(0, len(key) - self._page + 1, self._page):
             name = hash((name, key.child_key_at(offset, self._page)))
@@ -205,7 +205,7 @@ class SglangEviction:
         return names
 
     def _name(self, node: Any) -> int | None:
-        """The name of the last page of a node, kept in the node; None for the root."""
+        """The name of the last page of a node, stored in the node; None for the root."""
         path = []
         while node.parent is not None and getattr(node, "gati_name", None) is None:
             path.append(node)
@@ -218,7 +218,7 @@ class SglangEviction:
 
 
 def _path_key(node: Any, tokens: int) -> Any:
-    """The key of all above a node and its first `tokens` tokens."""
+    """The key of a node's ancestors and its first `tokens` tokens."""
     parts = [node.key.raw_token_ids()[:tokens]]
     above = node.parent
     while above.parent is not None:
@@ -238,7 +238,7 @@ def _cache_class() -> type:
 
 
 def make_cache(ctx: Any) -> Any:
-    """What SGLang calls for the backend `gati`. Raises EvictError for predictions with several ranks."""
+    """The factory of the backend `gati` for SGLang. Raises EvictError for predictions with several ranks."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
     if ctx.disable_radix_cache:
@@ -246,15 +246,15 @@ def make_cache(ctx: Any) -> Any:
     name = plugin_settings().policy
     if ctx.tp_size > 1 and policy_named(name, flat=False).predicts:
         raise EvictError(
-            f"policy {name} predicts by the clock, so that {ctx.tp_size} ranks could forget different pages: "
+            f"policy {name} predicts from the clock, so {ctx.tp_size} ranks could evict different pages: "
             "serve with --tp-size 1, or choose a policy without predictions"
         )
-    ctx.params.tree_core_backend = "python"  # the one in Rust has its own priorities
+    ctx.params.tree_core_backend = "python"  # the Rust core has its own priorities
     return create_unified_radix_cache(ctx, cache_class=_cache_class())
 
 
 def register() -> None:
-    """Add the backend to SGLang's."""
+    """Register the backend with SGLang."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend, registered_radix_cache_backends
 
     if NAME not in registered_radix_cache_backends():

@@ -1,12 +1,12 @@
 """vLLM's CPU offload tier: `GatiCachePolicy`, which vLLM loads by the name of this module.
 
-Recorded from vLLM 0.33.0, where out-of-tree policies are experimental. Give `kv_connector_extra_config`
+Written for vLLM 0.33.0, where out-of-tree policies are experimental. Give `kv_connector_extra_config`
 
     {"eviction_policy": "GatiCachePolicy", "cache_policy_module_path": "gati.evict.plugins.vllm"}
 
-and choose policy and predictor by `GATI_EVICT_CONFIG`. For `lpc` and `laru+lpc`, requests say how likely
-their conversation goes on: `"kv_transfer_params": {"gati_continue": 0.9}`; without it one counts as average.
-vLLM is imported when it asks for the class.
+and choose policy and predictor with `GATI_EVICT_CONFIG`. For `lpc` and `laru+lpc`, requests pass the
+probability that their conversation continues: `"kv_transfer_params": {"gati_continue": 0.9}`; without it, an
+average is assumed. vLLM is imported when it requests the class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GROUP_BYTES = 4  # at the end of a key: which KV cache group it belongs to
 
 @dataclass
 class _Groups:
-    """Kept in vLLM's context of a request: which of its groups were counted, and which are yet to be."""
+    """Stored in vLLM's context of a request: its groups that were counted, and those still to count."""
 
     owner: object
     generation: int
@@ -35,9 +35,9 @@ class _Groups:
 class VllmEviction:
     """The methods of vLLM's `CachePolicy`, for keys that are bytes and chunks that belong to vLLM.
 
-    A request is counted when it first loads or stores; what it stores later belongs to the same access. Its
-    path is what the scheduler recorded in the request's context; keys that stand nowhere there leave as LRU
-    has it. Every KV cache group has paths of its own.
+    A request is counted when it first loads or stores; later stores belong to the same access. Its path is
+    recorded by the scheduler in the request's context; keys that are not on it are evicted as by LRU. Every
+    KV cache group has its own paths.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class VllmEviction:
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: Any, req_context: Any) -> None:
-        """A chunk was allocated; until its data have arrived it must stay."""
+        """A chunk was allocated; it must stay until its data have arrived."""
         self._open(req_context, key[-_GROUP_BYTES:])
         self._chunks[key] = chunk
         self._books.stored([key])
@@ -95,9 +95,9 @@ class VllmEviction:
         self._settle()
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
-        """Remove `n` chunks that no transfer uses and that are not `protected`; None where there are fewer.
+        """Remove `n` chunks that no transfer uses and that are not `protected`; None if there are fewer.
 
-        vLLM protects what it offers to store, so that what is not here of it is what comes.
+        vLLM protects the keys that it offers to store, so protected keys that are not cached are incoming.
         """
         if n == 0:
             return []
@@ -106,14 +106,14 @@ class VllmEviction:
         return None if victims is None else [(key, self._chunks.pop(key)) for key in victims]
 
     def clear(self) -> None:
-        """Forget everything, what was learned included."""
+        """Forget everything, including what was learned."""
         self._books = self._settings.books(self.cache_capacity)
         self._chunks.clear()
         self._generation += 1
-        self._context: Any = None  # of the request under way, of which `_group` and `_path` are one part
+        self._context: Any = None  # of the current request; `_group` and `_path` are one part of it
         self._group = b""
         self._path: list[bytes] = []
-        self._positions = 0  # known of that request when its path was read
+        self._positions = 0  # number of its keys when the path was read
 
     def mark_evictable(self, key: bytes) -> None:
         """No transfer uses this chunk any more."""
@@ -124,11 +124,11 @@ class VllmEviction:
         self._books.pin(key)
 
     def figures(self) -> dict[str, Any]:
-        """Counts of policy, predictor and books."""
+        """Counts of policy, predictor and index."""
         return dict(self._books.figures())
 
     def _count(self, keys: list[bytes], context: Any) -> None:
-        """Count the groups of a request that are new; one of them stays under way for what is stored next."""
+        """Count the new groups of a request; one of them stays active for the next stores."""
         if context is not self._context or len(_positions(context)) != self._positions:
             self._settle()
         groups = dict.fromkeys(key[-_GROUP_BYTES:] for key in keys)
@@ -140,7 +140,7 @@ class VllmEviction:
             self._open(context, next(iter(groups)))
 
     def _open(self, context: Any, group: bytes) -> None:
-        """Go on with one group of a request, counted where it was not before."""
+        """Continue with one group of a request; count it if it is new."""
         if context is self._context and group == self._group:
             return
         if context is not self._context:
@@ -157,7 +157,7 @@ class VllmEviction:
             self._books.begin(self._path, self._clock())
 
     def _settle(self) -> None:
-        """The request under way stores no more for now: count its other groups, too."""
+        """The current request stores no more for now: count its other groups, too."""
         if self._context is not None:
             for group in list(self._state(self._context).waiting):
                 self._open(self._context, group)
@@ -173,10 +173,10 @@ class VllmEviction:
 
 
 def _path(group: bytes, context: Any) -> list[bytes]:
-    """The keys of a request in one group, from the root on, as the scheduler recorded them.
+    """The keys of a request in one group, from the root down, as the scheduler recorded them.
 
-    Where a request ends within a chunk vLLM may store that part under a key of its own. Such keys lie between
-    those of whole chunks, and others continue without them, so that they are no part of the path.
+    If a request ends within a chunk, vLLM may store that part under a separate key. Such keys are between
+    those of whole chunks and are not continued, so they are not part of the path.
     """
     positions = _positions(context)
     keys = [key for key in positions if key[-_GROUP_BYTES:] == group]
@@ -190,14 +190,14 @@ def _path(group: bytes, context: Any) -> list[bytes]:
 
 
 def _positions(context: Any) -> dict[bytes, int]:
-    """Where each key of a request ends, in tokens. vLLM has a public method for single keys only."""
+    """The end of each key of a request, in tokens. vLLM's public method is for single keys only."""
     positions: dict[bytes, int] = getattr(context, "_offload_key_positions", {})
     return positions
 
 
 @cache
 def _policy_class() -> type:
-    """The class that vLLM is given. Raises ImportError without vLLM."""
+    """The class for vLLM. Raises ImportError without vLLM."""
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
     return type("GatiCachePolicy", (VllmEviction, CachePolicy), {"__doc__": VllmEviction.__doc__})

@@ -16,26 +16,28 @@ from gati.evict.predict.base import Predictor, grown
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
-_ALL_LOCKED = "no block may leave: all are locked by requests under way"
+_ALL_LOCKED = "no block can be evicted: all are locked by active requests"
 _ONE_BY_ONE = 8  # up to this many blocks, repeated searches for the best leaf are faster
 
 
 class EvictionPolicy(ABC):
-    """Decides which blocks leave one cache. The cache calls `begin`, `evict`, `touch` for every request."""
+    """Decides which blocks a cache evicts. The cache calls `begin`, `evict`, `touch` for every request."""
 
     name: ClassVar[str]
-    predicts: ClassVar[bool] = False  # whether it asks a predictor
+    predicts: ClassVar[bool] = False  # whether it uses a predictor
     twins: ClassVar[bool] = False  # whether it needs a second predictor of the same kind
-    converses: ClassVar[bool] = False  # whether it asks how likely conversations go on, not about blocks
+    converses: ClassVar[bool] = (
+        False  # whether it predicts continuations of conversations, not reuse of blocks
+    )
     tree_only: ClassVar[bool] = False  # whether it needs requests to be paths
-    flat_only: ClassVar[bool] = False  # whether it is defined for blocks without parents only
+    flat_only: ClassVar[bool] = False  # whether it supports only blocks without parents
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         self.tree = tree
         self.capacity = capacity
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
-        """A request, cut to the capacity, finds `hits` of its blocks cached. Nothing has been loaded."""
+        """A request, truncated to the capacity, has `hits` cached blocks. Nothing is loaded yet."""
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:  # noqa: B027
         """A run was split in two."""
@@ -44,30 +46,30 @@ class EvictionPolicy(ABC):
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Remove exactly `count` blocks, to make room for the last `count` of `missing`; return them.
 
-        Raises EvictError, with nothing changed, where fewer than `count` are neither locked nor above such.
+        Raises EvictError, with nothing changed, if locked blocks and their ancestors leave fewer to remove.
         """
 
     @abstractmethod
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """The request is served by these runs, from the root on, of which the first `known` were cached."""
+        """The request is served by these runs, from the root down; the first `known` were cached."""
 
     def settle(self, run: BlockRun) -> None:  # noqa: B027
         """A run was locked or unlocked, or stopped being a leaf."""
 
     @abstractmethod
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove the last `count` blocks of an unlocked leaf that left without being chosen; return them."""
+        """Remove the last `count` blocks of an unlocked leaf that the policy did not choose; return them."""
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts of its own, as JSON values."""
+        """The policy's counts, as JSON values."""
         return {}
 
 
 class TablePolicy(EvictionPolicy):
-    """A policy that ranks leaves. Arrays indexed by slot say whether a run may go and when it was last used.
+    """A policy that ranks leaves. Arrays indexed by slot say whether a run is evictable, and its last use.
 
-    Recency numbers grow with every access, children before parents, so no two runs share one and the smallest
-    among the leaves is the one that LRU takes.
+    Recency numbers grow with every access, children before parents. So they are unique, and LRU evicts the
+    leaf with the smallest.
     """
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
@@ -78,7 +80,7 @@ class TablePolicy(EvictionPolicy):
         self._clock = 0
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The upper part was last used when the whole run was."""
+        """The upper part was last used together with the whole run."""
         self._enter(upper)
         self._recency[upper.slot] = self._recency[lower.slot]
         self.settle(upper)
@@ -101,7 +103,7 @@ class TablePolicy(EvictionPolicy):
         self._leaf[run.slot] = run.children == 0 and run.locks == 0
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove them without counting that as a mistake of the predictor."""
+        """Remove the blocks without counting this as a mistake of the predictor."""
         self.settle(run)
         removed: list[int] = []
         self._cut(run.slot, count, removed)
@@ -117,7 +119,7 @@ class TablePolicy(EvictionPolicy):
             self._runs[slot] = run
 
     def _take(self, count: int, scores: Floats, removed: list[int]) -> None:
-        """Remove `count` blocks from the leaves of the highest scores, [slots], into `removed`."""
+        """Move `count` blocks of the leaves with the highest scores, [slots], to `removed`."""
         if count > _ONE_BY_ONE:
             self._take_many(count, scores, removed)
             return
@@ -160,9 +162,9 @@ class TablePolicy(EvictionPolicy):
     def _take_ranked(
         self, count: int, scores: Floats, values: list[float], slots: list[int], removed: list[int]
     ) -> None:
-        """What `_take_heap` would remove, in half the time, where no two values are equal.
+        """Remove the same blocks as `_take_heap` in half the time, if no two values are equal.
 
-        `slots` are walked in order of their `values`; only parents that become leaves go through a heap.
+        `slots` are visited in order of their `values`; only parents that become leaves go through a heap.
         """
         runs, leaf, tree = self._runs, self._leaf, self.tree
         heads, free = tree.heads, tree.free
@@ -185,7 +187,7 @@ class TablePolicy(EvictionPolicy):
             ids = run.ids
             if len(ids) > count:
                 break
-            # As `RunTree.drop_leaf` does it: thousands of calls would take longer than the work itself.
+            # `RunTree.drop_leaf`, inlined: thousands of calls would take longer than the work itself.
             removed += ids
             count -= len(ids)
             del heads[ids[0]]
@@ -204,10 +206,10 @@ class TablePolicy(EvictionPolicy):
         free += gone
         leaf[gone] = False
         if count > 0:
-            self._cut(slot, count, removed)  # a part of the last one; an EvictError where all have gone
+            self._cut(slot, count, removed)  # a part of the last leaf; raises EvictError if none is left
 
     def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
-        """Remove up to `count` blocks of one leaf: how many, and its parent where that may go now."""
+        """Remove up to `count` blocks of a leaf; return their number, and its parent if now evictable."""
         run = self._runs[slot]
         if run is None or not self._leaf[slot]:
             raise EvictError(_ALL_LOCKED)
@@ -225,12 +227,12 @@ class TablePolicy(EvictionPolicy):
         return taken, parent if self._leaf[parent.slot] else None
 
     def _by_recency(self) -> Floats:
-        """Scores by which LRU's leaf goes first, [slots]."""
+        """Scores that are highest for the leaf LRU evicts, [slots]."""
         return -self._recency[: len(self._runs)]
 
 
 class PredictingPolicy(TablePolicy):
-    """A table policy with predictions. Where these fail or are no numbers, LRU decides; that is counted."""
+    """A table policy with predictions. If these fail or are NaN, LRU decides, and the failure is counted."""
 
     predicts = True
 
@@ -242,15 +244,15 @@ class PredictingPolicy(TablePolicy):
     def _predicted(self) -> Floats:
         try:
             scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
-        except Exception:  # a predictor may be anyone's code; its errors only cost worse decisions
+        except Exception:  # predictors may be user code; errors only lead to worse decisions
             self._failures += 1
             return self._by_recency()
-        if np.min(scores, initial=np.inf) >= _LEAST:  # False where any is NaN, too
+        if np.min(scores, initial=np.inf) >= _LEAST:  # also False if any is NaN
             return scores
         if np.isnan(scores[self._leaf[: len(scores)]]).any():
             self._failures += 1
             return self._by_recency()
-        return np.maximum(scores, _LEAST)  # minus infinity stands for what may not go
+        return np.maximum(scores, _LEAST)  # minus infinity marks what cannot be evicted
 
     def figures(self) -> Mapping[str, Any]:
         """Number of predictions that could not be used."""

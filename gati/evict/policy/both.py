@@ -1,4 +1,4 @@
-"""Following the cheaper of two caches that are only simulated: furthest predicted next use, and LRU."""
+"""Follows the cheaper of two simulated caches: furthest predicted next use, and LRU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gati.evict.predict.base import Predictor
 
 
 class FollowCheaper(TablePolicy):
-    """Simulates both; follows one until that has missed twice as many blocks as the other.
+    """Simulates both; follows one until it has missed twice as many blocks as the other.
 
-    What leaves is what the followed cache does not hold, the least recent first.
+    Evicts blocks that the followed cache does not hold, the least recent first.
     """
 
     name = "blindoracle+lru"
@@ -31,7 +31,7 @@ class FollowCheaper(TablePolicy):
         self, tree: RunTree, capacity: int, predictor: Predictor, *, twin: Predictor, seed: int = 0
     ) -> None:
         super().__init__(tree, capacity, seed=seed)
-        # The simulated cache needs predictions for its own runs; those for ours are not used.
+        # The simulated cache needs predictions for its own runs; `predictor` is not used.
         simulated = RunTree(flat=tree.flat), RunTree(flat=tree.flat)
         self._caches = (
             BlockCache(simulated[0], capacity, FurthestPredicted(simulated[0], capacity, twin), twin),
@@ -42,7 +42,7 @@ class FollowCheaper(TablePolicy):
         self._followed = self._switches = 0
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Let both serve the request, then see which to follow."""
+        """Let both serve the request, then choose which to follow."""
         for number, cache in enumerate(self._caches):
             served = cache.access(ids, time_s)
             self._missed[number] += len(ids) - served.hits
@@ -53,7 +53,7 @@ class FollowCheaper(TablePolicy):
             self._switches += 1
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Blocks that the followed cache does not hold; LRU's where all of those are locked."""
+        """Evict blocks that the followed cache does not hold; as LRU if all of those are locked."""
         held = self._held[self._followed]
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         heap = sorted(zip(self._recency[slots].tolist(), slots.tolist(), strict=True))

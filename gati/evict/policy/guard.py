@@ -1,28 +1,29 @@
-"""The guard: never much worse than LRU, on any input. And `gati`, which is LARU with it.
+"""The policy `gati`: LARU with a guard that bounds, on any input, how many more blocks it misses than LRU.
 
-A shadow LRU keeps keys only and sees every request. X is by how many blocks we have missed more than it, n
-the blocks requested, A = eps n what is allowed. Predictions are followed until X >= A + B, then plain LRU
-decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
-only the shadow holds costs at most one miss.
+A shadow LRU keeps keys only and sees every request. X is the number of blocks missed beyond the shadow, n the
+number of requested blocks, A = eps n the allowance, k the capacity. Predictions decide until X >= A + B, then
+LRU decides until X <= A. So X <= eps n + B + k + the longest request always holds: after a switch, each block
+that only the shadow holds costs at most one miss.
 
-Most of them are not requested again in time. For 4 k requested blocks after a prediction was wrong, they
-therefore decide only while X + D/8 < A + B, where D counts the blocks that only the shadow holds, and after
-LARU has caught one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the
-block that it threw out returns before another that was there, and is still. Exact ones never are.
+Most of these blocks are not requested again in time. So for 4 k requested blocks after a wrong prediction,
+predictions decide only while X + D/8 < A + B, where D is the number of blocks that only the shadow holds;
+after LARU has caught one, only while X + D/3 < A + B. Evictions by LRU reduce D. A prediction was wrong if
+the block that it evicted is requested again before another block that was cached then and still is. Exact
+predictions are never wrong.
 
-B blocks are much of a short trace, so that 0.006 n stands for A + B where that is less. Where X > A, what
-predictions threw out has cost more than it saved: then it is 0.004 n, and X + D/3 counts however long ago one
-was wrong. With exact predictions X <= 0 always.
+In short traces, B is large compared with n, so the limit A + B is at most 0.006 n. If X > A, predictions have
+cost more than they saved: the limit is then at most 0.004 n, and X + D/3 counts, however long ago a
+prediction was wrong. With exact predictions, X <= 0 always.
 
 Duels between LRU's choice and the predicted one show which is better. While predictions win nearly all of
-them, none of these smaller limits holds; while they win clearly more than half, D/8 counts after a catch, too.
-LARU's halving is undone while predictions have not lost anything lately, or only a twentieth of the cache
-where they win nearly all duels or have saved half of the cache. A smaller lead says little: with one
-prediction in five reversed they still win most duels, and cost more than they save.
+them, none of these smaller limits applies; while they win clearly more than half, D/8 counts even after a
+catch. LARU's halving is undone while predictions have lost nothing lately; if they win nearly all duels, or
+have saved half of the cache, while they have lost at most a twentieth of it. A smaller lead says little: with
+one prediction in five reversed, they still win most duels and cost more than they save.
 
-After LRU has taken over, predictions that clearly win their duels are tried again, for B/4 misses more, as
-long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
-X + D grows only by evictions that predictions chose.
+After LRU has taken over, predictions that clearly win their duels are tried again, for up to B/4 more misses,
+as long as X + D <= A + B + k. The bound still holds: every miss beyond LRU was one of the D blocks, so X + D
+grows only by evictions that predictions chose.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ from gati.evict.predict.base import Predictor, grown
 
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
-_RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
-_RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
-_LARGEST_SHARE = 0.006  # of n: what is allowed at most
-_LARGEST_SHARE_LOSING = 0.004  # the same where predictions have cost more than they saved
-_DOUBT = 4.0  # for how long one that was wrong counts, in capacities
-_TRIAL = 0.25  # what may be missed when predictions are tried again, in B
-_MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
-_FORGIVEN = 0.05  # lost lately, in capacities, that does not count where predictions are trusted
+_RETURNING = 1.0 / 8.0  # expected share of misses among the blocks that only the shadow holds
+_RETURNING_CAUGHT = 1.0 / 3.0  # the same after LARU caught a wrong prediction
+_LARGEST_SHARE = 0.006  # limit on X, as a share of n
+_LARGEST_SHARE_LOSING = 0.004  # the same if predictions have cost more than they saved
+_DOUBT = 4.0  # for how many requested blocks a wrong prediction counts, in capacities
+_TRIAL = 0.25  # misses allowed when predictions are tried again, as a share of B
+_MEMORY = 0.5  # over how many requested blocks gains fade, in capacities
+_FORGIVEN = 0.05  # lost lately, in capacities, that does not count if predictions are trusted
 _EARNED = 0.5  # as they are once they have saved this much, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:
-    """The most blocks that `gati` may ever have missed beyond LRU after `requested` blocks."""
+    """Upper bound on the blocks that `gati` has missed beyond LRU after `requested` blocks."""
     return EXCESS_SHARE * requested + slack(capacity) + capacity + longest
 
 
 def slack(capacity: int) -> float:
-    """By how many blocks X may exceed A before LRU takes over."""
-    return min(capacity / 16.0, _MOST_SLACK)  # B
+    """B, the number of blocks by which X may exceed A before LRU takes over."""
+    return min(capacity / 16.0, _MOST_SLACK)
 
 
 class ShadowLru:
@@ -70,11 +71,11 @@ class ShadowLru:
         self._capacity = capacity
         self._tree = RunTree(flat=flat)
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
-        self.held: set[int] = set()  # all blocks
-        self.left: list[int] = []  # those that the last request pushed out
+        self.held: set[int] = set()  # all cached blocks
+        self.left: list[int] = []  # those evicted by the last request
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
-        """Serve a request: those of its blocks that LRU has cached, in a tree the leading ones."""
+        """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
         tree, order = self._tree, self._order
         path, hits, upper, _ = tree.match(ids)
         if upper is not None:
@@ -101,8 +102,8 @@ class ShadowLru:
 class Gati(Laru):
     """LARU and the guard: as good as the predictions, and never much worse than LRU.
 
-    What LRU would not have kept either counts as no mistake of the predictions. `figures` tells X and A, how
-    often the guard stepped in, and which share of the requests was served by predictions.
+    If LRU would have evicted a block too, that is no mistake of the predictions. `figures` has X and A, the
+    number of times the guard stepped in, and the share of requests served by predictions.
     """
 
     name = "gati"
@@ -111,21 +112,23 @@ class Gati(Laru):
         super().__init__(tree, capacity, predictor, seed=seed)
         self._shadow = ShadowLru(capacity, flat=tree.flat)
         self._excess = 0  # X
-        self._lately = 0.0  # X of the last requests, older ones fading
+        self._lately = 0.0  # X of recent requests, with exponential decay
         self._seen = 0  # n
-        self._asked = 0  # blocks of this request
+        self._asked = 0  # number of blocks of this request
         self._following = True
-        self._limit: float | None = None  # X at which a trial ends, while there is one
-        self._only: dict[int, float] = {}  # blocks that only the shadow holds, D of them: when each left us
-        self._wrong_at = self._caught_at = -math.inf  # n when a prediction last was wrong, or was caught
+        self._limit: float | None = None  # X at which the current trial ends
+        self._only: dict[
+            int, float
+        ] = {}  # the D blocks that only the shadow holds: when each was evicted here
+        self._wrong_at = self._caught_at = -math.inf  # n when a prediction was last wrong, or caught
         self._duels = Duels(capacity)
-        self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since it was used
+        self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
         self._alarms = self._trials = 0
         self._served = self._followed = 0
 
     @property
     def excess(self) -> int:
-        """X: blocks missed beyond LRU, negative where we missed fewer."""
+        """X: blocks missed beyond LRU; negative if fewer were missed."""
         return self._excess
 
     @property
@@ -134,7 +137,7 @@ class Gati(Laru):
         return self._following
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Compare with the shadow; change sides where X says so."""
+        """Compare with the shadow, and switch between predictions and LRU if X requires it."""
         held = self._shadow.access(ids)
         self._duels.requested(ids)
         self._seen += len(ids)
@@ -162,7 +165,7 @@ class Gati(Laru):
         return self._lately <= (_FORGIVEN * self.capacity if trusted else 0.0)
 
     def _judge(self) -> None:
-        """Change sides where X, which counts this request, says so."""
+        """Switch between predictions and LRU if X, which includes this request, requires it."""
         allowed = EXCESS_SHARE * self._seen
         if self._excess <= allowed:
             self._following, self._limit = True, None
@@ -185,7 +188,7 @@ class Gati(Laru):
         return self._excess + len(self._only) + self._asked <= most
 
     def _was_wrong(self, ids: list[int]) -> bool:
-        """Whether something returns that left before a block that has not been used since, nor is now."""
+        """Whether a requested block was evicted, while a block stayed that has not been used since."""
         left = max((self._only[block] for block in ids if block in self._only), default=0.0)
         if left == 0.0:
             return False
@@ -193,7 +196,7 @@ class Gati(Laru):
         return bool((self._recency[:count][self._leaf[:count]] < left).any())
 
     def _exposed(self) -> bool:
-        """Whether predictions that were wrong may have thrown out too much that LRU still has."""
+        """Whether wrong predictions may have evicted too many blocks that LRU still has."""
         if self._duels.leading:
             return False
         allowed = EXCESS_SHARE * self._seen
@@ -210,7 +213,7 @@ class Gati(Laru):
         return self._excess + share * len(self._only) >= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
+        """Evict as LARU; as LRU after the guard stepped in, or if the two caches differ too much."""
         self._duel()
         if self._following and not self._exposed():
             caught = self._caught
@@ -224,13 +227,15 @@ class Gati(Laru):
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove blocks that an engine dropped by itself."""
+        """Remove blocks that the engine dropped on its own."""
         removed = super().drop(run, count)
-        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), 0.0))  # no one's mistake
+        self._only.update(
+            dict.fromkeys(self._shadow.held.intersection(removed), 0.0)
+        )  # not a wrong prediction
         return removed
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """What is used may be named in a duel again."""
+        """Used runs may be named in a duel again."""
         super().touch(path, known)
         for run in path:
             self._named[run.slot] = False
@@ -241,13 +246,13 @@ class Gati(Laru):
         self._named[run.slot] = False
 
     def _duel(self) -> None:
-        """Name what LRU evicts next, and what predictions would, had they evicted what they named before."""
+        """Begin a duel between LRU's next victim and that of predictions, without victims named before."""
         count = len(self._runs)
         open_to_both = self._leaf[:count] & ~self._named[:count]
         if not open_to_both.any():
             return
         lru = int(np.where(self._leaf[:count], self._by_recency(), -np.inf).argmax())
-        if self._named[lru]:  # there both agree
+        if self._named[lru]:  # both agree
             return
         predicted = int(np.where(open_to_both, self._predicted(), -np.inf).argmax())
         runs = self._runs[lru], self._runs[predicted]
@@ -256,7 +261,7 @@ class Gati(Laru):
             self._duels.add(runs[0].ids[-1], runs[1].ids[-1])
 
     def figures(self) -> Mapping[str, Any]:
-        """Those of LARU and the guard's."""
+        """The counts of LARU and of the guard."""
         return {
             **super().figures(),
             "guard": {

@@ -1,4 +1,4 @@
-"""Policies that rank by what has happened only: LRU, FIFO, LFU, SLRU, tail-optimised LRU."""
+"""Policies without predictions: LRU, FIFO, LFU, SLRU, tail-optimised LRU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATER = 2.0**40  # more accesses than any recency number
 
 
 class Lru(EvictionPolicy):
-    """The least recently used leaf. One list of all runs: children stand before their parents."""
+    """Evicts the least recently used leaf. In the list of all runs, children come before parents."""
 
     name = "lru"
 
@@ -25,7 +25,7 @@ class Lru(EvictionPolicy):
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The upper part belongs right behind the lower one; it is at hand where it is being used."""
+        """Append the upper part, so that it comes after the lower one."""
         self._order[upper] = None
 
     def touch(self, path: list[BlockRun], known: int) -> None:
@@ -36,13 +36,13 @@ class Lru(EvictionPolicy):
             order.move_to_end(run)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Take runs from the front; what is locked, or has locked blocks below, stays."""
+        """Take runs from the front; locked runs and their ancestors stay."""
         order, tree = self._order, self.tree
         removed: list[int] = []
         kept: list[BlockRun] = []
         while len(removed) < count:
             if not order:
-                raise EvictError("no block may leave: all are locked by requests under way")
+                raise EvictError("no block can be evicted: all are locked by active requests")
             run = next(iter(order))
             if run.locks or run.children:
                 order.popitem(last=False)
@@ -58,32 +58,32 @@ class Lru(EvictionPolicy):
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
-        """Remove them, and the run where nothing is left of it."""
+        """Remove the blocks, and the run if it has none left."""
         if count == len(run.ids):
             del self._order[run]
         return self.tree.trim(run, count)[0]
 
 
 class _Ranked(TablePolicy):
-    """The leaf of the lowest rank goes; ranks are set when a run is used."""
+    """Evicts the leaf of the lowest rank; ranks are set when a run is used."""
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, seed=seed)
         self._rank = np.zeros(64, dtype=np.float64)
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """Both parts keep the rank; of equal ranks the lower part alone is a leaf."""
+        """Both parts keep the rank; only the lower part is a leaf."""
         super().split(upper, lower)
         self._rank[upper.slot] = self._rank[lower.slot]
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """Rank what was used."""
+        """Set the ranks of the used runs."""
         super().touch(path, known)
         for run in path:
             self._rank[run.slot] = self._rank_of(run, float(self._recency[run.slot]))
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """The lowest ranks."""
+        """Evict the leaves of the lowest ranks."""
         removed: list[int] = []
         self._take(count, -self._rank[: len(self._runs)], removed)
         return removed
@@ -94,11 +94,11 @@ class _Ranked(TablePolicy):
 
     @abstractmethod
     def _rank_of(self, run: BlockRun, recency: float) -> float:
-        """The rank of a run that was used now."""
+        """The rank of a run that is used now."""
 
 
 class Fifo(_Ranked):
-    """The leaf that was loaded first."""
+    """Evicts the leaf that was loaded first."""
 
     name = "fifo"
 
@@ -107,7 +107,7 @@ class Fifo(_Ranked):
 
 
 class Lfu(_Ranked):
-    """The leaf used the fewest times since it was loaded; of these the least recent."""
+    """Evicts the leaf used least often since it was loaded; ties go to the least recent."""
 
     name = "lfu"
 
@@ -116,7 +116,7 @@ class Lfu(_Ranked):
 
 
 class Slru(_Ranked):
-    """Leaves used once go before those used again, of either the least recent first."""
+    """Evicts leaves used once before those used again; within each group, the least recent first."""
 
     name = "slru"
 
@@ -125,10 +125,10 @@ class Slru(_Ranked):
 
 
 class TailLru(TablePolicy):
-    """LRU for tail latency: first goes what a conversation can lose and still answer within a threshold.
+    """LRU for tail latency: evicts spare blocks first, without which a conversation still meets a threshold.
 
-    Of a conversation of L blocks, whose next prompt brings Q more, L + Q - T must be cached for at most T to
-    be computed. What is cached beyond goes first, then the least recent.
+    If a conversation has L blocks and its next prompt adds Q, then L + Q - T must stay cached, so that at
+    most T are computed. Cached blocks beyond these are evicted first, then the least recent.
     """
 
     name = "tlru"
@@ -147,19 +147,19 @@ class TailLru(TablePolicy):
         self._keep = np.zeros(64, dtype=np.int64)
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """Note how much of this conversation must stay."""
+        """Store how many blocks of this conversation must stay."""
         super().touch(path, known)
         keep = max(path[-1].end + self._spare, 0)
         for run in path:
             self._keep[run.slot] = keep
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """Both belong to the conversations that went through the whole."""
+        """Both parts belong to the conversations of the whole run."""
         super().split(upper, lower)
         self._keep[upper.slot] = self._keep[lower.slot]
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Spare blocks, the least recent first; then plain LRU."""
+        """Evict spare blocks, the least recent first; then as LRU."""
         removed: list[int] = []
         while len(removed) < count:
             leaves: list[int] = np.flatnonzero(self._leaf[: len(self._runs)]).tolist()

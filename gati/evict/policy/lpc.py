@@ -1,4 +1,4 @@
-"""Policies that ask whether conversations go on: LPC, the same with certainty, LARU with its keys."""
+"""Policies that predict whether conversations continue: LPC, its oracle, and LARU with its keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPARE_TIPS = 1024
 
 
 class _Tip:
-    """The last request of a conversation: where it ended, and its key. Dead once a longer one came."""
+    """The last request of a conversation, with its key. Dead once a longer request has replaced it."""
 
     __slots__ = ("key", "live")
 
@@ -29,24 +29,24 @@ class _Tip:
 
 
 class ConversationKeys:
-    """The key of each run: the largest of the conversations that went through it since it was loaded.
+    """The key of each run: the largest of all conversations that passed through it since it was loaded.
 
-    A conversation is known by the last block of its last request. A request through that block goes on with
-    it and replaces its key, which may become smaller. All runs that this concerns lie on the new request's
-    path. Of more than four conversations a block the oldest are forgotten; what they left behind keeps
-    their keys until it is used again.
+    A conversation is identified by the last block of its last request. A request through that block continues
+    it and replaces its key, which may become smaller. All affected runs lie on the new request's path. Beyond
+    about four conversations per block of capacity, the oldest are forgotten; their runs keep the keys until
+    they are used again.
     """
 
     def __init__(self, capacity: int) -> None:
         self._most = 4 * capacity + _SPARE_TIPS
         self._tips: OrderedDict[int, _Tip] = OrderedDict()  # by last block
         self._through: list[list[tuple[float, int, _Tip]]] = []  # heaps by slot: minus key, order, tip
-        self._tidy: list[int] = []  # lengths of these when the dead were last removed
+        self._tidy: list[int] = []  # their lengths when dead entries were last removed
         self._order = itertools.count()
         self._keys = np.full(64, -np.inf)
 
     def keys(self, count: int) -> Floats:
-        """Of slots 0..count-1, [count]."""
+        """Keys of slots 0..count-1, [count]."""
         return self._keys[:count]
 
     def enter(self, slot: int) -> None:
@@ -60,13 +60,13 @@ class ConversationKeys:
         self._keys[slot] = -np.inf
 
     def copy(self, source: int, target: int) -> None:
-        """A run was split: the same conversations went through both parts."""
+        """A run was split: the same conversations passed through both parts."""
         self._through[target] = self._through[source].copy()
         self._tidy[target] = self._tidy[source]
         self._keys[target] = self._keys[source]
 
     def served(self, ids: list[int], path: list[BlockRun], key: float) -> None:
-        """A request of that key was served by `path`."""
+        """A request with that key was served by `path`."""
         tips = self._tips
         if not ids:
             return
@@ -94,7 +94,7 @@ class ConversationKeys:
 
 
 class _Conversing(TablePolicy):
-    """Keys runs by how likely their conversations go on."""
+    """Ranks runs by the probability that their conversations continue."""
 
     converses = True
     tree_only = True
@@ -105,17 +105,17 @@ class _Conversing(TablePolicy):
         self._book = ConversationKeys(capacity)
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Note which conversation it is."""
+        """Store the request's blocks for `touch`."""
         super().begin(ids, hits, time_s)
         self._ids = ids
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The same conversations went through both."""
+        """The same conversations passed through both parts."""
         super().split(upper, lower)
         self._book.copy(lower.slot, upper.slot)
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """Key the path anew."""
+        """Update the keys of the path."""
         super().touch(path, known)
         self._book.served(self._ids, path, self._source.key)
 
@@ -125,10 +125,10 @@ class _Conversing(TablePolicy):
 
 
 class Lpc(_Conversing):
-    """The leaf whose conversations are least likely to go on, decayed by silence (LPC); ties by recency.
+    """Evicts the leaf whose conversations are least likely to continue, decayed by silence (LPC).
 
-    A heap of (key, recency, slot), in which what is no longer so is skipped: a run's recency is its own, and
-    its key changes only when that does.
+    Ties go to the least recent. It uses a heap of (key, recency, slot) and skips outdated entries: recency is
+    unique to a run, and its key changes only together with its recency.
     """
 
     name = "lpc"
@@ -140,35 +140,35 @@ class Lpc(_Conversing):
         self._heap: list[tuple[float, float, int]] = []
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """Key the path anew."""
+        """Update the keys of the path."""
         super().touch(path, known)
         for run in path:
             self._offer(run.slot)
 
     def settle(self, run: BlockRun) -> None:
-        """A run that may go again is a candidate again."""
+        """A run that becomes evictable is a candidate again."""
         before = bool(self._leaf[run.slot])
         super().settle(run)
         if not before:
             self._offer(run.slot)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """The smallest keys."""
+        """Evict the leaves of the smallest keys."""
         removed: list[int] = []
         while len(removed) < count:
             slot = self._lowest()
             self._cut(slot, count - len(removed), removed)
-            self._offer(slot)  # unless it has gone, which leaves no leaf there
+            self._offer(slot)  # does nothing if the whole leaf was removed
         return removed
 
     def _lowest(self) -> int:
-        """The slot of the leaf to go next. Raises EvictError where there is none."""
+        """The slot of the leaf to evict next. Raises EvictError if there is none."""
         heap, keys = self._heap, self._book.keys(len(self._runs))
         while heap:
             key, recency, slot = heapq.heappop(heap)
             if self._leaf[slot] and keys[slot] == key and self._recency[slot] == recency:
                 return slot
-        raise EvictError("no block may leave: all are locked by requests under way")
+        raise EvictError("no block can be evicted: all are locked by active requests")
 
     def _offer(self, slot: int) -> None:
         if not self._leaf[slot]:
@@ -187,16 +187,16 @@ class Lpc(_Conversing):
 
 
 class LpcOracle(Lpc):
-    """LPC that knows whether conversations go on: those that do not go first, then the least recent."""
+    """LPC that knows which conversations continue: evicts the others first, then the least recent."""
 
     name = "lpc-oracle"
 
 
 class LaruLpc(_Conversing, Gati):
-    """LARU that takes minus the keys of LPC as next uses, with the guard of `gati`.
+    """LARU with the guard of `gati`, which uses the negated keys of LPC as predicted next uses.
 
-    Without the guard, a catch halves the choice for its phase only, and in small caches inverted
-    probabilities cost up to three points of the hit rate.
+    Without the guard, a caught prediction halves the candidates only for its phase; in small caches, inverted
+    probabilities then cost up to three points of the hit rate.
     """
 
     name = "laru+lpc"

@@ -1,7 +1,7 @@
 """Marker policies with predictions, for flat traces: each bounds what wrong predictions can cost.
 
-Predictive marker: Lykouris and Vassilvitskii 2018; LMarker: Rohatgi 2020; guard: 2025. All of them go by
-single blocks; of a batch the missing blocks are taken in order.
+Predictive marker: Lykouris and Vassilvitskii 2018; LMarker: Rohatgi 2020; guard: 2025. All of them handle
+single blocks: the missing blocks of a batch are processed in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gati.evict.predict.base import Predictor, grown
 
 
 class _Phased(PredictingPolicy):
-    """Base of the three: a set of candidates that ends a phase when it is empty."""
+    """Base of the three: a set of candidates; when it is empty, a new phase begins."""
 
     flat_only = True
 
@@ -45,7 +45,7 @@ class _Phased(PredictingPolicy):
             self._visited(run)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """One block for each of the last `count` of `missing`, in order."""
+        """Evict one block for each of the last `count` of `missing`, in order."""
         removed: list[int] = []
         for block in missing[-count:]:
             if not (self._old & self._leaf)[: len(self._runs)].any():
@@ -53,7 +53,7 @@ class _Phased(PredictingPolicy):
             slot = self._victim(block)
             self._old[slot] = False
             if not self._cut(slot, 1, removed)[0]:
-                raise EvictError("no block may leave")
+                raise EvictError("no block can be evicted: all are locked by active requests")
             self._left(removed[-1], block)
         return removed
 
@@ -69,10 +69,10 @@ class _Phased(PredictingPolicy):
 
     @abstractmethod
     def _victim(self, block: int) -> int:
-        """The slot of the run that makes room for `block`."""
+        """The slot of the run to evict for `block`."""
 
     def _left(self, victim: int, block: int) -> None:
-        """`victim` made room for `block`."""
+        """`victim` was evicted for `block`."""
 
     def _visited(self, run: BlockRun) -> None:
         self._old[run.slot] = False
@@ -94,7 +94,7 @@ class _Phased(PredictingPolicy):
 
 
 class PredictiveMarker(_Phased):
-    """Furthest predicted of the unmarked, until a chain of evictions that predictions caused is too long."""
+    """Evicts the furthest predicted unmarked block, or a random one once its eviction chain is too long."""
 
     name = "predictive-marker"
 
@@ -118,7 +118,7 @@ class PredictiveMarker(_Phased):
 
 
 class LMarker(_Phased):
-    """Furthest predicted of the unmarked for blocks that are new to the phase, else any of the unmarked."""
+    """Evicts, for blocks new to the phase, the furthest predicted unmarked block; else a random one."""
 
     name = "lmarker"
 
@@ -128,7 +128,7 @@ class LMarker(_Phased):
 
 
 class GuardedBelady(_Phased):
-    """Furthest predicted of all; what returns in the phase that evicted it is safe until that ends."""
+    """Evicts the furthest predicted block; one that returns in the same phase is then safe until its end."""
 
     name = "guard"
 

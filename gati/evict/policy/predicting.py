@@ -1,7 +1,7 @@
 """Policies that follow predictions: furthest predicted next use, the same among the oldest, LARU.
 
-LARU is that of "Learned Least Recently Used" (arXiv 2509.20979) with the corrections that make its proof hold
-on a tree: phases are cut between requests, and the candidates are a share of the leaves, not of the capacity.
+LARU follows "Learned Least Recently Used" (arXiv 2509.20979), with two corrections that its proof needs on a
+tree: phases end between requests, and the candidates are a share of the leaves, not of the capacity.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from gati.evict.predict.base import Predictor
 
 
 class FurthestPredicted(PredictingPolicy):
-    """The leaf whose predicted next use is furthest (BlindOracle). Perfect predictions make it optimal."""
+    """Evicts the leaf with the furthest predicted next use (BlindOracle). Optimal with exact predictions."""
 
     name = "fpb"
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """The furthest predicted."""
+        """Evict the leaves with the furthest predicted next use."""
         removed: list[int] = []
         self._take(count, self._predicted(), removed)
         return removed
 
 
 class OptimalLeaf(FurthestPredicted):
-    """The leaf that is really used furthest from now: what perfect predictions give an engine."""
+    """Evicts the leaf whose actual next use is furthest: what an engine gains from perfect predictions."""
 
     name = "opt-leaf"
 
 
 class Windowed(PredictingPolicy):
-    """The furthest predicted among those leaves that LRU would take first."""
+    """Evicts the furthest predicted of the leaves that LRU would evict first."""
 
     def _oldest(self, candidates: int) -> NDArray[np.int64]:
-        """Slots of the leaves that LRU would take first, at most so many. Raises EvictError for none."""
+        """Slots of up to `candidates` leaves that LRU would evict first. Raises EvictError if none exist."""
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         if len(slots) == 0:
-            raise EvictError("no block may leave: all are locked by requests under way")
+            raise EvictError("no block can be evicted: all are locked by active requests")
         if len(slots) <= candidates:
             return slots
         return slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]
 
 
 class Halp(Windowed):
-    """The furthest predicted among the four leaves that LRU would take first (HALP)."""
+    """Evicts the furthest predicted of the four leaves that LRU would evict first (HALP)."""
 
     name = "hf"
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Four candidates for every block."""
+        """Choose among four candidates at every step."""
         scores = self._predicted()
         removed: list[int] = []
         while len(removed) < count:
@@ -65,12 +65,12 @@ class Halp(Windowed):
 
 
 class Laru(Windowed):
-    """LARU: follow predictions; each one caught wrong halves the part of LRU's queue they may choose from.
+    """LARU: follows predictions; each wrong one that is caught halves the part of LRU's queue to choose from.
 
-    A phase ends before the request with which more than k different blocks would have been requested in it.
-    An eviction by prediction is caught when the block is requested in the same phase; the block that makes
-    room for it is then LRU's choice. With exact predictions nothing is caught and it is `opt-leaf`; with any,
-    misses are at most 2k (OPT + 1).
+    A phase ends before the request that would bring it to more than k distinct blocks. A predicted eviction
+    is caught if the block is requested again in the same phase; LRU then chooses the block to evict for it.
+    With exact predictions nothing is caught, and LARU equals `opt-leaf`; with any predictions, misses are at
+    most 2k (OPT + 1).
     """
 
     name = "laru"
@@ -84,7 +84,7 @@ class Laru(Windowed):
         self._caught = 0
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Begin a new phase where the request does not fit into this one."""
+        """Begin a new phase if the request does not fit into this one."""
         new = set(ids)
         new -= self._requested
         if len(self._requested) + len(new) > self.capacity:
@@ -96,7 +96,7 @@ class Laru(Windowed):
             self._requested |= new
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """One block for each of the last `count` of `missing`, in order."""
+        """Evict one block for each of the last `count` of `missing`, in order."""
         removed: list[int] = []
         loaded = missing[-count:]
         if self._evicted.isdisjoint(loaded):
@@ -130,13 +130,13 @@ class Laru(Windowed):
         self._evicted.update(removed[before:])
 
     def _follow_some(self, count: int, removed: list[int]) -> None:
-        """The share is of the leaves there are at each eviction, of which a run that goes may leave fewer."""
+        """Choose from a share of the current leaves, whose number may fall with each eviction."""
         leaves = self._leaf[: len(self._runs)]
         scores: Floats | None = None
         while count > 0:
             slots = self._oldest(max(int(self._share * np.count_nonzero(leaves)), 1))
             slot = slots[0]
-            if len(slots) > 1:  # else there is nothing to ask
+            if len(slots) > 1:  # with one candidate, no prediction is needed
                 scores = self._predicted() if scores is None else scores
                 slot = slots[scores[slots].argmax()]
             count -= self._cut(int(slot), count, removed)[0]

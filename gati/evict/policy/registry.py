@@ -11,7 +11,7 @@ from gati.evict.policy.lpc import LaruLpc, Lpc, LpcOracle
 from gati.evict.policy.markers import GuardedBelady, LMarker, PredictiveMarker
 from gati.evict.policy.predicting import FurthestPredicted, Halp, Laru, OptimalLeaf
 
-LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
+LIMIT = "opt"  # not a policy but an upper bound: Belady's hits on independent blocks
 
 POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy
@@ -38,14 +38,12 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
 
 
 def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
-    """The class of a policy. Raises EvictError for unknown names, and policies of another kind of trace."""
+    """The class of a policy. Raises EvictError for unknown names, and for policies for other traces."""
     found = POLICIES.get(name)
     if found is None:
-        raise EvictError(f"unknown policy {name!r}; there are {', '.join([*POLICIES, LIMIT])}")
+        raise EvictError(f"unknown policy {name!r}; choose one of {', '.join([*POLICIES, LIMIT])}")
     if found.flat_only and not flat:
-        raise EvictError(
-            f"policy {name} is defined for blocks without parents only: --flat, or another policy"
-        )
+        raise EvictError(f"policy {name} supports only independent blocks; use --flat, or another policy")
     if found.tree_only and flat:
-        raise EvictError(f"policy {name} is defined for conversations only: leave out --flat")
+        raise EvictError(f"policy {name} supports only conversations; leave out --flat")
     return found

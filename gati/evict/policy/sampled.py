@@ -1,13 +1,13 @@
 """`gati` for caches of more than a million blocks, whose shadow keeps a sample of the keys.
 
-A block is in the sample if its hash says so (SHARDS, Waldspurger et al. 2015): of one in `every` blocks, an
-LRU of k / every keys tells which would be cached. On a path, LRU goes by blocks: those above are used last
-and stay longest. X and n count the sampled blocks.
+The hash of a block decides whether it is sampled (SHARDS, Waldspurger et al. 2015): one in `every` blocks is,
+and an LRU of k / every keys shows which of these would be cached. The blocks of a path are used from the
+last to the first, so the first ones stay longest. X and n count sampled blocks.
 
-What a sample says is no certainty, so the guard is a test. The loss of a request is z = (1 + LRU's hits -
-ours, per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of `gati.guard`
-bets against it; where it alarms, LRU decides until X <= eps n. While the promise is kept, an alarm within t
-requests has a probability of at most t / R.
+A sample gives no certainty, so the guard is a statistical test. The loss of a request is z = (1 + LRU's hits
+- own hits, per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of
+`gati.guard` bets against it; after an alarm, LRU decides until X <= eps n. While the promise is kept, the
+probability of an alarm within t requests is at most t / R.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor
 from gati.guard.detector import Guard
 
-WHOLE_SHADOW = 1_000_000  # blocks of a cache up to which all keys are shadowed, and of the sample beyond it
+WHOLE_SHADOW = 1_000_000  # largest cache, in blocks, whose keys are all shadowed; beyond, the sample's size
 _TO_FALSE_ALARM = 10_000.0  # R, in requests
 _BET_AGAINST = (0.505, 0.51, 0.52, 0.55, 0.6, 0.7)  # mean losses: LRU ahead by 1 to 40 points
 _ODD = 0x9E3779B97F4A7C15
 
 
 def loss_detector() -> Guard:
-    """What watches losses in [0, 1] whose mean is promised to be at most (1 + eps) / 2."""
+    """A detector for losses in [0, 1] whose mean is promised to be at most (1 + eps) / 2."""
     return Guard(0.5 * (1.0 - EXCESS_SHARE), _TO_FALSE_ALARM, _BET_AGAINST)
 
 
 class SampledLru:
-    """Which blocks an LRU cache of `capacity` blocks would hold, for one in `every` blocks."""
+    """A sample, one in `every`, of the blocks that an LRU cache of `capacity` blocks would hold."""
 
     def __init__(self, capacity: int, every: int) -> None:
         self._capacity = max(capacity // every, 1)
@@ -45,12 +45,12 @@ class SampledLru:
         return len(self._order)
 
     def sampled(self, ids: list[int]) -> list[int]:
-        """Places of the blocks that are in the sample."""
+        """Positions of the sampled blocks."""
         limit = self._limit
         return [place for place, block in enumerate(ids) if (hash(block) * _ODD & 2**64 - 1) >> 32 < limit]
 
     def access(self, blocks: list[int]) -> int:
-        """Serve the sampled blocks of a request, from the root on; how many of them LRU holds."""
+        """Serve the sampled blocks of a request, from the root down; return how many LRU held."""
         order = self._order
         held = sum(block in order for block in blocks)
         for block in reversed(blocks):
@@ -77,7 +77,7 @@ class SampledGati(Laru):
 
     @property
     def excess(self) -> int:
-        """X: blocks missed beyond LRU, as the sample has it; negative where fewer were missed."""
+        """X: blocks missed beyond LRU, estimated from the sample; negative if fewer were missed."""
         return self._excess * self._every
 
     @property
@@ -86,7 +86,7 @@ class SampledGati(Laru):
         return self._following
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Compare with the shadow what is sampled of the request."""
+        """Compare the sampled blocks of the request with the shadow."""
         places = self._shadow.sampled(ids)
         if places:
             heads = self.tree.heads
@@ -97,7 +97,7 @@ class SampledGati(Laru):
         super().begin(ids, hits, time_s)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """LARU's choice; LRU's after an alarm."""
+        """Evict as LARU; as LRU after an alarm."""
         if self._following:
             return super().evict(count, missing)
         removed: list[int] = []
@@ -105,7 +105,7 @@ class SampledGati(Laru):
         return removed
 
     def figures(self) -> Mapping[str, Any]:
-        """Those of LARU and the guard's; `one_in` tells how many blocks stand behind each sampled one."""
+        """The counts of LARU and of the guard; one in `one_in` blocks is sampled."""
         return {
             **super().figures(),
             "guard": {
@@ -118,7 +118,7 @@ class SampledGati(Laru):
         }
 
     def _judge(self, asked: int, behind: int) -> None:
-        """Of `asked` sampled blocks LRU held `behind` more than we."""
+        """Judge a request of `asked` sampled blocks; LRU held `behind` more of them than this cache."""
         self._seen += asked
         self._excess += behind
         if self._following:

@@ -1,12 +1,12 @@
-"""`hash`: how likely a conversation goes on, from what its user wrote. Hashed words, a logistic model.
+"""`hash`: predicts whether a conversation continues, by logistic regression on hashed words.
 
-The input is that of "learned prefix caching" (LPC): the new prompt and up to four earlier ones, 3,072
-characters shared equally among them, half of each from its start and half from its end, and how many prompts
-there were. The new prompt counts with its words, pairs of words, groups of letters and length, those before
-with their words.
+The input is that of "learned prefix caching" (LPC): the new prompt, up to four earlier ones, and the number
+of prompts. Prompts share 3,072 characters equally; half of each comes from its start and half from its end.
+The features of the new prompt are its words, pairs of words, groups of letters and length; those of earlier
+prompts are their words.
 
-Weights are kept as whole numbers, so that no order of adding changes a result: a prediction is the same alone
-and in any batch.
+Weights are stored as whole numbers, so the order of additions does not matter: a prediction does not depend
+on the batch.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ Flags = NDArray[np.bool_]
 MOST = 0.999  # of a probability, and 1 - MOST the least: nothing is certain
 _CHARACTERS = 3072
 _READ = EARLIER + 1  # prompts
-_LEAST = _CHARACTERS // _READ  # that each of them has
-_TURNS = 32  # from here on, counts of prompts are alike
-_ONE = 2.0**24  # of a weight as a whole number
-_LARGEST = 64.0  # of a weight
-_AT_ONCE = 1_024  # prompts that are read together
+_LEAST = _CHARACTERS // _READ  # characters for each of them
+_TURNS = 32  # larger counts of prompts are treated alike
+_ONE = 2.0**24  # scale of weights as whole numbers
+_LARGEST = 64.0  # limit of a weight
+_AT_ONCE = 1_024  # prompts per batch
 _TEXTS_OF, _TURN_OF = attrgetter("texts"), attrgetter("turn")
 _NEWEST = itemgetter(-1)
 
 
 @dataclass(frozen=True)
 class ContinuationSettings:
-    """How `hash` reads and learns."""
+    """Settings of the features and of training."""
 
     features: int = 2**17
     letters: bool = True
-    text: bool = True  # or the count of prompts alone
+    text: bool = True  # if False, only the count of prompts is used
     epochs: int = 10  # at most
     penalty: float = 1e-6
     rate: float = 0.02  # constant, and weights averaged: decaying rates made overconfident models
-    validation: float = 0.15  # share of the samples, the last ones
+    validation: float = 0.15  # share of the samples, taken from the end
     seed: int = 0
 
 
 class ContinuationModel:
-    """A logistic model: `weights` [features], `bias`. Any thread may ask it."""
+    """A logistic model: `weights` [features], `bias`. Thread-safe."""
 
-    quick = True  # whether a server may predict on the thread that answers everybody
+    quick = True  # whether a server may predict on its event loop's thread
 
     def __init__(self, weights: NDArray[np.float32], bias: float, settings: ContinuationSettings) -> None:
         self.weights = weights
@@ -72,12 +72,12 @@ class ContinuationModel:
         self._whole = np.rint(scaled).astype(np.int32)
         counts = self._hasher.turns(range(_TURNS + 1))
         self._turns = self._whole[counts].astype(np.int64) + round(bias * _ONE)
-        self._lock = threading.Lock()  # of the hasher
+        self._lock = threading.Lock()  # guards the hasher
 
     def predict(self, prompts: Sequence[Prompts]) -> Floats:
         """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST.
 
-        Raises EvictError where a conversation has no prompt.
+        Raises EvictError if a conversation has no prompt.
         """
         turns = np.fromiter(map(_TURN_OF, prompts), np.int64, len(prompts))
         totals = self._turns.take(np.minimum(turns, _TURNS))
@@ -88,15 +88,15 @@ class ContinuationModel:
         return _probabilities(totals / _ONE)
 
     def digest(self) -> str:
-        """A name for what it has learned."""
+        """A hash that identifies the trained model."""
         return hashlib.sha256(self.weights.tobytes()).hexdigest()
 
     def _shown_by(self, said: list[tuple[str, ...]]) -> NDArray[np.int64]:
-        """What texts add to the log odds, [prompts]: those of each prompt, the newest last."""
+        """The texts' contribution to the log odds, [prompts]; the texts of each prompt, the newest last."""
         texts, earlier = _texts_read(said)
         with self._lock:
             hashed = self._hasher.texts_within(texts, len(said), _LEAST)
-            if hashed is None:  # some are long, and are cut
+            if hashed is None:  # some are too long, and are truncated
                 said = [tuple(_cut(text, len(each)) for text in each) for each in _newest(said)]
                 hashed = self._hasher.texts(_texts_read(said)[0], len(said))
         whole, count = self._whole, len(said)
@@ -116,13 +116,13 @@ class ContinuationModel:
 
 
 def log_odds(probability: Floats) -> Floats:
-    """log(p / (1 - p)), p cut to 1 - MOST .. MOST."""
+    """log(p / (1 - p)), with p clipped to 1 - MOST .. MOST."""
     cut = np.clip(probability, 1.0 - MOST, MOST)
     return np.asarray(np.log(cut / (1.0 - cut)), dtype=np.float64)
 
 
 def matthews(predicted: Flags, actual: Flags) -> float:
-    """Matthews' correlation: 1 for perfect predictions, 0 for chance or where one class is missing."""
+    """Matthews' correlation: 1 for perfect predictions, 0 for chance or if one class is missing."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(actual, predicted))
@@ -131,10 +131,10 @@ def matthews(predicted: Flags, actual: Flags) -> float:
 def fit_continuation(
     prompts: Sequence[Prompts], goes_on: Flags, settings: ContinuationSettings | None = None
 ) -> ContinuationModel:
-    """Fit to samples of which it is known whether another prompt followed, [samples].
+    """Fit to samples and whether another prompt followed each, [samples].
 
-    The last samples choose among the epochs the one of the lowest log loss, so samples of one conversation
-    should stand together. Raises EvictError where there is nothing to tell apart.
+    The last samples are held out to choose the epoch of the lowest log loss, so samples of one conversation
+    should be adjacent. Raises EvictError if either part has only one class.
     """
     from sklearn.linear_model import SGDClassifier
 
@@ -143,8 +143,8 @@ def fit_continuation(
     for part in (goes_on[:learned], goes_on[learned:]):
         if len(part) == 0 or part.all() or not part.any():
             raise EvictError(
-                f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
-                "leaves nothing to tell apart: give more conversations, or use the policy lru"
+                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
+                "examples of both cases: give more conversations, or use the policy lru"
             )
     rows = _features_of(prompts, settings)
     kept, judged, actual = rows[:learned], rows[learned:], goes_on[learned:]
@@ -170,7 +170,7 @@ def fit_continuation(
             break
         best, lowest = found, loss
     if best is None:
-        raise EvictError("the continuation model has no finite loss: look at the dialogues")
+        raise EvictError("the loss of the continuation model is not finite; check the dialogues")
     return best
 
 
@@ -184,15 +184,15 @@ def _probabilities(odds: Floats) -> Floats:
 
 
 def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
-    """Sum the values from each begin up to its end, which is not included; no end but the last is behind all.
+    """Sum the values from each begin to its end (exclusive); only the last end may equal `len(values)`.
 
-    Whole numbers, so the order in which they are added does not matter.
+    The values are whole numbers, so the order of additions does not matter.
     """
     if len(values) == 0:
         return np.zeros(len(begins), dtype=np.int64)
     places = np.empty(2 * len(begins), dtype=np.intp)
     places[::2], places[1::2] = begins, ends
-    if len(places) and places[-1] == len(values):  # `reduceat` sums up to there without being told
+    if len(places) and places[-1] == len(values):  # `reduceat` sums to the end by default
         places = places[:-1]
         places[-1] = min(places[-1], len(values) - 1)
     found = np.add.reduceat(values, places, dtype=np.int64)[::2]
@@ -201,9 +201,9 @@ def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> ND
 
 
 def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int64]]:
-    """What is read: the newest prompt of each conversation, then the others of each; how many these are.
+    """The newest prompt of each conversation, then the earlier ones of each, and the numbers of these.
 
-    Raises EvictError where a conversation has no prompt.
+    Raises EvictError if a conversation has no prompt.
     """
     counts = np.fromiter(map(len, said), np.int64, len(said))
     if counts.min() == 0:
@@ -217,12 +217,12 @@ def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int6
 
 
 def _newest(said: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The prompts of each conversation that are read at all."""
+    """The newest prompts of each conversation, which are the only ones used."""
     return [texts[-_READ:] for texts in said]
 
 
 def _cut(text: str, count: int) -> str:
-    """What is read of one of so many prompts: half from its start and half from its end."""
+    """Truncate one of several prompts: half is taken from its start and half from its end."""
     room = _CHARACTERS // count
     if len(text) <= room:
         return text
@@ -230,7 +230,7 @@ def _cut(text: str, count: int) -> str:
 
 
 def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> csr_matrix:
-    """How often each feature is shown, [prompts, features]."""
+    """The count of each feature, [prompts, features]."""
     from scipy.sparse import csr_matrix
 
     hasher = TextHasher(settings.features)
@@ -260,7 +260,7 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
 
 
 def _by_text(hasher: TextHasher, texts: list[str], *, letters: bool) -> Iterator[tuple[Places, Places]]:
-    """Of each text the features as the newest prompt, and as one before."""
+    """The features of each text as the newest prompt, and as an earlier one."""
     hashed, before = hasher.texts(texts), hasher.texts(texts, newest=0).before
     for text in range(len(texts)):
         first, end = hashed.bounds[text] + 1, hashed.bounds[text + 1]

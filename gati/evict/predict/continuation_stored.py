@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gati.evict.predict.encoded import EncodedContinuation
 
 _CURE = "run gati evict train --dialogues again"
-_KIND = DocumentKind(2, EvictError, _CURE)  # 1: features of other hashes, each counted once
+_KIND = DocumentKind(2, EvictError, _CURE)  # format 1 had other hashes, and counted each feature once
 _DOCUMENT, _WEIGHTS, _ENCODER = "continuation.json", "continuation.safetensors", "encoder"
 
 
 class ContinuationPredictor(Protocol):
-    """What `load_continuation` returns, of either kind."""
+    """The interface of both kinds of models that `load_continuation` returns."""
 
     quick: bool
 
@@ -38,7 +38,7 @@ class ContinuationPredictor(Protocol):
         """The probabilities that another prompt follows, [prompts]. Raises EvictError."""
 
     def digest(self) -> str:
-        """A name for what it has learned."""
+        """A hash that identifies the trained model."""
 
 
 def save_continuation(model: ContinuationModel, folder: Path, trained_on: dict[str, Any]) -> None:
@@ -60,14 +60,14 @@ def save_encoded(model: EncodedContinuation, folder: Path, trained_on: dict[str,
 
 
 def load_continuation(folder: str | Path) -> ContinuationPredictor:
-    """Read a model. Raises EvictError for one that is missing, damaged or newer."""
+    """Read a model. Raises EvictError if it is missing, damaged, or of another format."""
     folder = Path(folder)
     path = folder / _DOCUMENT
     if not path.is_file():
         raise EvictError(f"{folder} has no {_DOCUMENT}: {_CURE}")
     document = _KIND.read(path)
     if document["format"] < _KIND.format:
-        raise EvictError(f"{folder} is of an older Gati, which read prompts in another way: {_CURE}")
+        raise EvictError(f"{folder} was written by an older Gati, which encoded prompts differently: {_CURE}")
     with _KIND.reading(str(folder)):
         try:
             weights = load((folder / _WEIGHTS).read_bytes())
@@ -76,7 +76,7 @@ def load_continuation(folder: str | Path) -> ContinuationPredictor:
         if document["kind"] == "minilm":
             return _encoded(folder, weights)
         if document["kind"] != "hash":
-            raise ValueError(f"kind {document['kind']!r} is unknown, there are hash and minilm")
+            raise ValueError(f"kind {document['kind']!r} is unknown; known are hash and minilm")
         return _hashed(document, weights["weights"])
 
 
@@ -101,5 +101,7 @@ def _encoded(folder: Path, weights: dict[str, NDArray[Any]]) -> EncodedContinuat
     try:
         head.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     except RuntimeError as error:
-        raise ValueError(f"weights of another network: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(
+            f"the weights belong to another network: {' '.join(str(error).split())[:200]}"
+        ) from error
     return EncodedContinuation(encoder, head)

@@ -1,8 +1,8 @@
-"""How likely conversations go on, as a policy asks for it: one key for each request.
+"""The probability that a conversation continues, as a key per request for policies.
 
-LPC evicts what is least likely to go on, decayed by silence: the logit of the decayed probability is
-logit p - (now - last) / gap, so that logit p + last / gap gives the same order at any time. Such keys change
-with accesses only. With a constant p they are those of LRU.
+LPC evicts the conversations that are least likely to continue, decayed by silence: the logit of the decayed
+probability is logit p - (now - last) / gap, so logit p + last / gap gives the same order at any time. These
+keys change only with accesses. With a constant p, they give the order of LRU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _CERTAIN = 1e9  # log odds of the oracle: more than any time, in mean gaps
 
 
 class ContinuationSource(ABC):
-    """Tells policies how likely the conversation of the request under way goes on.
+    """Provides policies with the key of the current request's conversation.
 
-    `gap_s` is the mean pause between a response and the next prompt. Where no probability is known, the
-    conversation counts as an average one, so that LRU decides where none ever is; `figures` counts that.
+    `gap_s` is the mean pause between a response and the next prompt. A conversation without a known
+    probability counts as an average one, so LRU decides if none is ever known; `figures` counts these.
     """
 
     def __init__(self, gap_s: float = 100.0) -> None:
         if not 0.0 < gap_s < math.inf:
-            raise EvictError(f"a mean gap of {gap_s:g} s: give one above zero, as 100s")
+            raise EvictError(f"the mean gap is {gap_s:g} s; give a time above zero, such as 100s")
         self._gap_s = gap_s
         self._key = 0.0
         self._sum = 0.0
@@ -40,11 +40,11 @@ class ContinuationSource(ABC):
 
     @property
     def key(self) -> float:
-        """Of the request observed last; conversations of larger keys should stay."""
+        """The key of the last observed request; conversations with larger keys should stay cached."""
         return self._key
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        """A request comes; all of its path is one conversation."""
+        """Process a request, whose whole path is one conversation."""
         odds = self._log_odds(request)
         if math.isnan(odds):
             self._unknown += 1
@@ -56,22 +56,22 @@ class ContinuationSource(ABC):
         return [len(ids)]
 
     def assign(self, slot: int, stretch: int) -> None:  # noqa: B027
-        """Nothing is kept by slots: policies have the keys."""
+        """Do nothing: policies store the keys."""
 
     def copy(self, source: int, target: int) -> None:  # noqa: B027
-        """Nothing is kept by slots."""
+        """Do nothing."""
 
     def scores(self, count: int) -> Floats:
-        """When blocks are used next is not known, [count]."""
+        """Zeros, since the next uses of blocks are unknown, [count]."""
         return np.zeros(count)
 
     def figures(self) -> Mapping[str, Any]:
-        """How many requests came without a probability."""
+        """The number of requests without a probability."""
         return {"without_probability": self._unknown}
 
     @abstractmethod
     def _log_odds(self, request: int) -> float:
-        """Of the request of that number, NaN where it is not known."""
+        """The log odds for the request of that number, NaN if unknown."""
 
 
 class KnownContinuation(ContinuationSource):
@@ -86,7 +86,7 @@ class KnownContinuation(ContinuationSource):
 
 
 class ContinuationOracle(ContinuationSource):
-    """Knows whether conversations go on, [requests]; of those that do, the least recent goes first."""
+    """Knows which conversations continue, [requests]; of those that do, the least recent is evicted first."""
 
     def __init__(self, goes_on: NDArray[np.bool_], gap_s: float = 100.0) -> None:
         super().__init__(gap_s)
@@ -97,16 +97,18 @@ class ContinuationOracle(ContinuationSource):
 
 
 class HintedContinuation(ContinuationSource):
-    """An engine says with each request how likely its conversation goes on."""
+    """Uses the probability that the engine passes with each request."""
 
     def __init__(self, gap_s: float = 100.0) -> None:
         super().__init__(gap_s)
         self._next = math.nan
 
     def hint(self, probability: float) -> None:
-        """For the request that comes next. Raises EvictError for what is no probability; NaN is not known."""
+        """Set the probability for the next request; NaN if unknown. Raises EvictError for other values."""
         if not isinstance(probability, (int, float)) or probability < 0.0 or probability > 1.0:
-            raise EvictError(f"the hint continue={probability!r} is no probability; give 0 to 1")
+            raise EvictError(
+                f"the hint continue={probability!r} is not a probability; give a number from 0 to 1"
+            )
         self._next = probability
 
     def _log_odds(self, request: int) -> float:
@@ -115,5 +117,5 @@ class HintedContinuation(ContinuationSource):
 
 
 def hinted(gap_s: float) -> Callable[[int, int], HintedContinuation]:
-    """A factory of sources that are told, for any capacity and seed."""
+    """A factory of sources that use hints, for any capacity and seed."""
     return lambda capacity, seed: HintedContinuation(gap_s)

@@ -1,9 +1,9 @@
-"""`minilm`: how likely a conversation goes on, by a sentence encoder that stays as it is and a small network.
+"""`minilm`: predicts whether a conversation continues, with a frozen sentence encoder and a small network.
 
 The input is that of "learned prefix caching" (LPC): the new prompt and up to four earlier ones share 512
-tokens equally, half of each from its start and half from its end. The encoder's mean over all tokens, and how
-many prompts there were, go through three layers. As in the authors' code the loss is not weighted, so that
-what comes out are probabilities.
+tokens equally, half of each from its start and half from its end. The encoder's mean over all tokens, and the
+number of prompts, go through three layers. As in the authors' code, the loss is not weighted, so
+the outputs are probabilities.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-FILES = ("config.json", "model.safetensors", "tokenizer.json")  # of an encoder
+FILES = ("config.json", "model.safetensors", "tokenizer.json")  # of an encoder's folder
 _TOKENS = 512
 _READ = EARLIER + 1  # prompts
 _HIDDEN = 128
 _DROPPED = 0.3
-_AT_ONCE = 32  # conversations that are encoded together
+_AT_ONCE = 32  # conversations per batch
 _EPOCHS, _RATE, _BATCH = 20, 5e-4, 64
-_VALIDATION = 0.15  # share of the samples, the last ones
+_VALIDATION = 0.15  # share of the samples, taken from the end
 
 
 class PromptEncoder:
-    """A sentence encoder in a folder of Hugging Face's, and its tokenizer."""
+    """A sentence encoder and its tokenizer, from a folder in Hugging Face's format."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises EvictError for a folder that holds none, or without the package `tokenizers`."""
+        """Raises EvictError for a folder without a usable encoder, or without the package `tokenizers`."""
         self.folder = Path(folder)
         try:
             from tokenizers import Tokenizer
@@ -54,9 +54,11 @@ class PromptEncoder:
             self._network = SentenceEncoder.from_folder(self.folder)
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(self.folder / FILES[2]))
         except GatiError as error:
-            raise EvictError(f"{folder} holds no encoder: {error}") from error
+            raise EvictError(f"{folder} has no usable encoder: {error}") from error
         except Exception as error:  # the package raises plain exceptions
-            raise EvictError(f"{folder} holds no tokenizer ({one_line(error)}); copy it again") from error
+            raise EvictError(
+                f"{folder} has no usable tokenizer ({one_line(error)}); copy it again"
+            ) from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._begin, self._end = (self._token(name) for name in ("[CLS]", "[SEP]"))
@@ -67,11 +69,13 @@ class PromptEncoder:
     def encode(self, prompts: Sequence[Prompts]) -> Tensor:
         """Means over the tokens of each, and log2 of the number of prompts, [n, width + 1].
 
-        Raises EvictError where a conversation has no prompt.
+        Raises EvictError if a conversation has no prompt.
         """
         rows = self._rows(prompts)
         found = torch.empty(len(rows), self.width + 1)
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # alike in length, little padding
+        order = sorted(
+            range(len(rows)), key=lambda row: len(rows[row])
+        )  # similar lengths need little padding
         for begin in range(0, len(order), _AT_ONCE):
             part = order[begin : begin + _AT_ONCE]
             ids = torch.zeros(len(part), len(rows[part[-1]]), dtype=torch.int64)
@@ -85,7 +89,7 @@ class PromptEncoder:
         return found
 
     def _rows(self, prompts: Sequence[Prompts]) -> list[list[int]]:
-        """The tokens that are read of each conversation."""
+        """The tokens of each conversation, truncated to the limit."""
         said = [each.texts[-_READ:] for each in prompts]
         if () in said:
             raise EvictError(f"conversation {said.index(())} has no prompt: leave it out")
@@ -103,17 +107,17 @@ class PromptEncoder:
     def _token(self, name: str) -> int:
         found = self._tokenizer.token_to_id(name)
         if found is None:
-            raise EvictError(f"the tokenizer in {self.folder} has no {name}; give that of a BERT")
+            raise EvictError(f"the tokenizer in {self.folder} has no token {name}; give a BERT tokenizer")
         return found
 
 
 class EncodedContinuation:
-    """The encoder and the network on top of it, in evaluation mode. Any thread may ask it.
+    """The encoder and the network on top of it, in evaluation mode. Thread-safe.
 
-    Other prompts of a batch change a prediction by rounding only.
+    The other prompts of a batch affect a prediction only by rounding.
     """
 
-    quick = False  # whether a server may predict on the thread that answers everybody
+    quick = False  # whether a server may predict on its event loop's thread
 
     def __init__(self, encoder: PromptEncoder, head: nn.Module) -> None:
         self.encoder = encoder
@@ -122,7 +126,7 @@ class EncodedContinuation:
     def predict(self, prompts: Sequence[Prompts]) -> Floats:
         """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST.
 
-        Raises EvictError where a conversation has no prompt.
+        Raises EvictError if a conversation has no prompt.
         """
         if not prompts:
             return np.zeros(0)
@@ -132,7 +136,7 @@ class EncodedContinuation:
         return np.minimum(np.maximum(shares, 1.0 - MOST), MOST)
 
     def digest(self) -> str:
-        """A name for what it has learned."""
+        """A hash that identifies the trained model."""
         learned = hashlib.sha256()
         for value in self.head.state_dict().values():
             learned.update(value.numpy().tobytes())
@@ -150,17 +154,17 @@ def new_head(width: int) -> nn.Module:
 def fit_encoded(
     prompts: Sequence[Prompts], goes_on: Flags, encoder: PromptEncoder, seed: int = 0
 ) -> EncodedContinuation:
-    """Fit to samples of which it is known whether another prompt followed, [samples].
+    """Fit to samples and whether another prompt followed each, [samples].
 
-    The last samples choose among the epochs the one of the lowest log loss, so samples of one conversation
-    should stand together. Raises EvictError where there is nothing to tell apart.
+    The last samples are held out to choose the epoch of the lowest log loss, so samples of one conversation
+    should be adjacent. Raises EvictError if either part has only one class.
     """
     learned = len(prompts) - int(_VALIDATION * len(prompts))
     for part in (goes_on[:learned], goes_on[learned:]):
         if len(part) == 0 or part.all() or not part.any():
             raise EvictError(
-                f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
-                "leaves nothing to tell apart: give more conversations, or use the policy lru"
+                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
+                "examples of both cases: give more conversations, or use the policy lru"
             )
     rows, wanted = encoder.encode(prompts).clone(), torch.from_numpy(goes_on).float()
     with torch.random.fork_rng(devices=[]):
@@ -178,7 +182,7 @@ def _trained(head: nn.Module, rows: Tensor, wanted: Tensor, learned: int) -> nn.
         head.train()
         order = torch.randperm(learned)
         for part in order.split(_BATCH):
-            if len(part) > 1:  # a batch of one has no variance to be normalised by
+            if len(part) > 1:  # normalisation needs at least two samples
                 optimiser.zero_grad()
                 loss_of(head(rows[part])[:, 0], wanted[part]).backward()
                 optimiser.step()
@@ -189,13 +193,13 @@ def _trained(head: nn.Module, rows: Tensor, wanted: Tensor, learned: int) -> nn.
             lowest = loss
             best = {name: value.detach().clone() for name, value in head.state_dict().items()}
     if not best:
-        raise EvictError("the continuation model has no finite loss: look at the dialogues")
+        raise EvictError("the loss of the continuation model is not finite; check the dialogues")
     head.load_state_dict(best)
     return head
 
 
 def _ends(tokens: list[int], room: int) -> list[int]:
-    """The tokens, or as many as there is room for: half from the start and half from the end."""
+    """Truncate tokens to the available room: half is taken from the start and half from the end."""
     if len(tokens) <= room:
         return tokens
     return tokens[: room - room // 2] + tokens[len(tokens) - room // 2 :]

@@ -1,8 +1,8 @@
-r"""Words, pairs of words and groups of letters as numbered features: many texts at once, in numpy.
+r"""Words, pairs of words and groups of letters as numbered features, vectorised over many texts with numpy.
 
-A text is cut in lower case: runs of what `re` calls \w are words, and so is each other character that is no
-space. Words are hashed as polynomials of their characters modulo 2**64, groups of four letters modulo 2**32,
-so that those of all texts come from one running sum. The same text gives the same features in any batch.
+Texts are converted to lower case. Runs of \w (as in `re`) are words, and so is every other character except
+spaces. Words are hashed as polynomials of their characters modulo 2**64, groups of four letters modulo 2**32,
+so one running sum gives the hashes of all texts. The same text gives the same features in any batch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _Points = NDArray[np.uint8] | NDArray[np.uint32]
 _Hashes = NDArray[np.uint64]
 _Flags = NDArray[np.bool_]
 
-_SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark and edge is a word of its own
+_SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark or edge is a separate word
 _EDGE_POINT = 255
-_APART = chr(_EDGE_POINT)  # an edge, before and after each text, where all texts are ASCII
-_LETTERS = 4  # of a group
+_APART = chr(_EDGE_POINT)  # an edge, before and after each text, if all texts are ASCII
+_LETTERS = 4  # per group
 _SUMMED_BITS = 2
-_SUMMED = 1 << _SUMMED_BITS  # values that are added to each other before the running sum
-_LONGEST = 40  # words that the length tells apart, by threes
+_SUMMED = 1 << _SUMMED_BITS  # values added up before the running sum
+_LONGEST = 40  # lengths up to this differ, in steps of three words
 
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
@@ -42,13 +42,13 @@ _GROUP_MIX = np.uint32(0x85EBCA6B)
 
 @dataclass(frozen=True)
 class HashedTexts:
-    """Features of texts, one text after the other.
+    """Features of texts, concatenated.
 
     Words of text i are from `bounds[i]` + 1 to `bounds[i + 1]`; edges of texts are at the bounds. The first
-    texts are newest prompts: their words show `new` and `pairs` (with the word before; at the edge after a
-    text, its last word with nothing). `lengths` [newest] are the numbers of words. `groups` are of letters;
-    those of text i are from `group_begins[i]` to `group_ends[i]`. The other texts are earlier prompts: their
-    words show `before`, which begins with the edge before them.
+    texts are newest prompts: their words have the features `new` and `pairs` (with the previous word; at the
+    edge after a text, its last word alone). `lengths` [newest] are the numbers of words. `groups` are of
+    letters; those of text i are from `group_begins[i]` to `group_ends[i]`. The other texts are earlier
+    prompts: their words have the features `before`, which begin with the edge before them.
     """
 
     bounds: Places  # [texts + 1]
@@ -62,7 +62,7 @@ class HashedTexts:
 
 
 class TextHasher:
-    """Numbers features from 0 to `features` - 1; `features` is a power of two. Not for several threads."""
+    """Numbers features from 0 to `features` - 1; `features` is a power of two. Not thread-safe."""
 
     def __init__(self, features: int) -> None:
         bits = features.bit_length() - 1
@@ -76,13 +76,13 @@ class TextHasher:
         return self._numbers(np.asarray(turns, dtype=np.uint64), _TURN)
 
     def texts(self, texts: Sequence[str], newest: int | None = None) -> HashedTexts:
-        """Features of texts, of which the first `newest` (by default all) are newest prompts."""
+        """Features of texts; the first `newest` (by default all) are newest prompts."""
         found = self.texts_within(texts, len(texts) if newest is None else newest)
         assert found is not None
         return found
 
     def texts_within(self, texts: Sequence[str], newest: int, most: int | None = None) -> HashedTexts | None:
-        """As `texts`; None where one has more than `most` characters, in lower case."""
+        """As `texts`; None if a text has more than `most` characters in lower case."""
         joined = _joined(texts)
         points, low = joined.points, joined.low
         begins = np.flatnonzero(joined.begins)
@@ -107,7 +107,7 @@ class TextHasher:
             self._numbers(former * np.uint64(_BASE) + own, _PAIR),
             self._numbers((np.minimum(end - first - 1, _LONGEST) // 3).astype(np.uint64), _LENGTH),
             self._groups(letters),
-            np.minimum(edges[:newest], group_ends),  # of an empty text none
+            np.minimum(edges[:newest], group_ends),  # an empty text has none
             group_ends,
             self._numbers(words[bounds[newest] :], _BEFORE),
         )
@@ -121,9 +121,9 @@ class TextHasher:
         return mixed.view(np.int64)
 
     def _words(self, low: _Points, begins: Places) -> _Hashes:
-        """Of each word: the sum of its characters times powers of the base, from its own first on.
+        """Hash each word: the sum of its characters times powers of the base, from its first character on.
 
-        The first comes right after `begins`. Spaces are zeros, so that a word goes on to the next begin.
+        The first character follows `begins`. Spaces are zeros, so a word may extend to the next begin.
         """
         count = len(low)
         if count > len(self._sums):
@@ -135,13 +135,13 @@ class TextHasher:
         running[:] = low[1:]
         running *= powers[: count - 1]
         to = _sums_up_to(begins, sums[: -(-count // _SUMMED) * _SUMMED])
-        words = np.zeros(len(begins), dtype=np.uint64)  # what goes on to the end is an edge
+        words = np.zeros(len(begins), dtype=np.uint64)  # the last entry is an edge
         np.subtract(to[1:], to[:-1], out=words[:-1])
         words *= inverses.take(begins)
         return words
 
     def _groups(self, points: NDArray[np.uint32]) -> Places:
-        """The group that begins at each character."""
+        """The hash of the group that begins at each character."""
         pairs = points[:-1] * _GROUP
         pairs += points[1:]
         mixed = pairs[:-2] * _GROUP_SQUARED
@@ -154,9 +154,9 @@ class TextHasher:
 
 
 def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
-    """Sum the values up to each place, which is included; overwrites `values`, a multiple of `_SUMMED` long.
+    """Inclusive running sum; overwrites `values`, whose length is a multiple of `_SUMMED`.
 
-    In a running sum each addition waits for the one before. Here only one in `_SUMMED` does.
+    In a plain running sum, each addition waits for the previous one. Here only one in `_SUMMED` does.
     """
     grouped = values.reshape(-1, _SUMMED)
     for column in range(1, _SUMMED):
@@ -172,8 +172,8 @@ def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
 class _JoinedTexts:
     """The characters of all texts after a space, with an edge before each text and after the last.
 
-    `low` is the same in lower case, with zeros for spaces and anything for edges. `begins` tells of every
-    place but the last whether a word, mark or edge begins right after it, `edges` whether an edge does.
+    `low` is the same in lower case, with zeros for spaces and anything for edges. `begins` says for
+    every place but the last whether a word, mark or edge begins right after it, `edges` whether an edge does.
     """
 
     points: _Points
@@ -200,8 +200,8 @@ def _joined(texts: Sequence[str]) -> _JoinedTexts:
 
 
 def _joined_wide(texts: Sequence[str]) -> _JoinedTexts:
-    """As `_joined`, of any characters."""
-    low = [text.lower() for text in texts]  # some characters become two
+    """As `_joined`, for any characters."""
+    low = [text.lower() for text in texts]  # one character may become two
     points = np.frombuffer(" ".join((" ", *low, "")).encode("utf-32-le", "surrogatepass"), np.uint32)
     kind = _classes(points)
     kind[np.cumsum([1, *(len(text) + 1 for text in low)])] = _EDGE

@@ -1,16 +1,16 @@
 """Return times of blocks: hazards over ages, learned by gradient-boosted trees, and the value of a block.
 
-Age, the time since a block's last access, is cut into bins. The model gives h_b(x), the chance that a block
-with features x returns within bin b if it has not before. Samples still waiting to be requested again count
-in the bins they have lived through, so nothing need be waited for and nothing later is looked at.
+Age, the time since a block's last access, is divided into bins. The model estimates h_b(x), the probability
+that a block with features x returns within bin b if it has not returned before. Samples that have not
+returned yet count in the bins they were observed in, so fitting neither waits for the future nor uses it.
 
-A cache of k blocks spends k blocks times seconds a second; what a block is worth is hits per block and
-second. Kept from age a until it returns, or until an age T at the latest, it gives
+A cache of k blocks spends k block-seconds per second, so the worth of a block is its hits per block-second. A
+block that is kept from age a until it returns, or until age T at the latest, has
 
     worth(a) = max over T > a of  P(returns in (a, T]) / E[time until it returns or T]
 
-(the index of Gittins for a job whose length is random). Its inverse, seconds a hit, is what policies take as
-the predicted next use: a block that surely returns in 20 s has 20 s.
+(the Gittins index of a job of random length). Policies use its inverse, seconds per hit, as the predicted
+next use: for a block that is certain to return in 20 s, it is 20 s.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gati.evict.predict.samples import Labels, by_bin
 from gati.evict.predict.trees import binned_trees
 
 Floats = NDArray[np.float64]
-_THINNED = 3.0  # one in so many rows without a return is fitted
+_THINNED = 3.0  # one in `_THINNED` rows without a return is used for fitting
 
 
 def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
     """Return the inverse worth at the beginning of every bin, [n, bins], from hazards [n, bins].
 
-    `edges` [bins + 1] are ages in seconds. Those who return in a bin do so in its middle.
+    `edges` [bins + 1] are ages in seconds. Blocks that return in a bin are assumed to do so in its middle.
     """
     count, bins = hazards.shape
     alive = np.ones((count, bins + 1))
@@ -48,11 +48,11 @@ def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
 
 
 class HazardModel:
-    """One boosted model for all bins: the bin is a feature among the others."""
+    """One boosted model for all bins; the number of the bin is one of its features."""
 
     def __init__(self, edges: Floats, booster: Any) -> None:
         self.edges = edges
-        self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last one is open
+        self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last bin is open
         self.booster = booster
         self._trees = binned_trees(booster, self.bins)
 
@@ -62,7 +62,7 @@ class HazardModel:
         return len(self.edges) - 1
 
     def hazards(self, features: NDArray[np.float32]) -> Floats:
-        """Chance to return in each bin if not before, [n, bins], for features [n, F]."""
+        """Probability to return in each bin if not before, [n, bins], for features [n, F]."""
         if self._trees is not None:
             return self._trees.probabilities(features)
         count, bins = len(features), self.bins
@@ -83,17 +83,17 @@ def fit_hazards(
     rate: float = 0.1,
     seed: int = 0,
 ) -> HazardModel | None:
-    """Fit a model to what is known of samples; None where too few of them have returned to tell anything.
+    """Fit a model to labels; None if too few samples have returned.
 
-    `edges` are bounds of the bins of ages, by default `bins` of them as `ages` has it. Raises EvictError
-    where LightGBM is not installed.
+    `edges` are the bounds of the age bins, by default those of `ages` for `bins` bins. Raises EvictError if
+    LightGBM is not installed.
     """
     lightgbm = lightgbm_module()
     edges = ages(labels.gaps_s, bins) if edges is None else edges
     if edges is None:
         return None
     rows = by_bin(labels, edges)
-    # Most rows say that a sample did not return yet: a part of them, weighted, tells as much.
+    # Most rows are samples that did not return yet; a weighted subset of these is enough.
     random = np.random.default_rng(seed)
     kept = rows.returned | (random.random(len(rows.returned)) < 1.0 / _THINNED)
     sample, number, returned, weights = (each[kept] for each in rows)
@@ -118,7 +118,7 @@ def fit_hazards(
 
 
 def ages(gaps_s: Floats, bins: int) -> Floats | None:
-    """Bounds of the bins, each with as many known returns; None where these are fewer than two a bin."""
+    """Bounds of bins with equally many known returns; None if there are fewer than two per bin."""
     known = gaps_s[~np.isnan(gaps_s)]
     if len(known) < 2 * bins:
         return None
@@ -132,7 +132,7 @@ def ages(gaps_s: Floats, bins: int) -> Floats | None:
 
 
 def lightgbm_module() -> Any:
-    """LightGBM, imported when it is needed. Raises EvictError where it is not installed."""
+    """LightGBM, imported on first use. Raises EvictError if it is not installed."""
     try:
         import lightgbm
     except ImportError:

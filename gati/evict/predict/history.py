@@ -1,7 +1,7 @@
-"""Recent requests, cached or not: a prefix tree that remembers more than the cache, with features.
+"""The history of recent requests: a prefix tree larger than the cache, and the features of its runs.
 
-The history keeps runs of blocks as the cached tree does, only many more of them, so that what is known of a
-run survives its eviction, and a run that returns after the cache has forgotten it is recognised.
+It stores runs of blocks as the cached tree does, but many more of them. So statistics of a run survive its
+eviction, and a run is recognised if it is requested again after its eviction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gati.evict.index.tree import BlockRun, RunTree
 
 _GAPS = 4  # last intervals
 _HALF_LIVES_S = (10.0, 60.0, 360.0)  # of decaying counters
-_NEVER = -1.0  # a feature that there is nothing to say about
+_NEVER = -1.0  # for features without a value
 
 FEATURES = (
     "request_blocks",
@@ -48,18 +48,18 @@ class RunMemory:
         self.gaps = (_NEVER,) * _GAPS
         self.counters = (0.0,) * len(_HALF_LIVES_S)
         self.born = 0.0  # runs added right below
-        self.returned = 0.0  # of these, those requested again
-        self.sample = -1  # the sample that waits for the next access
+        self.returned = 0.0  # of these, runs requested again
+        self.sample = -1  # the sample that is waiting for the next access
 
     def copy(self) -> RunMemory:
-        """Return a memory of its own for the upper part of a run that is split."""
+        """Return a separate record for the upper part of a run that is split."""
         other = RunMemory(self.first_s)
         other.last_s, other.gaps, other.counters = self.last_s, self.gaps, self.counters
         other.sample = self.sample
         return other
 
     def used(self, now_s: float) -> None:
-        """Note an access."""
+        """Record an access."""
         gap = now_s - self.last_s
         self.gaps = (log2(1.0 + gap), *self.gaps[:-1])
         self.counters = tuple(
@@ -70,25 +70,25 @@ class RunMemory:
 
 
 class Observer:
-    """Is told what happens to the samples of a history. This one does nothing."""
+    """Callbacks for the samples of a history. This base class ignores them."""
 
     def returned(self, sample: int, now_s: float) -> None:
         """The blocks of `sample` were requested again."""
 
     def forgotten(self, sample: int, now_s: float) -> None:
-        """Whether they are requested again will not be known."""
+        """Whether the blocks of `sample` are requested again will remain unknown."""
 
     def copied(self, sample: int) -> int:
-        """Only an upper part of the blocks is requested again: return a sample for that part."""
+        """A run was split: return a sample for its upper part."""
         return sample
 
     def taken(self, features: list[float], now_s: float) -> int:
-        """Blocks with these features were requested just now; return the number of a new sample."""
+        """Blocks with these features were requested now; return the number of a new sample."""
         return -1
 
 
 class RequestHistory:
-    """Requests as they come. Of `capacity_blocks` blocks at most, the least recent are forgotten first."""
+    """Stores at most `capacity_blocks` blocks of past requests; the least recent are forgotten first."""
 
     def __init__(self, capacity_blocks: int, observer: Observer, *, flat: bool = False) -> None:
         self._capacity = capacity_blocks
@@ -100,7 +100,7 @@ class RequestHistory:
         )  # the least recent first, children before parents
 
     def access(self, ids: list[int], request: int, now_s: float) -> tuple[list[int], list[list[float]]]:
-        """Take in a request; return where each run of its path ends, and their features, from the root on."""
+        """Add a request; return the end of each run of its path, and their features, from the root down."""
         path, matched = self._match(ids)
         known_gap = log2(1.0 + now_s - self._order[path[-1]].last_s) if path else _NEVER
         above: RunMemory | None = None
@@ -143,9 +143,9 @@ class RequestHistory:
     def _load(
         self, ids: list[int], path: list[BlockRun], matched: int, request: int, now_s: float
     ) -> list[BlockRun]:
-        """Remember what is new of a request: of a path, its last block apart from the others.
+        """Store the new blocks of a request; in a tree, its last block becomes a separate run.
 
-        That block is seldom full, so that what continues the request holds another one in its place.
+        That block is seldom full, so a continuation of the request usually has another block in its place.
         """
         tree, count = self._tree, len(ids)
         added = tree.extend(path, tree.missing(ids, matched), request, (count - 1, count))
@@ -211,5 +211,5 @@ def _features(
 
 
 def _share(memory: RunMemory) -> float:
-    """Share of the runs added below that have returned, shrunk towards a third if there are few."""
+    """Share of the runs added below that were requested again, shrunk towards 1/3 if there are few."""
     return (memory.returned + 1.0) / (memory.born + 3.0)

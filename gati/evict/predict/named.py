@@ -21,24 +21,24 @@ PREDICTORS = ("reuse", "oracle", "noise:SHARE", "lognormal:SIGMA", "the folder t
 
 Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor
 
-Continuation = str | Path | NDArray[np.float64]  # a folder that was trained, or probabilities [requests]
+Continuation = str | Path | NDArray[np.float64]  # the folder of a trained model, or probabilities [requests]
 
 
 def continuation_source(trace: Trace, given: Continuation | None, *, gap_s: float) -> Maker:
-    """What tells policies how likely the conversations of `trace` go on. Raises EvictError."""
+    """The continuation probabilities of the conversations of `trace`. Raises EvictError."""
     if given is None:
         raise EvictError(
-            "lpc and laru+lpc need a model of conversations: name the folder that gati evict train "
+            "lpc and laru+lpc need a continuation model; give the folder that gati evict train "
             "--dialogues wrote (--continuation DIR)"
         )
     if isinstance(given, np.ndarray):
         known = given
         if known.shape != (len(trace),):
-            raise EvictError(f"{known.shape} probabilities for {len(trace)} requests; give one a request")
+            raise EvictError(f"{known.shape} probabilities for {len(trace)} requests; give one per request")
     elif trace.talks is None:
         raise EvictError(
-            f"{trace.name} does not say what users wrote (prompts in every line), which lpc needs: make a "
-            "trace with gati evict synthesise"
+            f"{trace.name} has lines without user prompts (`prompts`), which lpc needs; make a trace with "
+            "gati evict synthesise"
         )
     else:
         known = load_continuation(given).predict([talk.prompts for talk in trace.talks])
@@ -46,24 +46,24 @@ def continuation_source(trace: Trace, given: Continuation | None, *, gap_s: floa
 
 
 def continuation_oracle(trace: Trace, *, gap_s: float) -> Maker:
-    """What knows whether the conversations of `trace` go on. Raises EvictError where that is not said."""
+    """An oracle of which conversations of `trace` continue. Raises EvictError if that is unknown."""
     labels = [talk.goes_on for talk in trace.talks or ()]
     if not labels or None in labels:
         raise EvictError(
-            f"{trace.name} does not say which conversations go on (goes_on): leave out lpc-oracle"
+            f"{trace.name} has requests without goes_on, which lpc-oracle needs; leave out lpc-oracle"
         )
     goes_on = np.array(labels, dtype=np.bool_)
     return lambda capacity, seed: ContinuationOracle(goes_on, gap_s)
 
 
 def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:
-    """A factory for predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
+    """A factory of predictors by name; oracles need the `trace`. Raises EvictError for unknown names."""
     if name == "reuse":
         return lambda capacity, seed: Reuse(capacity, flat=flat, seed=seed)
     kind, _, value = name.partition(":")
     if kind in ("oracle", "noise", "lognormal") and bool(value) == (kind != "oracle"):
         if trace is None:
-            raise EvictError(f"predictor {name!r} knows a trace in advance, and there is none; use reuse")
+            raise EvictError(f"predictor {name!r} needs a whole trace in advance; use reuse")
         if kind == "oracle":
             return lambda capacity, seed: Oracle(trace, seed=seed)
         amount = _amount(name, value, 1.0 if kind == "noise" else float("inf"))
@@ -72,7 +72,7 @@ def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False
     if Path(name).is_dir():
         model = load_model(Path(name))
         return lambda capacity, seed: Reuse(capacity, model=model, flat=flat, seed=seed)
-    raise EvictError(f"unknown predictor {name!r}; there are {', '.join(PREDICTORS)}")
+    raise EvictError(f"unknown predictor {name!r}; choose one of {', '.join(PREDICTORS)}")
 
 
 def _amount(name: str, text: str, most: float) -> float:

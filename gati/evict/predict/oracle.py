@@ -1,4 +1,4 @@
-"""Predictors that know the future: what perfect predictions would give, and what errors cost."""
+"""Predictors that know the future, to measure the gain of perfect predictions and the cost of errors."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
 
 Floats = NDArray[np.float64]
-NEVER = 1e15  # no number of a request; finite, so that errors can be added to it
+NEVER = 1e15  # above any request number; finite, so that errors can be added
 
 
 class Oracle:
-    """The number of the next request that really holds a block; NEVER if there is none."""
+    """Predicts the number of the next request that contains a block; NEVER if there is none."""
 
     def __init__(self, trace: Trace, *, seed: int = 0) -> None:
         self._after = np.minimum(next_uses(trace), NEVER)
         self._starts = trace.starts
         self._flat = trace.kind == "flat"
         self._random = np.random.default_rng(seed)
-        self._now = np.zeros(0)  # next use of each stretch of this request
+        self._now = np.zeros(0)  # next use of each section of this request
         self._kept = np.zeros(64)
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        """Stretches of a path are blocks of equal next use; of a batch each block is its own."""
+        """Sections of a path are blocks of equal next use; in a flat trace, each block is its own section."""
         begin = int(self._starts[request])
         after = self._after[begin : begin + len(ids)]
         if self._flat:
@@ -39,23 +39,23 @@ class Oracle:
         return [int(end) for end in ends]
 
     def assign(self, slot: int, stretch: int) -> None:
-        """Keep the prediction for the stretch."""
+        """Store the prediction of the section."""
         if slot >= len(self._kept):
             self._kept = grown(self._kept, slot + 1)
         self._kept[slot] = self._now[stretch]
 
     def copy(self, source: int, target: int) -> None:
-        """Both parts get the prediction of the whole."""
+        """Both parts get the prediction of the whole run."""
         self._kept = grown(self._kept, target + 1)
         self._kept[target] = self._kept[source]
 
     def scores(self, count: int) -> Floats:
-        """Numbers of requests."""
+        """Request numbers of the predicted next uses, [count]."""
         self._kept = grown(self._kept, count)
         return self._kept[:count]
 
     def figures(self) -> Mapping[str, Any]:
-        """Nothing is counted."""
+        """Empty: an oracle has no counts."""
         return {}
 
     def _said(self, truth: Floats) -> Floats:
@@ -63,7 +63,7 @@ class Oracle:
 
 
 class Noisy(Oracle):
-    """With probability `share` a prediction is minus the true next use: what is furthest looks nearest."""
+    """With probability `share`, a prediction is the negated true next use, so the furthest looks nearest."""
 
     def __init__(self, trace: Trace, share: float, *, seed: int = 0) -> None:
         super().__init__(trace, seed=seed)
@@ -74,7 +74,7 @@ class Noisy(Oracle):
 
 
 class Lognormal(Oracle):
-    """The time until the next use, times the exponential of a normal deviate of scale `sigma`."""
+    """Multiplies the time until the next use by lognormal noise of scale `sigma`."""
 
     def __init__(self, trace: Trace, sigma: float, *, seed: int = 0) -> None:
         super().__init__(trace, seed=seed)

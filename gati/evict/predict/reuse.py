@@ -1,8 +1,8 @@
-"""`reuse`: predicts from what has been requested when blocks are requested again, and learns as it goes.
+"""`reuse`: predicts from past requests when blocks are requested again, and learns online.
 
-Every run of blocks is a sample when it is requested. At a refit, everything that has happened to the samples
-so far says in which bins of ages they returned, or have not yet; nothing later is looked at. Until there is
-a first model, scores are ages, so that the policy does what LRU does.
+Every run of blocks becomes a sample when it is requested. A refit labels the samples with the bin of ages in
+which they returned, or as not returned yet; it never uses later requests. Before the first model, scores are
+ages, so the policy equals LRU.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.samples import ReuseSamples, next_fit
 
 Floats = NDArray[np.float64]
-_TIE = 1e-6  # of equal predictions the older run goes
-_AT_ONCE = 512  # rows that are predicted together: what comes in between stays in the processor's cache
+_TIE = 1e-6  # among equal predictions, the older run is evicted
+_AT_ONCE = 512  # rows predicted together, so that intermediate results fit in the processor's cache
 
 
 @dataclass(frozen=True)
 class ReuseSettings:
     """Settings of `reuse`. Tuned on the first quarter of Mooncake's conversation trace.
 
-    `first_fit` alone was chosen on all of it: with fewer samples the guard had to step in early.
+    Only `first_fit` was chosen on the whole trace: with fewer samples, the guard had to step in early.
     """
 
     window: int = 40_000  # samples kept
-    first_fit: int = 2_500  # samples before there is a model
-    growth: float = 1.25  # as many times the samples between refits
-    longest_step: int = 20_000  # samples between refits at most
-    history_blocks: int = 20  # what the history remembers, in capacities
+    first_fit: int = 2_500  # samples before the first fit
+    growth: float = 1.25  # factor by which the number of samples grows between refits
+    longest_step: int = 20_000  # maximum number of samples between refits
+    history_blocks: int = 20  # blocks that the history remembers, in capacities
     bins: int = 10
     rounds: int = 40
     leaves: int = 8
     rate: float = 0.1
 
     def due_after(self, samples: int) -> int:
-        """How many samples there are at the next fit, after one at `samples`."""
+        """The number of samples at the next fit, after a fit at `samples`."""
         return next_fit(samples, self.growth, self.longest_step)
 
     def fit(self, samples: ReuseSamples, now_s: float, seed: int) -> HazardModel | None:
-        """Fit from what is known of the samples now; None where that is too little."""
+        """Fit to the labels known at `now_s`; None if these are too few."""
         return fit_hazards(
             samples.labels(now_s),
             bins=self.bins,
@@ -60,7 +60,7 @@ class ReuseSettings:
 
 
 class _Offer(NamedTuple):
-    """A model from outside, with predictions [slots, bins] for what was cached at the request `since`."""
+    """A model fitted elsewhere, with predictions [slots, bins] for the runs cached at request `since`."""
 
     model: HazardModel
     tables: Floats
@@ -68,9 +68,9 @@ class _Offer(NamedTuple):
 
 
 class Reuse:
-    """Predicts for the blocks of one cache of `capacity` blocks. `model` is one that was fitted before.
+    """Predicts for a cache of `capacity` blocks. `model` is a model that was fitted before.
 
-    It fits again while it serves, unless `fits` is false. `offer` gives it a model that another fitted.
+    It refits while it serves, unless `fits` is false. `offer` passes it a model fitted elsewhere.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class Reuse:
         self._history = RequestHistory(self._settings.history_blocks * capacity, watching, flat=flat)
         self._model = model
         self._seed = seed
-        # a model that was given is not replaced by one that knows a fraction of what it does
+        # a given model is not replaced by one fitted to far fewer samples
         self._due = self._settings.first_fit if model is None else self._settings.window // 2
         self._refits = 0
-        self._taken = 0  # models that were offered
+        self._taken = 0  # offered models that were put to use
         self._offers: deque[_Offer] = deque(maxlen=1)  # the newest
         self._request = 0
         self._fitting_s = 0.0
         self._now_s = 0.0
         self._request_features = np.zeros((0, len(FEATURES)), dtype=np.float32)
         self._request_tables = np.zeros((0, 0))
-        self._features = np.zeros((64, len(FEATURES)), dtype=np.float32)  # by slot, as all below
+        self._features = np.zeros((64, len(FEATURES)), dtype=np.float32)  # by slot, like all arrays below
         self._tables = np.zeros(
             (64, 1 if model is None else model.bins)
-        )  # seconds a hit at the beginning of each bin of ages
-        self._values = np.zeros(64)  # what the tables say of the present age
-        self._until_s = np.full(64, -np.inf)  # and up to when they say so
+        )  # seconds per hit at the beginning of each bin of ages
+        self._values = np.zeros(64)  # the tables' values at the current age
+        self._until_s = np.full(64, -np.inf)  # when these expire
         self._seen_s = np.zeros(64)
-        self._seen_in = np.zeros(64, dtype=np.int64)  # the request
+        self._seen_in = np.zeros(64, dtype=np.int64)  # request number
 
     @property
     def model(self) -> HazardModel | None:
@@ -115,7 +115,7 @@ class Reuse:
         return self._model
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        """Learn from the request; when due, fit again on everything before it."""
+        """Learn from the request; if due, refit first, on everything before it."""
         self._now_s = time_s
         self._request += 1
         if self._offers:
@@ -129,7 +129,7 @@ class Reuse:
         return ends
 
     def assign(self, slot: int, stretch: int) -> None:
-        """Keep features and predictions of the stretch."""
+        """Store the features and predictions of the section."""
         self._grow(slot + 1)
         self._seen_s[slot] = self._now_s
         self._seen_in[slot] = self._request
@@ -143,13 +143,13 @@ class Reuse:
         self._grow(target + 1)
         for array in (self._features, self._tables, self._values, self._until_s, self._seen_s):
             array[target] = array[source]
-        # `offer` may have copied the features before this split, so the slot counts as written now.
+        # `offer` may have copied the features before this split, so mark the slot as changed now.
         self._seen_in[target] = self._request
 
     def scores(self, count: int) -> Floats:
-        """Seconds a hit, given the ages; ages themselves while there is no model."""
+        """Predicted seconds per hit at the current ages; the ages themselves without a model."""
         self._grow(count)
-        scores: Floats = self._now_s - self._seen_s[:count]  # ages, for now
+        scores: Floats = self._now_s - self._seen_s[:count]  # ages
         if self._model is None:
             return scores
         over = np.flatnonzero(self._until_s[:count] <= self._now_s)
@@ -158,12 +158,12 @@ class Reuse:
             at = np.minimum(np.searchsorted(edges, scores[over], side="right"), len(ends)) - 1
             self._values[over] = self._tables[over, at]
             self._until_s[over] = self._seen_s[over] + ends[at]
-        scores *= _TIE  # in place: with tens of thousands of slots, memory is what costs time
+        scores *= _TIE  # in place: with tens of thousands of slots, memory traffic dominates
         scores += self._values[:count]
         return scores
 
     def refit(self) -> None:
-        """Fit from all that is known now, and predict again for everything cached."""
+        """Fit to everything known now, and recompute all predictions."""
         self._due = self._settings.due_after(self._due)
         began = time.perf_counter()
         model = self._settings.fit(self._samples, self._now_s, self._seed + self._refits)
@@ -176,12 +176,12 @@ class Reuse:
         self._fitting_s += time.perf_counter() - began
 
     def offer(self, model: HazardModel) -> None:
-        """Use this model from the next request on. For another thread, which makes most of the predictions.
+        """Use this model from the next request on. The calling thread computes most of the predictions.
 
-        Runs that requests change in the meantime, a few each, are predicted by the serving thread.
+        The serving thread recomputes those of the few runs that change in the meantime.
         """
         since = self._request
-        features = self._features.copy()  # a row written meanwhile is predicted again when the offer is taken
+        features = self._features.copy()  # rows written meanwhile are predicted again in `_take`
         self._offers.append(_Offer(model, self._table(model, features), since))
 
     def _take(self, offer: _Offer) -> None:
@@ -195,7 +195,7 @@ class Reuse:
         self._taken += 1
 
     def figures(self) -> Mapping[str, Any]:
-        """Number of fits and their duration; of models taken, where others fit."""
+        """Number and duration of fits; with `fits` false, the number of models put to use."""
         if not self._fits:
             return {"models_taken": self._taken}
         return {"refits": self._refits, "fitting_s": self._fitting_s}

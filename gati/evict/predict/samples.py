@@ -1,4 +1,4 @@
-"""Samples of what blocks looked like when they were requested, and when they were requested again."""
+"""Samples: the features of blocks when they were requested, and when they were requested again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BLOCKS = FEATURES.index("blocks")
 
 
 def next_fit(samples: int, growth: float, longest_step: int) -> int:
-    """How many samples there are at the next fit, after one at `samples`: `growth` times as many, at most."""
+    """The number of samples at the next fit after one at `samples`: `growth` times as many, or fewer."""
     return min(int(samples * growth), samples + longest_step)
 
 
 class Labels(NamedTuple):
     """Features of all samples at one moment, [n] each.
 
-    `gaps_s` is the time until the next request, NaN where none has come; `watched_s` for how long it was
-    waited for; `weights` grows with the number of blocks.
+    `gaps_s` is the time until the next request, NaN if none has come; `watched_s` is the time that the sample
+    was observed; `weights` grow with the number of blocks.
     """
 
     features: NDArray[np.float32]  # [n, F]
@@ -32,7 +32,7 @@ class Labels(NamedTuple):
 
 
 class ReuseSamples(Observer):
-    """The latest `window` samples. The one `number` names is gone when as many newer ones have come."""
+    """The latest `window` samples; older ones are dropped, and their numbers ignored."""
 
     def __init__(self, window: int) -> None:
         self.taken_in_all = 0
@@ -43,13 +43,13 @@ class ReuseSamples(Observer):
         self._lost_s = np.full(window, np.inf)  # when it was forgotten
 
     def taken(self, features: list[float], now_s: float) -> int:
-        """Keep a sample in place of the oldest."""
+        """Store a sample in place of the oldest."""
         at = self.taken_in_all % self._window
         self._features[at] = features
         return self._fill(at, now_s)
 
     def copied(self, sample: int) -> int:
-        """Keep another sample like this one."""
+        """Store a copy of a sample."""
         if not self._has(sample):
             return -1
         source, at = sample % self._window, self.taken_in_all % self._window
@@ -57,17 +57,17 @@ class ReuseSamples(Observer):
         return self._fill(at, float(self._taken_s[source]))
 
     def returned(self, sample: int, now_s: float) -> None:
-        """Its blocks are requested again now."""
+        """The blocks of the sample are requested again now."""
         if self._has(sample):
             self._gap_s[sample % self._window] = now_s - self._taken_s[sample % self._window]
 
     def forgotten(self, sample: int, now_s: float) -> None:
-        """It is not watched from now on."""
+        """The sample is no longer observed."""
         if self._has(sample):
             self._lost_s[sample % self._window] = now_s
 
     def labels(self, now_s: float) -> Labels:
-        """Everything known at `now_s`; copies."""
+        """Copies of all labels known at `now_s`."""
         count = min(self.taken_in_all, self._window)
         features = self._features[:count].copy()
         watched = np.minimum(self._lost_s[:count], now_s) - self._taken_s[:count]
@@ -85,7 +85,7 @@ class ReuseSamples(Observer):
 
 
 class Rows(NamedTuple):
-    """Samples by bins of ages: which, in which bin, whether it returned in it, how much that counts."""
+    """One row per sample and age bin: sample, number of the bin, whether it returned there, weight."""
 
     sample: NDArray[np.int64]
     number: NDArray[np.int64]
@@ -94,10 +94,11 @@ class Rows(NamedTuple):
 
 
 def by_bin(labels: Labels, edges: Floats) -> Rows:
-    """One row for each sample and bin of ages that it lived through, at least in part.
+    """One row for each sample and age bin during which it was observed, at least in part.
 
-    A bin in which watching ended without a return counts by the part of it that was watched (the actuary's
-    exposure): left out, only the returns would be seen of bins that few samples have been watched through.
+    If observation ended within a bin without a return, the row's weight is the observed share of the bin (the
+    actuarial exposure). Without these rows, bins that few samples were observed through would show returns
+    only.
     """
     bins = len(edges) - 1
     returned = ~np.isnan(labels.gaps_s)

@@ -1,4 +1,4 @@
-"""Trained models on disk: LightGBM's own text and a JSON document, written whole or not at all."""
+"""Trained models on disk: LightGBM's text format and a JSON document, each written atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
-    """What the boosted trees are for; `edges_s` are ages."""
+    """The input of the boosted trees: features, and bounds of age bins in seconds."""
 
     features: tuple[str, ...]
     edges_s: tuple[float, ...]
@@ -44,7 +44,7 @@ def model_files(model: HazardModel, trained_on: dict[str, Any]) -> dict[str, byt
 
 
 def load_model(folder: Path) -> HazardModel:
-    """Read a model. Raises EvictError for one that is damaged, newer, or of other features."""
+    """Read a model. Raises EvictError if it is missing, damaged, newer, or uses other features."""
     path = folder / _MANIFEST
     for name in (_MANIFEST, _BOOSTER):
         if not (folder / name).is_file():
@@ -58,9 +58,9 @@ def load_model(folder: Path) -> HazardModel:
         text = (folder / _BOOSTER).read_text(encoding="utf-8")
         booster = lightgbm_module().Booster(model_str=text)
         if booster.num_feature() != len(FEATURES) + 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all():
-            raise ValueError("booster and edges do not fit")
+            raise ValueError("booster and edges do not match")
     except EvictError:
         raise
-    except Exception as error:  # LightGBM has no error of its own that could be named here
-        raise EvictError(f"{folder} holds no usable predictor ({error}): {_CURE}") from error
+    except Exception as error:  # LightGBM raises various exceptions
+        raise EvictError(f"{folder} has no usable predictor ({error}): {_CURE}") from error
     return HazardModel(edges, booster)

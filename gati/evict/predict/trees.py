@@ -1,9 +1,9 @@
-"""What LightGBM's trees say of a few rows, without what a call of LightGBM costs.
+"""Evaluates LightGBM's trees for a few rows, without the overhead of calling LightGBM.
 
-A request asks for predictions of a few rows, for which the call takes several times as long as the trees.
-Here leaves are bits, numbered from left to right. A test that fails rules out the leaves to its left, so the
-leaf that is reached is the lowest bit that none has ruled out (QuickScorer, Lucchese et al. 2015). Tests of
-the bin are the same for all rows and are made once.
+A request needs predictions for a few rows, for which the call takes several times as long as the trees. Here
+leaves are bits, numbered from left to right. A failed test excludes the leaves to its left, so the lowest
+remaining bit is the leaf that is reached (QuickScorer, Lucchese et al. 2015). Tests of the bin are the same
+for all rows, and are evaluated once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-_LEAVES = 8  # of a tree: bits of a byte
+_LEAVES = 8  # per tree: the bits of a byte
 _ALL = np.uint8(255)
 
 
 class _Test(NamedTuple):
-    """Where the feature is larger than the threshold, only the leaves `kept`, as bits, may be reached."""
+    """If the feature is larger than the threshold, only the leaves `kept`, as bits, can be reached."""
 
     feature: int
     threshold: float
@@ -30,7 +30,7 @@ class _Test(NamedTuple):
 
 
 class _UnknownTreesError(Exception):
-    """There is something in these trees that is not known here."""
+    """These trees have a feature that is not supported here."""
 
 
 class BinnedTrees:
@@ -43,7 +43,7 @@ class BinnedTrees:
         feature, threshold = np.zeros(shape, dtype=np.intp), np.full(shape, np.inf)
         kept = np.full(shape, _ALL)
         self._bins = np.full((len(trees), bins), _ALL)
-        self._values = np.zeros((len(trees), 256))  # by the bits that are left
+        self._values = np.zeros((len(trees), 256))  # by the remaining bits
         lowest = [(bits & -bits).bit_length() - 1 for bits in range(1, 256)]
         for number, (tests, leaves) in enumerate(trees):
             for place, test in enumerate(tests):
@@ -59,18 +59,18 @@ class BinnedTrees:
         self._first = 256 * np.arange(len(trees))[:, None, None]
 
     def probabilities(self, rows: NDArray[np.float32]) -> Floats:
-        """Of each row [n, features] in each bin, [n, bins]; none may be NaN."""
+        """Probabilities of rows [n, features] without NaN in each bin, [n, bins]."""
         columns = rows.T.astype(np.float64)
         failed = columns.take(self._feature, axis=0) > self._threshold
         kept = np.where(failed, self._kept, _ALL).reshape(*self._shape, len(rows))
         left: Bits = np.bitwise_and.reduce(kept, axis=1)
         at = (left[:, :, None] & self._bins[:, None, :]) + self._first
-        odds = np.add.reduce(self._values.take(at), axis=0)  # tree after tree, as LightGBM adds them
+        odds = np.add.reduce(self._values.take(at), axis=0)  # in the order in which LightGBM adds them
         return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
 
 def binned_trees(booster: Any, bins: int) -> BinnedTrees | None:
-    """The trees of a LightGBM booster; None where some have more leaves, or are of a kind not known here."""
+    """The trees of a LightGBM booster; None if one has more than 8 leaves or is not supported."""
     dumped = booster.dump_model()
     plain = dumped.get("objective") == "binary sigmoid:1" and not dumped.get("average_output")
     if not plain or dumped.get("num_tree_per_iteration") != 1 or not dumped["tree_info"]:
@@ -88,7 +88,7 @@ def binned_trees(booster: Any, bins: int) -> BinnedTrees | None:
 
 
 def _walk(node: Mapping[str, Any], tests: list[_Test], leaves: list[float]) -> int:
-    """Take in what lies below a node, from left to right; return its leaves as bits."""
+    """Collect the tests and leaves below a node, from left to right; return its leaves as bits."""
     if "leaf_value" in node:
         if len(leaves) == _LEAVES or "leaf_coeff" in node:
             raise _UnknownTreesError

@@ -1,1 +1,1 @@
-"""Replaying traces: what each policy would have hit."""
+"""Replaying traces: the hit rate of each policy."""

@@ -40,7 +40,7 @@ def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, Tr
             rows=[{"name": name, "cells": [_cell(groups[name, size]) for size in sizes]} for name in names],
             seeds=max(len(each) for each in groups.values()),
             predictor=predictor,
-            charts={name: Markup(svg) for name, svg in charts.items()},  # their labels are escaped
+            charts={name: Markup(svg) for name, svg in charts.items()},  # labels are escaped
             noise_names=noise_names,
             noise_size=noise[0][1].outcomes[0].capacity_blocks if noise else 0,
             guard=guarded.figures["guard"] if guarded is not None else {},
@@ -78,7 +78,7 @@ def _cell(outcomes: Sequence[PolicyOutcome]) -> dict[str, str]:
 def _headline(
     groups: dict[tuple[str, int], list[PolicyOutcome]], sizes: Sequence[int]
 ) -> dict[str, str] | None:
-    """The size at which gati gains most over LRU."""
+    """The size at which `gati` gains most over LRU."""
     gains = [
         (_mean(groups["gati", size]) - _mean(groups["lru", size]), size)
         for size in sizes
@@ -133,7 +133,7 @@ def _excess(outcome: PolicyOutcome) -> str:
 
 
 def summary(result: TraceReplay) -> list[dict[str, Any]]:
-    """A row for each policy and size, for a terminal: means over the seeds."""
+    """One row per policy and size, for a terminal: means over the seeds."""
     rows = []
     for (name, size), outcomes in _grouped(result).items():
         first = outcomes[0]

@@ -28,7 +28,7 @@ from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
 
-Progress = Callable[[int, int], None]  # blocks replayed so far, of how many
+Progress = Callable[[int, int], None]  # blocks replayed so far, total blocks
 _SAMPLES = 200
 _TOLD_EVERY = 512  # requests
 
@@ -48,18 +48,18 @@ def replay(
 
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
     policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
-    limit that no policy exceeds. `lpc` and `laru+lpc` take `continuation`: the folder of a model that was
-    trained on dialogues, or the probabilities [requests] that conversations go on. `gap_s` is the mean pause
-    of users, in seconds.
+    upper bound of all policies. `lpc` and `laru+lpc` use `continuation`: the folder of a model trained on
+    dialogues, or the probabilities [requests] that conversations continue. `gap_s` is the mean pause before
+    a user's next prompt, in seconds.
 
-    Raises EvictError for sizes of zero or above what the trace requests at all, and for unknown names.
+    Raises EvictError for sizes below 1 or above the number of distinct blocks, and for unknown names.
     """
     flat = trace.kind == "flat"
     for size in sizes:
         if not 1 <= size <= trace.distinct:
             raise EvictError(
-                f"a cache of {size} blocks: sizes go from 1 to {trace.distinct}, with which everything that "
-                f"{trace.name} requests fits"
+                f"the cache size is {size} blocks; give 1 to {trace.distinct}, the number of distinct blocks "
+                f"in {trace.name}"
             )
     asked = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
     makers = {"predictor": predictor_named(predictor, trace, flat=flat)}
@@ -109,15 +109,15 @@ def build(
     seed: int = 0,
     kind: type[BlockCache] = BlockCache,
 ) -> BlockCache:
-    """A cache, of that `kind`, under the policy of that name. Raises EvictError."""
-    made: Any = policy_named(name, flat=flat)  # those that predict take a predictor
+    """Make a cache of class `kind` with the policy `name`. Raises EvictError."""
+    made: Any = policy_named(name, flat=flat)  # predicting policies also take a predictor
     if made is Gati and capacity > WHOLE_SHADOW:
         made = SampledGati
     tree = RunTree(flat=flat)
     if not made.predicts:
         return kind(tree, capacity, made(tree, capacity, seed=seed))
     if maker is None:
-        raise EvictError(f"policy {name} needs a predictor, as reuse")
+        raise EvictError(f"policy {name} needs a predictor, such as reuse")
     predictor = maker(capacity, seed)
     extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if made.twins else {}
     policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
@@ -181,7 +181,7 @@ def _one(
 
 
 def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
-    """Let the policy's evictions be timed, in ns; returns what ends that."""
+    """Time the policy's evictions, in ns; returns a function that stops it."""
     evict, now = cache.policy.evict, time.perf_counter_ns
 
     def timed(count: int, missing: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ class PolicyOutcome:
     """One policy at one capacity. `gap_closed` is (hit rate - LRU's) / (opt-leaf's - LRU's).
 
     `decision_us` has the mean, p50 and p99 time for the evictions of a request that evicted. `excess` samples
-    the guard's X and A, and whether predictions were followed, at up to 200 requests evenly spaced.
+    the guard's X and A, and whether predictions were followed, at up to 200 evenly spaced requests.
     """
 
     policy: str
@@ -47,7 +47,7 @@ class TraceReplay:
         raise KeyError((policy, capacity_blocks))
 
     def to_json(self) -> str:
-        """Everything, as strict JSON."""
+        """All outcomes, as strict JSON."""
         rows = []
         for outcome in self.outcomes:
             row = asdict(outcome)

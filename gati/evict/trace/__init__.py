@@ -1,1 +1,1 @@
-"""Traces of requests: reading them, checking them, and what lies ahead in them."""
+"""Traces of requests: reading and checking them, and the next use of each block."""

@@ -1,4 +1,4 @@
-"""Dialogues: who said what, in order. Read from JSON lines, and split in two halves that share none."""
+"""Dialogues: messages in order, read from JSON lines, and split into two disjoint halves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gati.errors import TraceError
 from gati.evict.trace.files import content_of, json_object
 
-EARLIER = 4  # prompts before the new one that are looked at
+EARLIER = 4  # number of earlier prompts that are used
 
 _MESSAGES = ("turns", "messages", "conversation", "conversations", "conversation_a")
 _ROLES = ("role", "from")
@@ -21,7 +21,7 @@ _USERS = ("u", "user", "human")
 
 @dataclass(frozen=True)
 class Utterance:
-    """What one side said."""
+    """One message."""
 
     user: bool
     text: str
@@ -37,7 +37,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is known when a user's message arrives: the last prompts, the new one last, and their number."""
+    """The information at a user's message: the last prompts, the new one last, and its number."""
 
     texts: tuple[str, ...]
     turn: int  # 1 for the first prompt
@@ -50,13 +50,13 @@ def prompts_of(messages: Iterable[Utterance]) -> list[Prompts]:
 
 
 def newest_prompts(messages: Iterable[Utterance]) -> Prompts | None:
-    """The last of `prompts_of`, None where no user has said anything."""
+    """The last entry of `prompts_of`, None without a message of a user."""
     said = [message.text for message in messages if message.user]
     return Prompts(tuple(said[-1 - EARLIER :]), len(said)) if said else None
 
 
 def halves(dialogues: Sequence[Dialogue], *, seed: int = 0) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Split into those to learn from and those held out; a dialogue's name alone decides for a seed."""
+    """Split into a training and a held-out half; only the dialogue's name and the seed decide."""
     sides: tuple[list[Dialogue], list[Dialogue]] = ([], [])
     for dialogue in dialogues:
         digest = hashlib.blake2b(f"{seed}/{dialogue.name}".encode(), digest_size=1).digest()
@@ -65,16 +65,16 @@ def halves(dialogues: Sequence[Dialogue], *, seed: int = 0) -> tuple[list[Dialog
 
 
 def read_dialogues(path: str | Path) -> list[Dialogue]:
-    """Read dialogues, one a line: JSON with `messages`, `turns`, `conversation` or `conversations`.
+    """Read dialogues, one per line: JSON with `messages`, `turns`, `conversation` or `conversations`.
 
     A message is `{"role": "user", "content": ...}`, `{"from": "human", "value": ...}` (ShareGPT) or a pair
-    `["U", ...]` (Schema-Guided Dialogue). The file may be packed (.gz). Where a dialogue has no `id`, its
-    line is its name.
+    `["U", ...]` (Schema-Guided Dialogue). The file may be gzipped (.gz). If a dialogue has no `id`, its
+    line number is its name.
 
-    Raises TraceError, with the line, for what cannot be read.
+    Raises TraceError, with the line number, for content that cannot be read.
     """
     path = Path(path)
-    content = content_of(path, "a file of dialogues, one a line, as JSON")
+    content = content_of(path, "a file of dialogues, one per line, as JSON")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -102,9 +102,9 @@ def _dialogue(line: str, where: str, name: str) -> Dialogue:
 
 
 def utterance_of(said: Any, where: str) -> Utterance:
-    """A message of a dialogue, in one of the forms of `read_dialogues`; `where` begins what errors say.
+    """A message of a dialogue, in one of the forms of `read_dialogues`; `where` begins error messages.
 
-    Content may come in parts, as `[{"type": "text", "text": ...}]`; those that are no text are left out.
+    Content may be a list of parts, as `[{"type": "text", "text": ...}]`; parts that are not text are skipped.
     Raises TraceError for anything else.
     """
     role: Any = None

@@ -1,4 +1,4 @@
-"""Files of traces and dialogues: packed or not, and their lines of JSON."""
+"""Files of traces and dialogues, gzipped or not, and their JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gati.errors import TraceError
 
 
 def content_of(path: Path, wanted: str) -> bytes:
-    """The bytes of a file, unpacked if it is packed (.gz); `wanted` says what to give instead of none.
+    """The bytes of a file, decompressed if it ends in .gz; `wanted` describes it for error messages.
 
     Raises TraceError for a file that does not exist or cannot be read.
     """
@@ -28,8 +28,8 @@ def json_object(line: str, where: str) -> dict[str, Any]:
     """The JSON object of a line. Raises TraceError, which begins with `where`, for anything else."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # the latter for thousands of brackets
+    except (ValueError, RecursionError) as error:  # RecursionError for thousands of brackets
         raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
     if not isinstance(record, dict):
-        raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+        raise TraceError(f"{where} is not a JSON object: {line[:60]!r}")
     return record

@@ -1,4 +1,4 @@
-"""The future of a trace: for oracles and limits only."""
+"""The future of a trace, only for oracles and upper bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gati.evict.trace.records import Trace
 
 
 def next_uses(trace: Trace) -> NDArray[np.float64]:
-    """For every block of every request: the number of the next request that holds it, or infinity. [n]."""
+    """For every block of every request, the number of the next request with it, or infinity, [n]."""
     blocks = trace.blocks
     request = np.repeat(np.arange(len(trace)), trace.lengths)
     order = np.lexsort((request, blocks))
@@ -22,10 +22,10 @@ def next_uses(trace: Trace) -> NDArray[np.float64]:
 
 
 def belady_hits(trace: Trace, capacity: int) -> NDArray[np.int64]:
-    """Hits of each request, [requests], if the blocks were a flat sequence and all were known ahead.
+    """Hits of each request, [requests], for a flat sequence of blocks that is known in advance (Belady).
 
-    A block is kept only where it is used before one that is cached already, so that no policy hits more
-    often, be it bound to load what it misses or not.
+    A block is cached only if it is used before one that is already cached. So no policy has more hits,
+    whether it must cache every miss or not.
     """
     after = next_uses(trace).tolist()
     until: dict[int, float] = {}  # cached blocks and their next use

@@ -1,4 +1,4 @@
-"""Reading traces: Mooncake's and Qwen-Bailian's JSON lines, CSV and Parquet, all of them packed or not."""
+"""Reading traces: Mooncake's and Qwen-Bailian's JSON lines, CSV and Parquet, gzipped or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUFFIXES = (
 
 
 class Row(NamedTuple):
-    """What a line says."""
+    """The content of a line."""
 
     line: int
     blocks: list[int | str]
@@ -33,15 +33,15 @@ class Row(NamedTuple):
 
 
 def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None) -> Trace:
-    """Read a trace; its name tells the format.
+    """Read a trace; the format follows from its suffix.
 
-    JSON lines have `hash_ids` (or `blocks`) and `timestamp`: milliseconds where they are whole numbers, as
-    Mooncake writes them, seconds where they are not, as Qwen-Bailian does. CSV and Parquet have columns of
-    the same names, a row a request with the blocks separated by blanks. In lines of identifiers each line is
-    a request. JSON lines that `gati evict synthesise` wrote also say what users wrote. `flat` takes blocks
-    one by one, not as paths of a tree; `limit` keeps the first requests.
+    JSON lines have `hash_ids` (or `blocks`) and `timestamp`: in milliseconds if all are whole numbers (as in
+    Mooncake), else in seconds (as in Qwen-Bailian). CSV and Parquet have columns of the same names, with one
+    row per request and blocks separated by blanks. In .txt files, each line is a request. JSON lines from
+    `gati evict synthesise` also have the users' prompts. `flat` reads blocks as independent, not as paths of
+    a tree; `limit` keeps the first requests.
 
-    Raises TraceError, with the line, for what cannot be read.
+    Raises TraceError, with the line number, for content that cannot be read.
     """
     path = Path(path)
     content = content_of(path, f"a file with a trace: {_SUFFIXES}")
@@ -56,7 +56,9 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     known = [row.time_s for row in rows if row.time_s is not None]
     if known and len(known) < len(rows):
         line = next(row.line for row in rows if row.time_s is None)
-        raise TraceError(f"{path} line {line} has no time, others have; give every request one, or none")
+        raise TraceError(
+            f"{path} line {line} has no time, but others have; give times to all requests or to none"
+        )
     talks = [row.talk for row in rows if row.talk is not None]
     try:
         return make_trace(
@@ -82,7 +84,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise TraceError(
-            f"{path} is no text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
         ) from None
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_lines(path, text)
@@ -116,7 +118,7 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
 
 def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a table by column, with their lines. Raises TraceError for rows of other lengths."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # all blocks of a request are one field
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a field has all blocks of a request
     table = csv.DictReader(io.StringIO(text, newline=""))
     for record in table:
         if None in record:
@@ -138,13 +140,13 @@ def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[R
 
 
 class _SameSize:
-    """Blocks of a trace are all of one size, where it names sizes."""
+    """Checks that all blocks of a trace have the same size, if it states sizes."""
 
     def __init__(self) -> None:
         self._first: dict[str, tuple[Any, str]] = {}
 
     def check(self, record: dict[str, Any], where: str) -> None:
-        """Raises TraceError for a line whose blocks are of another size than those before."""
+        """Raises TraceError for a line whose block size differs from earlier ones."""
         for key in _BLOCK_SIZES:
             if record.get(key) is not None:
                 size, line = self._first.setdefault(key, (record[key], where))
@@ -179,14 +181,14 @@ def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
     try:
         value = float(record[key])
     except (TypeError, ValueError, OverflowError):
-        raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, no number") from None
+        raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, not a number") from None
     if not math.isfinite(value):
         raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
     return key, value
 
 
 def _talk(record: dict[str, Any], where: str) -> Talk | None:
-    """What `Talk.to_row` wrote, if anything. Raises TraceError where it is something else."""
+    """The conversation that `Talk.to_row` wrote, if any. Raises TraceError for invalid fields."""
     if "prompts" not in record:
         return None
     texts, goes_on = record["prompts"], record.get("goes_on")
@@ -214,6 +216,6 @@ def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
         ) from None
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()
-    except Exception as error:  # pyarrow's own errors share no base with anything else
-        raise TraceError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # pyarrow's errors have no common base class
+        raise TraceError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
     return rows

@@ -23,7 +23,7 @@ class Talk:
 
     conversation: int
     prompts: Prompts
-    goes_on: bool | None = None  # None: not known
+    goes_on: bool | None = None  # None if unknown
 
     def to_row(self) -> dict[str, Any]:
         """Keys of a line of a trace."""
@@ -62,7 +62,7 @@ class Trace:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Blocks of each request, [requests]."""
+        """Number of blocks of each request, [requests]."""
         return np.diff(self.starts)
 
     @cached_property
@@ -91,7 +91,7 @@ class Trace:
         }
 
     def head(self, requests: int) -> Trace:
-        """The first `requests` of it, as a trace of its own."""
+        """The first `requests` requests, as a new trace."""
         end = int(self.starts[min(requests, len(self))])
         return Trace(
             self.kind,
@@ -114,11 +114,11 @@ def make_trace(
     lines: Sequence[int] | None = None,
     talks: Sequence[Talk] | None = None,
 ) -> Trace:
-    """Make a trace of requests with identifiers of any kind; without times they come one a second.
+    """Make a trace of requests with identifiers of any kind; without times, requests arrive one per second.
 
-    In a flat trace a block that a request names twice counts once. `lines` says where in a file each request
-    stands, for messages; `talks` which conversation it belongs to. Raises TraceError where the requests are
-    not what `kind` says, or time goes back.
+    In a flat trace, a block that a request names twice counts once. `lines` are the line numbers of requests
+    in a file, for messages; `talks` are their conversations. Raises TraceError if the requests do not fit
+    `kind`, or if time decreases.
     """
     where = range(1, len(requests) + 1) if lines is None else lines
     if not requests:
@@ -134,7 +134,7 @@ def make_trace(
     times = np.arange(len(rows), dtype=np.float64) if time_s is None else np.asarray(time_s, np.float64)
     _check_times(times, where)
     if len(blocks) == 0:
-        raise TraceError(f"{name} requests no blocks at all")
+        raise TraceError(f"all requests of {name} are empty")
     spoken = None if talks is None else tuple(talks)
     trace = Trace(kind, blocks, starts, times, name, sha256, spoken)
     if kind == "tree":
@@ -156,7 +156,7 @@ def _check_times(times: NDArray[np.float64], lines: Sequence[int]) -> None:
 
 
 def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> None:
-    """Every block must follow the same block wherever it occurs."""
+    """Check that every block follows the same block wherever it occurs. Raises TraceError."""
     blocks = trace.blocks
     before = np.concatenate(([-1], blocks[:-1]))
     firsts = trace.starts[:-1][trace.lengths > 0]
@@ -175,6 +175,6 @@ def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> N
         return f"{'nothing' if above < 0 else names[above]} in line {line}"
 
     raise TraceError(
-        f"the blocks are no prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
-        "identifiers must depend on all blocks before, or take the blocks one by one: --flat"
+        f"the blocks do not form a prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
+        "identifiers must depend on all earlier blocks; for independent blocks, use --flat"
     )

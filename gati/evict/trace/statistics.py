@@ -11,10 +11,10 @@ from gati.evict.trace.records import Trace
 
 
 def statistics(trace: Trace) -> dict[str, Any]:
-    """Numbers that say what a cache can gain, as JSON values.
+    """Numbers that show how much a cache can gain, as JSON values.
 
-    `most_hits` is the share of blocks that were requested before, which no cache exceeds; `shared_blocks` the
-    share that over half of all requests contain, which any cache hits.
+    `most_hits` is the share of blocks that were requested before, an upper bound of any cache's hit rate;
+    `shared_blocks` is the share of blocks that over half of all requests contain, which any cache hits.
     """
     after = next_uses(trace)
     request = np.repeat(np.arange(len(trace)), trace.lengths)

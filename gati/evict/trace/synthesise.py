@@ -1,7 +1,7 @@
-"""Request streams from dialogues: who writes when, and which blocks of the prefix each request holds.
+"""Request streams from dialogues: the times of prompts, and the prefix blocks of each request.
 
-The protocol of "learned prefix caching" (LPC): users answer after exponential pauses, and conversations begin
-at equal intervals such that no more than a given number are under way.
+The protocol of "learned prefix caching" (LPC): users reply after exponential pauses, and conversations begin
+at equal intervals, with a limit on the number of concurrent ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How dialogues become requests. Raises EvictError for values that make no stream."""
+    """Settings of a stream. Raises EvictError for values out of range."""
 
-    active: int = 200  # conversations under way at most
+    active: int = 200  # maximum number of concurrent conversations
     gap_s: float = 100.0  # mean pause between a response's end and the next prompt
     duration_s: float = 1200.0
     block_tokens: int = 16  # a token is a word or a punctuation mark
-    tokens_per_s: float = 50.0  # of a response
+    tokens_per_s: float = 50.0  # speed of responses
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class TimedRequest:
-    """A prompt with everything said before it: full blocks from the root on, and when it came."""
+    """A prompt with the conversation before it: full blocks from the root down, and its time."""
 
     time_s: float
     blocks: list[int]
@@ -51,16 +51,16 @@ class TimedRequest:
 
 @dataclass
 class _Conversation:
-    """A dialogue under way."""
+    """An active dialogue."""
 
     number: int
     dialogue: Dialogue
-    requests: list[TimedRequest]  # times are still to come
+    requests: list[TimedRequest]  # without times yet
     at: int = 0
 
 
 class _Blocks:
-    """Numbers for full blocks of tokens, each of which stands for all tokens up to its end."""
+    """Numbers for full blocks of tokens; each identifies all tokens up to the end of its block."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -79,12 +79,12 @@ class _Blocks:
 def synthesise(dialogues: Sequence[Dialogue], settings: StreamSettings | None = None) -> list[TimedRequest]:
     """A stream of requests, in the order of their times, which begin at 0.
 
-    Each prompt is a request that holds all messages up to it. The next comes when the response has been
-    decoded and a pause, exponential of mean `gap_s`, is over. As many conversations as may be active are
-    under way from the first request on. Requests that fill no block are left out. Dialogues come in random
-    order, each once, or again, under a new number, where there are too few.
+    Each prompt is a request with all messages up to it. The next one follows after the response has been
+    decoded and an exponential pause of mean `gap_s` is over. The maximum number of conversations is active
+    from the first request on. Requests that fill no block are left out. Dialogues come in random order, each
+    once; if there are too few, they are repeated under new numbers.
 
-    Raises EvictError where no dialogue has a message of the user.
+    Raises EvictError if no dialogue has a message of a user.
     """
     settings = settings or StreamSettings()
     chance = random.Random(settings.seed)
@@ -93,7 +93,7 @@ def synthesise(dialogues: Sequence[Dialogue], settings: StreamSettings | None = 
         raise EvictError(f"none of {len(dialogues)} dialogues has a message of a user")
     lasts_s = settings.gap_s * sum(_prompts(each) for each in usable) / len(usable)
     stream = _stream(usable, settings, chance, lasts_s / settings.active)
-    warm_s = 2.0 * lasts_s  # until conversations of all ages are under way
+    warm_s = 2.0 * lasts_s  # until conversations of all ages are active
     found = []
     for request in stream:
         if request.time_s >= warm_s + settings.duration_s:
@@ -118,7 +118,7 @@ def trace_of(requests: Sequence[TimedRequest], *, name: str = "dialogues") -> Tr
 
 
 def trace_text(requests: Sequence[TimedRequest]) -> str:
-    """The stream as JSON lines in the format of Mooncake's traces, with what was said; times in ms."""
+    """The stream as JSON lines in Mooncake's format, with the prompts; times in ms."""
     rows = []
     for request in requests:
         row = {
@@ -135,7 +135,7 @@ def trace_text(requests: Sequence[TimedRequest]) -> str:
 def _stream(
     dialogues: Sequence[Dialogue], settings: StreamSettings, chance: random.Random, every_s: float
 ) -> Iterator[TimedRequest]:
-    """Requests without end. Where all places are taken, a conversation begins when one ends."""
+    """Endless requests. At the limit of active conversations, the next begins when one ends."""
     blocks = _Blocks(settings.block_tokens)
     order = _forever(dialogues, chance)
     numbers = itertools.count()

@@ -271,7 +271,7 @@ ONE = torch.tensor([1])
         pytest.param((torch.tensor([[0.5]]),), "type torch.float32", id="numbers that are no ids"),
         pytest.param((ONE,), "needs offsets", id="no offsets"),
         pytest.param((ONE.view(1, 1), torch.tensor([0])), "2-d input", id="offsets of a 2-d input"),
-        pytest.param((ONE, torch.tensor([0, 1, 0])), "fall from 1 to 0 at position 2", id="offsets fall"),
+        pytest.param((ONE, torch.tensor([0, 1, 0])), "decrease from 1 to 0 at position 2", id="offsets fall"),
         pytest.param((ONE, torch.tensor([1])), "begin with 1", id="first offset"),
         pytest.param((ONE, torch.tensor([0, 2])), "last offset is 2, .* 1 ids", id="last offset"),
         pytest.param((ONE, torch.tensor([0.0])), "offsets have shape", id="offsets that are no integers"),
@@ -299,7 +299,7 @@ def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
         EmbeddingCache(slow)
     with pytest.raises(EvictError, match='are for mode "sum"'):
         EmbeddingCache(slow, 10)(ONE.view(1, 1), None, torch.ones(1, 1))
-    with pytest.raises(EvictError, match="whole rows of 12"):
+    with pytest.raises(EvictError, match="not a multiple of the 12 bytes of a row"):
         EmbeddingCache(MemoryTier(table(width=3)), pool=PagePool(PAGE, PAGE))
     with pytest.raises(EvictError, match="cannot be read"):
         FileTier(f"{tmp_path}/nowhere", width=4)

@@ -90,5 +90,5 @@ def test_a_table_of_an_unknown_type_is_named(url: str) -> None:
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(EvictError, match="failed .* is the server running"):
         RedisTier("unix:///nowhere/redis.sock", "items")
-    with pytest.raises(EvictError, match="no address of Redis"):
+    with pytest.raises(EvictError, match="is not a Redis URL"):
         RedisTier("here", "items")

@@ -207,7 +207,7 @@ def test_cancelling_what_another_request_waits_for_leaves_it_to_that_one() -> No
 
 def test_a_request_longer_than_the_budget_is_refused() -> None:
     running = engine(4)
-    with pytest.raises(RequestError, match="take 5 pages of keys and values, and the whole budget has 4"):
+    with pytest.raises(RequestError, match="need 5 pages of keys and values, but the whole budget has 4"):
         running.submit(request([1] * 10, 8))
     running.submit(request([1] * 10, 7))
 
@@ -219,8 +219,8 @@ def test_a_request_longer_than_the_budget_is_refused() -> None:
         (GenerationRequest((1,), 0), "max_tokens is 0"),
         (GenerationRequest((13,), 1), "not between 0 and 12"),
         (GenerationRequest((-1,), 1), "not between 0 and 12"),
-        (GenerationRequest((1,), 1, goes_on=1.5), "a probability is 0 to 1"),
-        (GenerationRequest((1,), 97), "more than the 96 that the network takes"),
+        (GenerationRequest((1,), 1, goes_on=1.5), "give a probability from 0 to 1"),
+        (GenerationRequest((1,), 97), "exceed the network's length of 96 tokens"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(wrong: GenerationRequest, words: str) -> None:
@@ -232,7 +232,7 @@ def test_no_more_wait_than_may() -> None:
     running = engine(most_waiting=2, most_running=1)
     for _ in range(2):
         running.submit(request([1, 2]))
-    with pytest.raises(OverloadError, match="2 requests wait already"):
+    with pytest.raises(OverloadError, match="2 requests are waiting"):
         running.submit(request([1, 2]))
     running.run_until_idle()
     running.submit(request([1, 2]))
@@ -346,7 +346,7 @@ def test_an_access_log_that_cannot_be_written_stops_nothing(caplog: pytest.LogCa
     for _ in range(2):
         assert generated(running, [1] * 9).ending is Ending.LENGTH
     running.close()
-    assert [record.message for record in caplog.records] == ["the access log ends here"]
+    assert [record.message for record in caplog.records] == ["writing the access log failed; it ends here"]
 
 
 def test_how_likely_a_conversation_goes_on_decides_under_lpc() -> None:
@@ -372,11 +372,11 @@ def test_names_depend_on_every_token_before() -> None:
     ("wrong", "words"),
     [
         ({"policy": "best"}, "unknown policy 'best'"),
-        ({"policy": "lmarker"}, "without parents"),
+        ({"policy": "lmarker"}, "independent blocks"),
         ({"policy": "opt-leaf"}, "in advance"),
         ({"policy": "lpc-oracle"}, "in advance"),
         ({"predictor": "guess"}, "unknown predictor 'guess'"),
-        ({"policy": "lpc", "gap_s": 0.0}, "mean gap of 0 s"),
+        ({"policy": "lpc", "gap_s": 0.0}, "the mean gap is 0 s"),
     ],
 )
 def test_unknown_policies_are_told(wrong: dict[str, Any], words: str) -> None:
@@ -385,17 +385,17 @@ def test_unknown_policies_are_told(wrong: dict[str, Any], words: str) -> None:
 
 
 def test_sizes_that_do_not_fit_are_told() -> None:
-    with pytest.raises(EvictError, match="holds no page"):
+    with pytest.raises(EvictError, match="is less than one page"):
         pool_for(DECODER, 100)
-    with pytest.raises(EvictError, match="holds nothing"):
+    with pytest.raises(EvictError, match="page_tokens is 0; give at least 1"):
         pool_for(DECODER, 10_000, 0)
     with pytest.raises(EvictError, match="the pool's pages have 4096"):
         PrefixPages(evict.PagePool(4096, 8192), SETTINGS, NOTHING_KEPT, page_tokens=64, dtype=torch.float64)
     with pytest.raises(EvictError, match="at least 1"):
         PrefixEngineLimits(chunk_tokens=0)
     for sizes, words in (
-        ({"width": 30, "heads": 4}, "not 4 heads of an even width"),
-        ({"key_heads": 3}, "cannot share 3 of keys"),
+        ({"width": 30, "heads": 4}, "does not divide into 4 heads of even width"),
+        ({"key_heads": 3}, "not a multiple of key_heads, 3"),
         ({"layers": 0}, "at least 1"),
     ):
         with pytest.raises(ModelError, match=words):

@@ -42,7 +42,7 @@ def test_a_network_is_what_it_was_when_it_was_saved(tmp_path: Path, tied: bool) 
         ({"attention_bias": True}, "attention_bias = True"),
         ({"head_dim": 7}, "head_dim = 7"),
         ({"hidden_size": "many"}, "does not describe a network"),
-        ({"vocab_size": 14, "eos_token_id": 14}, "14 that ends a text is none of 14"),
+        ({"vocab_size": 14, "eos_token_id": 14}, "end-of-text token 14 is not below vocabulary, 14"),
     ],
 )
 def test_networks_of_another_kind_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -88,8 +88,8 @@ def test_a_stored_tokenizer_reads_and_writes(tmp_path: Path) -> None:
     assert tokens.encode("two one three") == [1, 0, 2]
     write = tokens.writer()
     assert "".join(map(write, [1, 0])) == "two one"
-    with pytest.raises(ModelError, match="has 3 tokens, the network 2"):
+    with pytest.raises(ModelError, match="has 3 tokens, but the network has 2"):
         tokens_for(tmp_path, 2)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="is no tokenizer"):
+    with pytest.raises(ModelError, match="is not a tokenizer"):
         tokens_for(tmp_path, 13)

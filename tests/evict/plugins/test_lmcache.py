@@ -153,6 +153,6 @@ def test_without_lmcache_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_policy_that_needs_prefixes_is_refused_when_lmcache_starts() -> None:
     with pytest.raises(
-        EvictError, match="policy lpc goes by which chunk follows which, and LMCache does not tell"
+        EvictError, match="policy lpc needs to know which chunk follows which, which LMCache does not report"
     ):
         LmcacheEviction(settings=PluginSettings("lpc"))

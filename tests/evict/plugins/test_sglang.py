@@ -157,7 +157,7 @@ def test_sglang_finds_it_by_its_name(registry: dict[str, Any]) -> None:
 def test_ranks_that_could_differ_are_refused(
     registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EvictError, match="2 ranks could forget different pages: serve with --tp-size 1"):
+    with pytest.raises(EvictError, match="2 ranks could evict different pages: serve with --tp-size 1"):
         registry["gati"](context(tp_size=2))
     monkeypatch.setenv(VARIABLE, '{"policy": "lru"}')
     assert isinstance(registry["gati"](context(tp_size=2)), engine.UnifiedRadixCache)

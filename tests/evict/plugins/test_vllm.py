@@ -231,15 +231,18 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
     [
         ("{", "neither a JSON object nor the path"),
         ("nowhere.json", "neither a JSON object nor the path"),
-        ('{"policies": "lru"}', "unknown setting 'policies'; there are policy, predictor, seed, blocks"),
+        (
+            '{"policies": "lru"}',
+            "unknown setting 'policies'; the settings are policy, predictor, seed, blocks",
+        ),
         ('{"policy": "best"}', "unknown policy 'best'"),
-        ('{"policy": "lmarker"}', "blocks without parents only"),
+        ('{"policy": "lmarker"}', "supports only independent blocks"),
         ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
-        ('{"blocks": 0}', "give at least one"),
-        ('{"policy": "lpc-oracle"}', "take lpc"),
+        ('{"blocks": 0}', "give at least 1"),
+        ('{"policy": "lpc-oracle"}', "use lpc"),
         ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),
-        ('{"gap_s": 0}', "give one above zero"),
+        ('{"gap_s": 0}', "give a time above zero"),
     ],
 )
 def test_wrong_settings_are_told(text: str, message: str) -> None:
