@@ -248,7 +248,7 @@ def test_a_library_that_cannot_be_written_is_said_in_one_line(
         assert state_of(standings) == "serving"
         standings.save()
     assert [record.message for record in caplog.records] == [
-        "how versions stand is kept in memory only; name a folder with `state`"
+        "the state of versions is kept in memory only; set `state` to a folder"
     ]
 
 
