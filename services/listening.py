@@ -27,7 +27,7 @@ async def listen(
     secret = read_secret(settings.secret_file)
     if secret is None and not is_loopback(settings.host):
         raise ConfigError(
-            f"without a secret only this machine may call, but others can reach {settings.host}; set "
+            f"without a secret only this machine has access, and {settings.host} is open to others; set "
             "secret_file, here and in [models.NAME] of the caller"
         )
     tls = server_tls(settings.certificate, settings.certificate_key)
