@@ -76,7 +76,7 @@ class Line:
         await asyncio.wait([done], timeout=_PATIENCE_S)
 
     async def close(self) -> None:
-        """Refuse new jobs, run those in the line, and drop the rest."""
+        """Refuse new jobs, run those in the line for at most 30 s, and drop the rest."""
         self._closed = True
         await self.settled()
         self._drop()

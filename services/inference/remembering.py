@@ -60,12 +60,12 @@ class ServedMemory:
         self._keeper.watch(self.recall)
 
     def settled(self) -> None:
-        """Save if it is time to."""
+        """Save in the background, if a save is due."""
         if self._keeper.is_due():
             self._leave(self._keeper.save)
 
     def save(self) -> None:
-        """Save now."""
+        """Save now, in this thread."""
         self._keeper.save()
 
     def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:

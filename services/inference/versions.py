@@ -113,7 +113,7 @@ class Versions:
         return None if self._memory is None else self._memory.describe(self._shared.counts.recalled)
 
     def answered(self) -> None:
-        """Call after each answered request: gives up trials without prospects, and saves memory."""
+        """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
             self._roster.give_up()
         if self._memory is not None:
