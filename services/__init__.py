@@ -1,4 +1,4 @@
-"""Serving processes over the library: the scheduler, inference services, the adaptation service, live pages.
+"""The server processes: scheduler; inference, adaptation and eviction services; completions; live pages.
 
-Only here is anything known of HTTP and Thrift. Imports go from here to `gati`, never back.
+Only this package knows HTTP and Thrift. It imports `gati`; `gati` never imports it.
 """

@@ -1,8 +1,8 @@
-"""Accepts connections; those that come while the process has no file descriptor left wait.
+"""Accepts connections; while the process has no free file descriptor, new connections wait.
 
-uvloop's own servers accept such connections and close them at once. Here they stay in the kernel's queue
-until a descriptor is free, and so do those for which there is no place. Connections whose TLS handshake is
-not finished are few: the oldest goes first.
+uvloop's own servers accept such connections and immediately close them. Here they stay in the kernel's accept
+queue until a descriptor is free. They also stay there while the limit on connections is reached. The number
+of unfinished TLS handshakes is limited, too: one too many ends the oldest.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 _log = logging.getLogger("gati.serve")
 
-_PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop
-_QUIET_S = 10.0  # between lines of the log
-_FULL_PAUSE_S = 0.01  # while there is no place
-_LAST_RECEIVED = slice(52, 56)  # of `tcp_info`: for how many milliseconds nothing more has come
-_AT_ONCE = 64  # connections, before the event loop does something else
+_PAUSE_S = 0.05  # after an error: the socket stays readable, so an immediate retry would be a busy loop
+_QUIET_S = 10.0  # between two log lines
+_FULL_PAUSE_S = 0.01  # while the limit on connections is reached
+_LAST_RECEIVED = slice(52, 56)  # in `tcp_info`: milliseconds since data last arrived
+_AT_ONCE = 64  # connections accepted before the event loop continues with other work
 
 
 class PatientListener:
     """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
-    `make` is told for how many seconds what the client has sent already has waited for that.
-    `places` says how many more connections there may be. With `tls`, a protocol gets its connection after the
-    handshake. At most `handshakes` are under way, each for `handshake_timeout_s`; one too many ends the
-    oldest, so that silent clients cannot keep others out. `close` and `wait_closed` are all that uvicorn asks
-    of a server.
+    `make` receives the time in seconds that data of the client has waited to be read, 0 if it has sent none.
+    `places` returns how many more connections may be accepted. With `tls`, a protocol gets its connection
+    after the handshake. At most `handshakes` are under way, each for at most `handshake_timeout_s`; one too
+    many ends the oldest, so silent clients cannot keep others out. `close` and `wait_closed` are the methods
+    of a server that uvicorn calls.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PatientListener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more connections, and close the socket; accepted connections stay."""
+        """Accept no more connections, and close the socket; accepted connections stay open."""
         if self._closed:
             return
         self._closed = True
@@ -79,7 +79,7 @@ class PatientListener:
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        # A client that does not finish its handshake takes no place from others.
+        # With TLS, an unfinished handshake does not count: such clients must not take places from others.
         places = self._places() - (0 if self._tls else len(self._connecting))
         if places <= 0:
             self._pause(_FULL_PAUSE_S)
@@ -89,7 +89,7 @@ class PatientListener:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no file descriptor or no memory, as a rule
+            except OSError as error:  # usually no free file descriptor, or no memory
                 self._log(error)
                 self._pause(_PAUSE_S)
                 return
@@ -108,7 +108,7 @@ class PatientListener:
 
     def _log(self, error: OSError) -> None:
         if (now_s := self._loop.time()) - self._logged_s >= _QUIET_S:
-            _log.warning("cannot accept connections; they wait", extra={"reason": error.strerror})
+            _log.warning("cannot accept connections now; they wait", extra={"reason": error.strerror})
             self._logged_s = now_s
 
     def _pause(self, pause_s: float) -> None:
@@ -121,18 +121,18 @@ class PatientListener:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             make = partial(self._make, waited_s(connection))
             await self._loop.connect_accepted_socket(make, connection, **self._tls)
-        except OSError as error:  # the client has gone, or its TLS handshake failed
+        except OSError as error:  # the client disconnected, or its TLS handshake failed
             _log.debug("connection failed", extra={"reason": str(error)})
             connection.close()
 
 
 def waited_s(connection: socket.socket) -> float:
-    """For how long what came over a TCP connection has not been read; 0 where nothing came or is known."""
-    if not hasattr(socket, "TCP_INFO"):  # Linux has it
+    """Seconds since unread data last arrived on a TCP connection; 0 if there is none, or it is unknown."""
+    if not hasattr(socket, "TCP_INFO"):  # only Linux has it
         return 0.0
     try:
         came = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.stop)
-    except OSError:  # nothing has come, as a rule
+    except OSError:  # usually: nothing has arrived
         return 0.0
     return int.from_bytes(known[_LAST_RECEIVED], sys.byteorder) / 1e3 if came else 0.0

@@ -1,4 +1,4 @@
-"""Repeating a task despite errors, with exponential back-off."""
+"""Repeats a task despite errors, with exponential back-off."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger("gati.again")
 
 @dataclass
 class Backoff:
-    """Pauses that double with every failure in a row, with some jitter.
+    """Pauses that double with every consecutive failure, with some jitter.
 
-    A failure after more than `healthy_s` of success counts as the first again.
+    A failure after a run of more than `healthy_s` counts as the first one.
     """
 
     first_s: float
@@ -28,7 +28,7 @@ class Backoff:
     failures: int = 0
 
     def after_s(self, lasted_s: float) -> float:
-        """The pause after a run that failed after `lasted_s`."""
+        """The pause after a run that lasted `lasted_s` and failed."""
         self.failures = 1 if lasted_s > self.healthy_s else self.failures + 1
         pause_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         return pause_s * random.uniform(0.75, 1.25)
@@ -43,10 +43,11 @@ async def keep_on(
     failed: Callable[[Exception], None] = lambda error: None,
     level: int = logging.WARNING,
 ) -> NoReturn:
-    """Await `once()` every `every_s` seconds until cancelled, whatever it raises.
+    """Await `once()` every `every_s` seconds until cancelled, even if it raises.
 
-    While it raises, the pauses grow up to `longest_s`, and `failed` is called. A `GatiError` is logged in one
-    line at `level`, any other exception with its traceback.
+    After each exception `failed` is called with it; while exceptions continue, the pauses grow up to
+    `longest_s`. A `GatiError` is logged in one line at `level`, any other exception as an error with its
+    traceback. `what` names the task in the log.
     """
     backoff = Backoff(every_s, longest_s)
     while True:

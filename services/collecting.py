@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LONGEST_S = 10.0  # without a collection
+_LONGEST_S = 10.0  # longest time without a collection
 
 _lock = threading.Lock()
-_inside = 0  # blocks that run now
+_inside = 0  # number of `uncollected` blocks that are running
 _was_enabled = False
 _collected_s = 0.0
 
 
 def keep_for_good() -> None:
-    """Exclude all present objects from later collections."""
+    """Exclude all existing objects from later collections."""
     gc.collect()
     gc.freeze()
 
@@ -27,8 +27,8 @@ def uncollected() -> Iterator[None]:
     """Collect no garbage until the block ends, in any thread.
 
     For a block that creates many lists or dicts and drops them again: the collector would scan all of them
-    repeatedly while no other thread can run. Where blocks overlap without a gap, garbage is collected every
-    few seconds.
+    repeatedly while no other thread can run. If blocks overlap without a gap, garbage is collected at the end
+    of a block once `_LONGEST_S` have passed.
     """
     global _inside, _was_enabled, _collected_s
     with _lock:

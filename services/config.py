@@ -1,4 +1,4 @@
-"""The configuration of `gati serve`, and where each value came from: file, environment, command line."""
+"""The configuration of `gati serve`, with the origin of each value: file, environment or command line."""
 
 from __future__ import annotations
 
@@ -43,45 +43,45 @@ class _Strict(BaseModel):
 
 
 class ModelConfig(_Strict):
-    """One model: a cache library or plain model to be served from here, or the address of who serves it."""
+    """One model: a cache library or plain model to serve, or the address of a service that serves it."""
 
     library: Path | None = None
     composition: str | None = Field(default="default", pattern=NAME_PATTERN)
-    caches: bool = True  # False: the base model of the library alone
+    caches: bool = True  # False: only the base model of the library
     model: str | None = None
     checkpoint: Path | None = None
-    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH a plain model's inputs have
+    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH of a plain model's inputs
     address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
-    secret_file: Path | None = None  # what the service at the address must have, too
-    authority: Path | None = None  # calls to the address go by TLS, to who has a certificate of these
-    device: str | None = None  # the one the library was measured on unless given; cpu for a plain model
+    secret_file: Path | None = None  # the secret shared with the service at `address`
+    authority: Path | None = None  # CA certificates; with them, calls to `address` use TLS
+    device: str | None = None  # default: the one the library was measured on; cpu for a plain model
     threads: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
-    # Share of the base model's time for audits. 0 switches the guard off: caches that no certificate covers
-    # then never answer, because nothing can prove them, and those that are covered answer unwatched.
+    # Audits may take this share of the base model's time. 0 switches the guard off: certified caches then
+    # answer unwatched, and other caches never answer, because nothing can prove them.
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
-    trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
+    trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests on which unproven caches are tried
     memory: bool = True  # requests that name a `place` may be answered from memory, once that is proven
-    places: int = Field(default=64, ge=1)  # places in memory; the least recently used is forgotten
-    unguarded: bool = False  # with audit_budget = 0: unproven caches answer all the same, nothing is promised
-    # Folder where it is kept how versions stand, and which were loaded; LIBRARY/standing unless given.
+    places: int = Field(default=64, ge=1)  # in memory; beyond them, the least recently used is dropped
+    unguarded: bool = False  # with audit_budget = 0: unproven caches answer, too; nothing is promised
+    # Folder for the proofs and evidence of versions, and the list of loaded ones; default: LIBRARY/standing.
     state: Path | None = None
     records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
-    records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
-    most_versions: int = Field(default=8, ge=2)  # loaded at a time
-    adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
+    records_limit_bytes: int = Field(default=2**30, ge=1)  # of the record store; the oldest are deleted
+    most_versions: int = Field(default=8, ge=2)  # loaded at the same time
+    adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining time, relative to other models
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
-    # A started process, without the model, for each replica: it takes over in about the time of loading.
+    # Each replica has a second process that has imported everything: to take over, it only loads the model.
     spare: bool = False
-    # Between these as many replicas as it takes for nine of ten requests to wait no longer than the delay.
-    replicas_min: int = Field(default=1, ge=0)  # 0: none without requests; the next one starts one
+    # From replicas_min to replicas_max, the fewest with which nine of ten requests wait at most the delay.
+    replicas_min: int = Field(default=1, ge=0)  # 0: none while there are no requests
     replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     replicas_delay_ms: float = Field(default=50.0, gt=0.0)
-    replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # one less would have done for so long: it goes
-    replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with a minimum of 0: without a request
+    replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # remove one if one fewer was enough this long
+    replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with replicas_min = 0: idle time until all stop
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -91,13 +91,13 @@ class ModelConfig(_Strict):
         if self.library is None and self.model is None and self.address is None:
             raise ValueError("give a library, a model or an address")
         if self.address is not None and int(self.address.rpartition(":")[2]) > _LARGEST_PORT:
-            raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
+            raise ValueError(f"the port of {self.address} is too large; give one up to {_LARGEST_PORT}")
         if self.address is not None and (self.replicas is not None or self.replicas_max is not None):
-            raise ValueError("an address is of one service; give replicas with a library or a model")
+            raise ValueError("an address names one service; set replicas only with a library or a model")
         if self.replicas_max is None and self.replicas_min != 1:
             raise ValueError("replicas_min needs replicas_max; give both, or replicas")
         if self.replicas_max is not None and not self.replicas_min <= (self.replicas or self.replicas_min):
-            raise ValueError("replicas is what a model begins with; give at least replicas_min")
+            raise ValueError("replicas is the number at startup; give at least replicas_min")
         if self.replicas_max is not None and max(self.replicas_min, self.replicas or 1) > self.replicas_max:
             raise ValueError("replicas and replicas_min must not be above replicas_max")
         if self.unguarded and self.audit_budget > 0.0:
@@ -114,15 +114,15 @@ class ModelConfig(_Strict):
 
 
 class PipelineConfig(_Strict):
-    """One pipeline. Its options are served by models of this configuration, added if there is none."""
+    """One pipeline. Models of this configuration serve its options; missing models are added."""
 
     file: Path
     policy: str = "dynamic"
     attainment: float = Field(default=0.95, gt=0.0, lt=1.0)
-    latency_slo_ms: float | None = Field(default=None, gt=0.0)  # of queries that name none
-    live: bool = True  # figures follow the traffic; False: only what was measured offline
+    latency_slo_ms: float | None = Field(default=None, gt=0.0)  # of queries without their own
+    live: bool = True  # figures follow the traffic; False: only offline measurements count
     half_life: float = Field(default=256.0, gt=0.0)  # queries of a stage after which evidence counts half
-    # One query of so many may run an option that was not seen for long, to see how it does now; 0: none.
+    # One in this many queries runs the option not seen for longest, to update its figures; 0: none.
     explore_every: int = Field(default=128, ge=0)
 
 
@@ -132,46 +132,44 @@ class AdaptationConfig(_Strict):
     interval_s: float = Field(default=600.0, gt=0.0)
     window_s: float = Field(default=3600.0, gt=0.0)
     window_inputs: int = Field(default=1400, ge=100)
-    held_share: float = Field(default=0.25, gt=0.0, lt=1.0)  # of the samples, to lay settings on
-    blocks: tuple[str, ...] | None = None  # where new caches are tried; three early blocks unless given
-    variants: tuple[str, ...] = ("scene(8,64,64)",)  # kinds of new caches that are tried
+    held_share: float = Field(default=0.25, gt=0.0, lt=1.0)  # of the samples, to choose settings on
+    blocks: tuple[str, ...] | None = None  # where new caches are tried; default: three early blocks
+    variants: tuple[str, ...] = ("scene(8,64,64)",)  # predictors of new caches
     look_every_s: float = Field(default=5.0, gt=0.0)
 
 
 class ServeConfig(_Strict):
-    """Everything that `gati serve` can be told."""
+    """All settings of `gati serve`."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    hosts: tuple[str, ...] = ()  # further host names that clients without a key may use
+    hosts: tuple[str, ...] = ()  # additional host names that clients without a key may use
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     management_key: str | None = Field(default=None, min_length=1, repr=False)
-    keys_file: Path | None = None  # several keys, each with rights and a quota; read again on SIGHUP
-    certificate: Path | None = None  # for HTTPS, in PEM, with the certificates between it and its authority
+    keys_file: Path | None = None  # several keys, each with rights and a quota; SIGHUP reloads it
+    certificate: Path | None = None  # for HTTPS: PEM, with the intermediate certificates
     certificate_key: Path | None = None
     most_connections: int = Field(default=1000, ge=1)
     largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
-    head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
+    head_timeout_s: float = Field(default=10.0, gt=0.0)  # for the request line and headers
     body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a slow body, or a reply that is not read
-    request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
-    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may ask for
-    highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may ask for; 1 is first
-    late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
+    request_timeout_ms: float = Field(default=10_000.0, gt=0.0)  # default of requests
+    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may set
+    highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may set; 1 is served first
+    late_factor: float = Field(default=2.0, ge=1.0)  # default timeout of a request, in multiples of its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
-    largest_json_bytes: int = Field(default=80 * MIB, ge=1024)  # of the memory: JSON and what is read of it
-    largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
+    largest_json_bytes: int = Field(default=80 * MIB, ge=1024)  # memory for JSON and its values
+    largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # memory for all current requests
     largest_image_pixels: int = Field(default=12_500_000, ge=1)
-    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models that do not say it
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models without this setting
     ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve
-    drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
+    drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: report not ready, keep answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
-    hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended
+    hang_timeout_s: float = Field(default=60.0, gt=0.0)  # kill a process that does not respond for this long
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    otlp_endpoint: str | None = Field(
-        default=None, pattern=r"^https?://\S+$"
-    )  # of an OpenTelemetry collector
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")  # OpenTelemetry collector
     trace_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that are traced
-    log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that get a line, at info
+    log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that are logged, at info
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
@@ -185,19 +183,19 @@ class ServeConfig(_Strict):
     @field_validator("hosts", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """Of the environment, as text: names with commas between."""
+        """Split comma-separated names, the form that an environment variable has."""
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
 class Effective:
-    """A configuration, and where each value came from: `port` or `models.NAME.library` to a few words."""
+    """A configuration with the origin of each value, by setting: `port`, `models.NAME.library`."""
 
     config: ServeConfig
     origins: Mapping[str, str]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Every setting with its value and origin; keys, and what URLs have of passwords, are hidden."""
+        """Every setting with its value and origin; keys, and logins and queries in URLs, are hidden."""
         found = []
         for name, value in _flat(self.config.model_dump(mode="json")):
             shown = "(hidden)" if name in _SECRET and value is not None else _shown(value)
@@ -211,13 +209,14 @@ def read_config(
     environment: Mapping[str, str] | None = None,
     composition: str | None = None,
 ) -> Effective:
-    """Read the configuration of `target`: a TOML file, a pipeline file, a cache library, a folder of these.
+    """Read the configuration from `target`: a TOML file, a pipeline file, a cache library, or a folder.
 
-    `overrides` (of the command line) win over `environment` (variables `GATI_SERVE_PORT` and so on), and
-    these over the file. Paths in a file are relative to it. `composition` is that of the libraries of a
-    folder.
+    A folder may contain cache libraries or pipeline files; if it has both, the pipelines are served.
+    `overrides` (from the command line) take precedence over `environment` (variables such as
+    `GATI_SERVE_PORT`), and these over the file. Paths in a file are relative to it. `composition` is the one
+    that libraries in a folder are served with.
 
-    **Raises:** `ConfigError`, one line that says which setting of which file is wrong.
+    **Raises:** `ConfigError`, one line that names the invalid setting and its file.
     """
     values, origins = _from_target(target)
     if composition is not None:
@@ -247,12 +246,12 @@ def read_config(
 
 
 def validated(kind: type[M], **given: Any) -> M:
-    """Settings that no file names; None stands for what was not given. Raises `ConfigError`."""
+    """Settings from keyword arguments; None means not given. Raises `ConfigError`."""
     try:
         return kind.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        # Without the cause, which may show a key.
+        # `from None`: the original error may show a key.
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
@@ -274,9 +273,9 @@ def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
-    """Set the composition of the libraries in a folder. Raises `ConfigError` where there is no library."""
+    """Set the composition of the libraries in a folder. Raises `ConfigError` for anything else."""
     if not target.is_dir() or values.get("pipelines"):
-        raise ConfigError(f"--composition is for a cache library; {target} says itself which it serves")
+        raise ConfigError(f"--composition is for a cache library; set the compositions in {target} itself")
     for name, entry in values["models"].items():
         entry["composition"] = composition
         origins[f"models.{name}.composition"] = "command line --composition"
@@ -292,11 +291,11 @@ def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if "stages" in document:
             pipelines[document.get("name", file.stem)] = {"file": file}
     if pipelines:
-        models = {}  # the pipelines say which compositions they want
+        models = {}  # the pipelines name their libraries and compositions
     if not (models or pipelines):
         raise ConfigError(
-            f"{folder} holds no cache library and no pipeline; give what gati explore --out wrote, "
-            "or a TOML file"
+            f"{folder} contains no cache library and no pipeline; give the folder that gati explore --out "
+            "wrote, or a TOML file"
         )
     return _origins({"models": models, "pipelines": pipelines}, str(folder))
 
@@ -333,7 +332,7 @@ def _shown(value: Any) -> str:
 
 
 def without_password(text: str) -> str:
-    """A text of which the URLs show neither who logs in nor with what."""
+    """A text with the user names, passwords and queries of its URLs masked."""
     return _QUERY.sub(r"\1?***", _LOGIN.sub(r"\1***@", text))
 
 

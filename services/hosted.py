@@ -1,4 +1,7 @@
-"""What starts and watches the process of a service: this machine (`services.supervisor`) or a cluster."""
+"""Interfaces for starting and supervising service processes, on this machine or on a cluster.
+
+`services.supervisor` and `services.ray_hosts` implement them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from services.inference.settings import InferenceSettings
 
 
 class Hosted(Protocol):
-    """A process of a service: started, restarted when it dies, and stopped.
+    """The process of one service: it is started, restarted when it dies, and stopped.
 
-    `served` is set by the caller of the process once it has answered.
+    Its client sets `served` once the process has answered.
     """
 
     served: bool
@@ -27,12 +30,12 @@ class Hosted(Protocol):
 
     @property
     def hopeless(self) -> str | None:
-        """The error that no restart can mend, if any."""
+        """The error that a restart cannot fix, if any."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Whether a process is running."""
         ...
 
     def start(self) -> None:
@@ -44,7 +47,7 @@ class Hosted(Protocol):
         ...
 
     def kill(self, why: str) -> None:
-        """Kill a process that hangs; another is started."""
+        """Kill a process that hangs; another one is started."""
         ...
 
     def retire(self) -> None:
@@ -52,17 +55,17 @@ class Hosted(Protocol):
         ...
 
     async def stop(self, timeout_s: float) -> None:
-        """Let the process drain for that long, then end it. It may be started again."""
+        """Let the process drain for that long, then end it. `start` may be called again."""
         ...
 
 
 class Hosting(Protocol):
-    """Where the services of all models run. Callers need `secret`; None: no secret."""
+    """Where the services of all models run. Their clients need `secret`; None if there is none."""
 
     secret: bytes | None
 
     def threads(self, replicas: int) -> int:
-        """The threads of a replica if the configuration names no number."""
+        """The number of threads of each of `replicas` replicas if the configuration does not set it."""
         ...
 
     def host(self, settings: InferenceSettings) -> Hosted:

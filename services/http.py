@@ -1,10 +1,10 @@
-"""HTTP connections within bounds: their number, how long they may stay silent, the size of the headers.
+"""Limits for HTTP connections: their number, the size of headers, and the time for each part of a request.
 
-uvicorn's protocol has no bound on heads, on half-sent requests and on clients that do not read. Here a
-connection that has sent nothing, half a head, or a body slower than a trickle is closed, and so is one whose
-client does not take what it asked for. When there are too many, the one goes that has kept us waiting longest
-without a whole request, so that silent ones cannot keep others out. Where none has for long, new ones wait to
-be accepted (`places`), and who is refused for overload is asked to come back with another connection.
+uvicorn's protocol does not limit headers, incomplete requests, or clients that do not read. Here a connection
+is closed if its client sends nothing, an incomplete head, or a body that is too slow, or does not read its
+reply. If there are too many connections, the one that has waited longest for a complete request is closed, so
+silent clients cannot keep others out. If all of them are active, new ones wait to be accepted (`places`), and
+connections whose request is refused for overload are closed after the reply (`should_leave`).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
+_LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, after the first `body_timeout_s`
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
-_SILENT_S = 0.5  # a connection idle for less than this is not closed in favour of another
-_NEARLY_FULL = 0.9
-_CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # in the scope of a request
+_SILENT_S = 0.5  # a connection idle for less than this is not closed to make room
+_NEARLY_FULL = 0.9  # share of the limit on connections
+_CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # keys in the scope of a request
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Bounds on connections. A head is the request line and the headers."""
+    """Limits for connections. A head is the request line and the headers."""
 
     connections: int = 1000
     head_bytes: int = 65_536
-    head_timeout_s: float = 10.0  # from connecting, or the end of the request before, to the end of the head
-    body_timeout_s: float = 30.0  # a body slower than a trickle, or a reply that is not taken
+    head_timeout_s: float = 10.0  # to complete a head, from connecting or from its first bytes
+    body_timeout_s: float = 30.0  # until a body must be fast enough, or a reply must have been read
 
 
-class _Turned:
-    """An ASGI application that answers everything in one way, and hangs up."""
+class _Refusal:
+    """An ASGI application that answers every request with the same error and closes the connection."""
 
     def __init__(self, status: int, message: str) -> None:
         self._status = status
@@ -53,14 +53,15 @@ class _Turned:
 
 
 class _OpenTransport:
-    """A transport that may be written to after it was closed: what is written then is dropped.
+    """A transport that may be written to after it was closed; that data is dropped.
 
-    A request may be answered after what followed it ended the connection, and uvloop raises for that.
+    uvloop raises in that case. It happens when later data of the client, such as an oversized head, ended the
+    connection while a request was still being answered.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self.is_closing = transport.is_closing  # asked many times in each request
+        self.is_closing = transport.is_closing  # an attribute, because it is called many times per request
 
     def write(self, data: bytes) -> None:
         if not self.is_closing():
@@ -71,7 +72,7 @@ class _OpenTransport:
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """The class of connections that uvicorn is to use, with these limits."""
+    """The protocol class for uvicorn, with these limits."""
 
     class _Bounded(_BoundedProtocol):
         _limits = limits
@@ -80,26 +81,29 @@ def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
 
 
 def places(connections: Collection[Any], limits: HttpLimits, now_s: float) -> int:
-    """How many more can be accepted; `now_s` is of their event loop."""
+    """How many more connections can be accepted, some of them in place of silent ones.
+
+    `now_s` is the time of their event loop.
+    """
     left = limits.connections - len(connections)
     return left if left > 0 else left + sum(_is_silent(each, now_s) for each in connections)
 
 
 def waited_s(scope: Scope) -> float:
-    """For how long a request waited for its connection to be accepted."""
+    """How long a request waited for its connection to be accepted."""
     return float(scope.get(_WAITED_S, 0.0))
 
 
 def should_leave(scope: Scope) -> bool:
-    """Whether the connection of a request, which is here as a whole, had better make room for another."""
+    """Whether the connection of a request should be closed after the reply, to make room for others."""
     connection = scope.get(_CONNECTION)
     return connection is not None and connection.should_leave
 
 
 def tell_when_gone(scope: Scope, tell: Callable[[], None]) -> Callable[[], None] | None:
-    """Have `tell` called once when the client of a request goes, until what is returned is called.
+    """Call `tell` once if the client of a request disconnects; returns a function that cancels this.
 
-    None where the server is another one and cannot tell. The body has to have been read.
+    Returns None behind another server, which cannot detect it. The body must have been read before.
     """
     connection = scope.get(_CONNECTION)
     return None if connection is None else connection.tell_when_gone(tell)
@@ -110,23 +114,23 @@ def _is_silent(connection: Any, now_s: float) -> bool:
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """One connection. What uvicorn calls is extended, never replaced."""
+    """One connection. It extends the methods that uvicorn calls and always calls the originals."""
 
     _limits = HttpLimits()
-    _TOO_LARGE = _Turned(431, "the head of the request is too large; send less")
+    _TOO_LARGE = _Refusal(431, "the request line and headers are too large; send less")
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0  # of the head under way
-        self._body_bytes = 0  # of the body under way
+        self._head_bytes = 0  # received of the current head
+        self._body_bytes = 0  # received of the current body
         self._body_began_s = 0.0
         self._in_head = self._in_body = False
-        self._answered = False  # anything, ever
+        self._answered = False  # whether any request was answered
         self._waits_since_s = self.loop.time()
-        self.waited_s = 0.0  # the first request, before the connection was accepted
-        self._tell: Callable[[], None] | None = None  # who wants to know when the client goes
+        self.waited_s = 0.0  # how long data waited before the connection was accepted
+        self._tell: Callable[[], None] | None = None  # called when the client disconnects
 
     # What uvicorn calls ---------------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._tell()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have come."""
+        """Some bytes have arrived."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -155,9 +159,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         if long_head or len(self.pipeline) > _MOST_PIPELINED:
             self._hang_up()
         elif self._timer is None:
-            if self._in_body:  # of which not all has come with its head
+            if self._in_body:  # the body did not arrive completely with its head
                 self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
-            elif self._idle:  # half a head, or what comes before one
+            elif self._idle:  # an incomplete head, or blank lines before one
                 self._expect_head()
 
     def on_message_begin(self) -> None:
@@ -166,7 +170,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A head is there."""
+        """A head is complete."""
         self._in_head = False
         self._head_bytes = 0
         self._cancel_timer()
@@ -186,12 +190,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_body, self._body_bytes, self._body_began_s = True, 0, self.loop.time()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body is there."""
+        """Part of a body has arrived."""
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is there."""
+        """A request is complete."""
         self._in_body = False
         self._head_bytes = 0
         self._cancel_timer()
@@ -202,17 +206,17 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._answered = True
         self._waits_since_s = self.loop.time()
         super().on_response_complete()
-        if self._in_head and self._idle and self._timer is None:  # it came while this was being answered
+        if self._in_head and self._idle and self._timer is None:  # it began to arrive before this reply ended
             self._expect_head()
 
     def pause_writing(self) -> None:
-        """The client does not take what it is sent."""
+        """The client does not read what it is sent."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._limits.body_timeout_s, self._hang_up)
 
     def resume_writing(self) -> None:
-        """The client takes it again."""
+        """The client reads again."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -221,36 +225,36 @@ class _BoundedProtocol(HttpToolsProtocol):
     # ----------------------------------------------------------------------------------------------------
 
     def tell_when_gone(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Of the request that is being answered: there is one at a time."""
+        """As the function of that name; for the one request that is being answered."""
         if self.transport.is_closing():
             tell()
         else:
             self._tell = tell
-            self.flow.resume_reading()  # or its end would not be seen
-        return self._forget_who_asked
+            self.flow.resume_reading()  # otherwise a disconnect would not be noticed
+        return self._stop_telling
 
-    def _forget_who_asked(self) -> None:
+    def _stop_telling(self) -> None:
         self._tell = None
 
     @property
     def should_leave(self) -> bool:
-        """Whether there are nearly too many connections, and nothing more comes on this one for now."""
+        """Whether the limit on connections is almost reached, and this one has no body to receive."""
         return not self._in_body and len(self.connections) > _NEARLY_FULL * self._limits.connections
 
     def silent_s(self, now_s: float) -> float:
-        """For how long it has kept us waiting for a whole request; less than nothing if it does not."""
+        """How long this connection has been idle or sending an incomplete request; negative if neither."""
         return now_s - self._waits_since_s if self._idle or self._in_body else -1.0
 
     @property
     def _idle(self) -> bool:
-        """Whether no request is there: neither one whose body comes nor one that is being answered."""
+        """Whether no request is being received (beyond its head) or answered."""
         return not self._in_body and (self.cycle is None or self.cycle.response_complete)
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._hang_up)
 
     def _check_body(self) -> None:
-        if self.cycle.response_complete:  # it was refused, and more of it still comes
+        if self.cycle.response_complete:  # it was refused, but its body still arrives
             self._hang_up()
             return
         late_s = self.loop.time() - self._body_began_s - self._limits.body_timeout_s
@@ -260,9 +264,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
 
     def _make_room(self) -> None:
-        """Close the connection idle for longest, preferring those that never sent a request.
+        """Close the connection that has been silent longest, preferring those that never had a reply.
 
-        Where none is silent there is one connection too many for a while: what it has sent is not read yet.
+        If none is silent, there is one connection too many for a while.
         """
         now_s = self.loop.time()
         silent = [
@@ -274,7 +278,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             min(silent, key=lambda each: (each._answered, each._waits_since_s))._hang_up()
 
     def _hang_up(self) -> None:
-        """End the connection now, whatever is on its way."""
+        """End the connection immediately; unsent data are dropped."""
         self._cancel_timers()
         self.connections.discard(self)
         if not self.transport.is_closing():

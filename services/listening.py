@@ -1,4 +1,4 @@
-"""Listening on a Unix socket, for this user only, or on an address."""
+"""Listens on a Unix socket, for this user only, or on an address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.wire.server import Handler, WireServer
 async def listen(
     service: Service, handlers: Mapping[str, Handler], settings: ProcessSettings
 ) -> tuple[WireServer, str]:
-    """Begin to listen as the settings say; returns the server and the address for clients.
+    """Start to listen as the settings say; returns the server and the address for clients.
 
     **Raises:** `ConfigError` if other machines could call without a secret.
     """
@@ -27,8 +27,8 @@ async def listen(
     secret = read_secret(settings.secret_file)
     if secret is None and not is_loopback(settings.host):
         raise ConfigError(
-            f"without a secret only this machine may call, and {settings.host} is for others, too; give "
-            "secret_file, here and in [models.NAME] of who calls"
+            f"without a secret only this machine has access, and {settings.host} is open to others; set "
+            "secret_file, here and in [models.NAME] of the caller"
         )
     tls = server_tls(settings.certificate, settings.certificate_key)
     server = WireServer(service, handlers, secret=secret, tls=tls)

@@ -1,4 +1,4 @@
-"""Locks of files that only one process at a time may write."""
+"""Locks for files that only one process at a time may write."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-KEPT = "another process keeps it"
+KEPT = "another process uses it"
 
 
 def hold(path: Path) -> IO[bytes] | str:
-    """Take the lock, which ends with the process however that ends; returns why if that fails."""
+    """Take the lock at `path`, which the system releases when the process ends, also if it is killed.
+
+    Returns the open lock file, or a reason if that failed.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("ab")
     except OSError as error:
         return f"cannot write {path.parent} ({error.strerror or error})"
-    with suppress(ImportError):  # a system without it has no lock, and no second process if used rightly
+    with suppress(ImportError):  # without fcntl there is no lock: users must start only one process
         import fcntl
 
         try:

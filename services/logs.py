@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, on stderr."""
+"""Structured logs: one JSON object per line, on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _JsonLines(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
-        self._second = (0, "")  # the last one, and how it is written
+        self._second = (0, "")  # the last one, formatted: most lines share it
 
     def format(self, record: logging.LogRecord) -> str:
         second = int(record.created)
@@ -35,7 +35,7 @@ class _JsonLines(logging.Formatter):
 
 
 def configure(service: str, level: str) -> None:
-    """Send what this process logs to stderr, from `level` (debug, info, warning, error) up."""
+    """Log to stderr, from `level` (debug, info, warning, error) up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

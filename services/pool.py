@@ -1,4 +1,4 @@
-"""A few threads for work that would hold up an event loop, with a bound on what waits for them."""
+"""A few threads for work that would block an event loop, with a limit on the calls that wait for them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RETRY_AFTER_S = 0.5
 
 
 class BoundedPool:
-    """`threads` threads; at most `waiting` calls wait for one. Methods are for the event loop's thread.
+    """`threads` threads; at most `waiting` calls wait for one. Call its methods from the event loop.
 
-    Owners take turns, so that the calls of one do not wait for all those of another. If it is `shared`, one
-    owner's calls also leave places to others.
+    Owners take turns, so that the calls of one do not wait for all calls of another. If it is `shared`, the
+    waiting calls of one owner also leave places for others.
     """
 
     def __init__(self, name: str, *, threads: int = 2, waiting: int = 64, shared: bool = False) -> None:
@@ -29,17 +29,19 @@ class BoundedPool:
         self._shared = shared
         self._count = 0
         self._idle = threads
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner; whose turn it is comes first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner, in the order of their turns
 
     async def run(self, work: Callable[..., T], *arguments: Any, owner: str = "") -> T:
-        """What `work` returns. Raises `OverloadError` when too much waits, and what `work` raises.
+        """Run `work` in a thread and return its result.
 
-        When cancelled, what has not begun never begins, and what has begun is waited for: its memory is still
-        the caller's.
+        If this is cancelled, waiting work never starts; running work is awaited first, because it still uses
+        the caller's memory.
+
+        **Raises:** `OverloadError` if too many calls wait, and whatever `work` raises.
         """
         left = self._most - self._count
         if not left or (self._shared and crowds(len(self._waiting.get(owner, ())) + 1, left)):
-            raise OverloadError(f"{self._count} requests wait to be read", retry_after_s=_RETRY_AFTER_S)
+            raise OverloadError(f"{self._count} requests wait to be decoded", retry_after_s=_RETRY_AFTER_S)
         self._count += 1
         try:
             await self._turn(owner)
@@ -54,7 +56,7 @@ class BoundedPool:
                     raise
             finally:
                 self._next()
-                # They hold the exception, whose traceback holds this frame and all that `work` has read.
+                # Break a cycle: they refer to the exception, and its traceback refers to this frame.
                 future = waiting = None  # type: ignore[assignment]
         finally:
             self._count -= 1
@@ -76,19 +78,19 @@ class BoundedPool:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was ours already
+            if turn.done() and not turn.cancelled():  # a thread was already assigned
                 self._next()
             raise
 
     def _next(self) -> None:
-        """Give a thread that is done to the owner whose turn it is."""
+        """Pass a free thread to the next owner in turn."""
         while self._waiting:
             owner = next(iter(self._waiting))
             turns = self._waiting.pop(owner)
             turn = turns.popleft()
             if turns:
                 self._waiting[owner] = turns  # behind the others
-            if not turn.done():  # or it was cancelled
+            if not turn.done():  # otherwise it was cancelled
                 turn.set_result(None)
                 return
         self._idle += 1

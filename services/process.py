@@ -1,4 +1,4 @@
-"""The process of a service: its settings, its startup, and its end."""
+"""The process of a service: its settings, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gati.errors import GatiError, StorageError, UnavailableError
 from services import logs
 
-USAGE = 2  # exit status: invalid settings; a restart will fail again
-_TRY_AGAIN = 75  # exit status: what was missing may come back
+USAGE = 2  # exit status: invalid settings; a restart would fail again
+_TRY_AGAIN = 75  # exit status: the cause, such as a missing disk or server, may disappear
 
 
 class ProcessSettings(BaseModel):
-    """Address of a service (port 0: a free one), when it ends, what it logs.
+    """The address of a service (port 0: a free one), when it ends, and its log level.
 
     `socket`, the path of a Unix socket, takes precedence over `host` and `port`. If other machines can reach
     these, `secret_file` has the secret that clients need; `certificate` and `certificate_key` are for TLS.
+    With `end_with_stdin` the process ends when its stdin closes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,15 +47,15 @@ S = TypeVar("S", bound=ProcessSettings)
 
 
 def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
-    """Serve as the settings say: JSON on the command line or, where that is `-`, the first line of stdin.
+    """Serve with settings from JSON on the command line or, if that is `-`, in the first line of stdin.
 
-    The exit status is 2 for what the user can mend, 75 for what may mend itself.
+    Returns the exit status: 2 for an error that the user must fix, 75 for one that a retry may fix.
     """
     try:
         told = sys.stdin.buffer.readline() if sys.argv[1] == "-" else sys.argv[1]
         settings = kind.model_validate_json(told)
     except (IndexError, ValidationError) as error:
-        print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
+        print(f"error: give the settings as JSON: {error}", file=sys.stderr)
         return USAGE
     logs.configure(name(settings), settings.log_level)
     try:
@@ -63,15 +64,15 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
         print(f"error: {error}", file=sys.stderr)
         return _TRY_AGAIN if isinstance(error, StorageError | UnavailableError) else error.exit_status
     finally:
-        gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
+        gc.freeze()  # otherwise the exiting interpreter collects garbage in all of torch, for a second
     return 0
 
 
 async def ended(*, with_stdin: bool) -> None:
-    """Wait until this process is to end: SIGTERM, SIGINT or, `with_stdin`, the end of its stdin.
+    """Wait until this process should end: on SIGTERM, SIGINT or, `with_stdin`, when its stdin closes.
 
-    With stdin, signals are ignored: a terminal and systemd send them to every process of a service, and this
-    one must still answer the process that started it, which drains.
+    With stdin, signals are ignored: a terminal or systemd sends them to every process of a service, but this
+    one must keep answering its parent while that drains.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -86,5 +87,5 @@ def _read_to_the_end(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) ->
     stdin = sys.stdin.fileno()
     while os.read(stdin, 4096):
         continue
-    with suppress(RuntimeError):  # the loop has ended before
+    with suppress(RuntimeError):  # the loop is already closed
         loop.call_soon_threadsafe(stopped.set)

@@ -1,19 +1,20 @@
-"""A quantile that follows a stream of values without keeping them."""
+"""A quantile of a stream of values, estimated without storing them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MEMORY = 0.98  # of the scale
+_MEMORY = 0.98  # weight of earlier values in the scale
 _STEP = 0.3  # in units of the scale
 
 
 @dataclass
 class RunningQuantile:
-    """The `share` quantile of late, by stochastic steps on the pinball loss (Robbins and Monro 1951).
+    """The `share` quantile of recent values, by stochastic descent on the pinball loss (Robbins, Monro 1951).
 
-    Each value above it raises it by `share` of a step, each one below lowers it by the rest. The step is a
-    fraction of the usual distance of values, so it follows a changed load and settles on a steady one.
+    Each value above the estimate raises it by `share` of a step; any other lowers it by the rest. A step is a
+    fraction of the average distance between values and estimate, so the estimate follows a changing load and
+    settles on a steady one.
     """
 
     share: float
@@ -32,5 +33,5 @@ class RunningQuantile:
         self.value += step * (self.share if value > self.value else self.share - 1.0)
 
     def shrink(self, factor: float) -> None:
-        """Lower it, as it may itself be why no more values come."""
+        """Multiply it by a factor below 1, because a high estimate may itself be why no more values come."""
         self.value *= factor

@@ -1,11 +1,11 @@
-"""Inference services on the nodes of a Ray cluster: every name of Ray that serving needs is in this file.
+"""Inference services on the nodes of a Ray cluster. Only this file uses Ray for serving.
 
-Each replica is an actor that reserves what its service uses, and starts and watches that service's process as
-`services.supervisor` does, on the node where Ray has placed it. The scheduler is told where the process
-listens and asks it over Thrift, as anywhere else; no request goes through Ray. Where a node is lost, Ray
-starts the actor on another one.
+Each replica is an actor. It reserves the cores and GPU of its service, and starts and supervises the process
+of the service (`services.supervisor`) on the node where Ray has placed it. It reports the address of the
+process to the scheduler, which calls it over Thrift, as on one machine; no request goes through Ray. If a
+node is lost, Ray starts the actor on another one.
 
-A service listens on its node's address and asks for a secret that is made anew for each server.
+A service listens on its node's address and requires a secret, which each `gati serve` creates at startup.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from services.whereabouts import Whereabouts
 
 _log = logging.getLogger("gati.ray")
 
-_LOOK_S = 0.1  # how often an actor looks at its process
-_TELL_S = 5.0  # so long at most it says nothing: who waits longer has lost it
-_LOST_S = 30.0
+_LOOK_S = 0.1  # how often an actor checks its process
+_TELL_S = 5.0  # longest time between two reports of an actor
+_LOST_S = 30.0  # an actor that has not reported for this long is lost
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 _STOP_GRACE_S = 5.0
-_CALLS = 16  # of one actor at a time
+_CALLS = 16  # that an actor executes concurrently
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What an actor tells of its process."""
+    """An actor's report about its process."""
 
     address: str | None = None
     running: bool = False
@@ -54,7 +54,7 @@ class _Seen:
 
 
 class _Actor:
-    """Runs on a node: starts the process of one service there, and tells what becomes of it."""
+    """Runs on a node: starts and supervises the process of one service there, and reports its state."""
 
     def __init__(self, settings: str, secret: bytes) -> None:
         found = InferenceSettings.model_validate_json(settings)
@@ -72,7 +72,10 @@ class _Actor:
         )
 
     async def changed(self, seen: _Seen, served: bool) -> _Seen:
-        """What there is to be told, as soon as it is not what was `seen`, or after a while."""
+        """Start the process if needed; return its state once it differs from `seen`, or after `_TELL_S`.
+
+        `served`: the scheduler has had answers from it.
+        """
         self._process.start()
         self._process.served = self._process.served or served
         end_s = time.monotonic() + _TELL_S
@@ -81,15 +84,15 @@ class _Actor:
         return now
 
     async def kill(self, why: str) -> None:
-        """End a process that hangs."""
+        """Kill a process that hangs."""
         self._process.kill(why)
 
     async def retire(self) -> None:
-        """Start no other process."""
+        """Start no other process; the running one continues until `stop`."""
         self._process.retire()
 
     async def stop(self, timeout_s: float) -> None:
-        """Let the process drain, and end it."""
+        """Let the process drain, then end it."""
         await self._process.stop(timeout_s)
         self._scratch.close()
 
@@ -99,7 +102,7 @@ class _Actor:
 
 
 class RayReplica:
-    """One replica as an actor: `services.hosted.Hosted`. Its methods belong to the event loop's thread."""
+    """One replica, run by an actor: a `services.hosted.Hosted`. Call its methods from the event loop."""
 
     def __init__(self, settings: InferenceSettings, secret: bytes) -> None:
         self._settings = settings
@@ -108,19 +111,19 @@ class RayReplica:
         self._seen = _Seen()
         self._where = Whereabouts(lambda: self.cause)
         self._following: asyncio.Task[None] | None = None
-        self._lost = 0  # actors, with their processes
-        self._processes = 0  # restarted by actors that were lost
+        self._lost = 0  # number of actors lost while their process ran
+        self._processes = 0  # number of restarts by actors that were lost
         self._placed = False
         self.served = False
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Whether a process is running."""
         return self._seen.running
 
     @property
     def restarts(self) -> int:
-        """Number of restarts, of the process or of its actor."""
+        """Number of restarts, of the process or its actor."""
         return self._lost + self._processes + self._seen.restarts
 
     @property
@@ -130,15 +133,15 @@ class RayReplica:
 
     @property
     def hopeless(self) -> str | None:
-        """What no restart can mend."""
+        """The error that a restart cannot fix, if any."""
         return self._seen.hopeless
 
     def start(self) -> None:
-        """Have Ray start the actor, and follow it until `stop`."""
+        """Let Ray start the actor, and receive its reports until `stop`."""
         if self._following is not None and not self._following.done():
             return
         self.served, self._placed = False, False
-        self._seen = _Seen(cause=f"Ray has not placed it yet; it asks for {self._asks}")
+        self._seen = _Seen(cause=f"Ray has not placed it yet; it needs {self._needs}")
         self._where.begin()
         self._following = asyncio.create_task(self._follow())
 
@@ -147,23 +150,23 @@ class RayReplica:
         return await self._where.address()
 
     def kill(self, why: str) -> None:
-        """End a process that hangs; its actor starts another."""
+        """Kill a process that hangs; its actor starts another one."""
         if self._actor is not None:
             self._actor.kill.remote(why)
 
     def retire(self) -> None:
-        """Start no other process."""
+        """Start no other process; the running one continues until `stop`."""
         if self._actor is not None:
             self._actor.retire.remote()
 
     async def stop(self, timeout_s: float) -> None:
-        """Let the process drain for so long, then end it and its actor."""
+        """Let the process drain for that long, then end it and its actor."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
         actor, self._actor = self._actor, None
         if actor is not None:
-            with suppress(RayError, TimeoutError):  # one that has gone has drained
+            with suppress(RayError, TimeoutError):  # a lost actor needs no stop
                 async with asyncio.timeout(timeout_s + _STOP_GRACE_S):
                     await actor.stop.remote(timeout_s)
             ray.kill(actor)
@@ -172,7 +175,7 @@ class RayReplica:
     # ----------------------------------------------------------------------------------------------------
 
     @property
-    def _asks(self) -> str:
+    def _needs(self) -> str:
         gpu = " and a GPU" if self._gpus else ""
         return f"{self._settings.threads} CPUs{gpu}" if self._settings.threads > 1 else f"1 CPU{gpu}"
 
@@ -188,12 +191,15 @@ class RayReplica:
                 self._actor = self._new_actor()
             try:
                 await self._listen(self._actor)
-            except Exception as error:  # whatever it is, Ray may have a node for it later
+            except Exception as error:  # of any type: Ray may restart the actor, or have a node for it later
                 self._failed(error)
             await asyncio.sleep(backoff.after_s(time.monotonic() - began_s))
 
     async def _listen(self, actor: Any) -> None:
-        """Receive an actor's reports until it is lost, which raises Ray's error; sets `_placed` first."""
+        """Receive an actor's reports; sets `_placed` after the first, for which it waits without a limit.
+
+        **Raises:** Ray's error if the actor is lost, `TimeoutError` if it does not report.
+        """
         if not self._placed:
             self._take(await actor.changed.remote(_Seen(), self.served))
             self._placed = True
@@ -213,11 +219,11 @@ class RayReplica:
         return kind.remote(self._settings.model_dump_json(), self._secret)
 
     def _failed(self, error: Exception) -> None:
-        if self._seen.running:  # it had been there
+        if self._seen.running:  # otherwise no process was lost
             self._lost += 1
         self._processes += self._seen.restarts
-        cause = "its node, or the actor on it, is lost; Ray starts another"
-        if isinstance(error, ActorDiedError):  # not to be restarted: it has not come to its first call
+        cause = "its node or its actor is lost; Ray starts another actor"
+        if isinstance(error, ActorDiedError):  # its constructor failed: Ray does not restart it
             cause = f"its actor cannot be started: {one_line(error)}"
             self._actor = None
         _log.error("replica lost", extra={"replica": self._settings.label, "reason": one_line(error)})
@@ -226,7 +232,7 @@ class RayReplica:
 
     def _take(self, seen: _Seen) -> None:
         self._seen = seen
-        self._where.renew()  # another process may have come between two looks
+        self._where.renew()  # the process may have been replaced between two reports
         if seen.hopeless is not None:
             self._where.give_up(seen.hopeless)
         elif seen.address is not None:
@@ -234,7 +240,7 @@ class RayReplica:
 
 
 class RayCluster:
-    """The nodes of a Ray cluster: `services.hosted.Hosting`."""
+    """The nodes of a Ray cluster: a `services.hosted.Hosting`."""
 
     def __init__(self) -> None:
         self.secret: bytes | None = secrets.token_hex(32).encode()
@@ -242,14 +248,14 @@ class RayCluster:
     @classmethod
     @contextmanager
     def connect(cls, address: str) -> Iterator[RayCluster]:
-        """Connect to the cluster at an address, `auto` for that of this machine. Raises `ConfigError`."""
+        """Connect to the cluster at an address, `auto` for this machine's. Raises `ConfigError`."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             raise ConfigError(
                 f"no Ray cluster answers at '{address}' ({one_line(error)[:200]}); "
-                "start one with ray start --head, and this on one of its nodes"
+                "start one with ray start --head, and run this command on one of its nodes"
             ) from error
         try:
             yield cls()
@@ -257,11 +263,11 @@ class RayCluster:
             ray.shutdown()
 
     def threads(self, replicas: int) -> int:
-        """One: more are reserved where the configuration says so."""
+        """One core; more are reserved if the configuration sets `threads`."""
         return 1
 
     def host(self, settings: InferenceSettings) -> RayReplica:
-        """An actor, not started yet."""
+        """A replica whose actor is not started yet."""
         if self.secret is None:
-            raise AssertionError("services on other machines ask for a secret")
+            raise AssertionError("services on other machines need a secret")
         return RayReplica(settings, self.secret)

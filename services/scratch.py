@@ -1,7 +1,7 @@
-"""Temporary folders that are removed even if the process that made them is killed.
+"""Temporary folders that are removed even if the process that created them is killed.
 
-Each has a lock that its process holds; the system releases it however the process ends. Making the next
-folder of a kind removes those whose lock is free.
+The process holds a lock in its folder; the system releases it however the process ends. Whoever creates the
+next folder of the same kind removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scratch:
 def _sweep(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         if _is_left(folder):
-            _log.info("removed what a process left behind", extra={"folder": str(folder)})
+            _log.info("removed the temporary folder of a dead process", extra={"folder": str(folder)})
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -53,7 +53,7 @@ def _is_left(folder: Path) -> bool:
             return True
     except FileNotFoundError:
         return _age_s(folder) > _YOUNG_S
-    except OSError:  # held, or not ours to open
+    except OSError:  # locked by its process, or not readable
         return False
 
 

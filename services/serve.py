@@ -1,4 +1,4 @@
-"""`gati serve`: the scheduler in this process, an inference process for each model, until SIGTERM."""
+"""`gati serve`: the scheduler in this process, and an inference process for each replica of each model."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from services.wire.handshake import client_tls, read_secret
 _log = logging.getLogger("gati.serve")
 
 _LOOK_AGAIN_S = 60.0
-_SAMPLES_KEPT_S = 3600.0  # at least
-_STUCK_FACTOR = 2.0  # an engine that takes this many times the longest request hangs
+_SAMPLES_KEPT_S = 3600.0  # shortest time that samples are kept
+_STUCK_FACTOR = 2.0  # an engine that takes this many times the default request timeout hangs
 
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and end. `announce` gets the URL once everything answers.
+    """Serve until SIGTERM or SIGINT, then drain and end. `announce` gets the URL once all models are ready.
 
-    **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
-    answer, or Ray does not; `PipelineError` for a pipeline that cannot be planned.
+    **Raises:** `ConfigError` if the port is in use, other machines could send requests without a key, a model
+    can never be served, or Ray does not answer; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
@@ -67,9 +67,9 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
 
 
 def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[str, str, str], str]]:
-    """The configuration with a model for each source that its pipelines use.
+    """The configuration with a model added for each source of its pipelines that has none.
 
-    Also returns which model serves each (pipeline, stage, option).
+    Also returns the name of the model that serves each (pipeline, stage, option).
     """
     models = dict(config.models)
     serving: dict[tuple[str, str, str], str] = {}
@@ -82,12 +82,12 @@ def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[s
 
 
 class ThisMachine:
-    """Services run as processes of this machine, supervised by this one."""
+    """Services run as processes on this machine, supervised by this process."""
 
     secret: bytes | None = None  # only this user can reach their sockets
 
     def threads(self, replicas: int) -> int:
-        """The cores, divided."""
+        """The number of cores, divided by the number of replicas."""
         return max(1, (os.cpu_count() or 1) // replicas)
 
     def host(self, settings: InferenceSettings) -> Hosted:
@@ -96,7 +96,7 @@ class ThisMachine:
 
 
 def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Scheduler:
-    """The scheduler of a configuration, with its models not started yet; they run where `hosting` says."""
+    """The scheduler of a configuration. Its models are not started yet; they run where `hosting` says."""
     config, serving = with_pipeline_models(config)
     where = hosting or ThisMachine()
     models = {name: _model(name, each, config, where) for name, each in config.models.items()}
@@ -133,7 +133,7 @@ async def _serve(
     scheduler = build_scheduler(config, hosting)
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
-    hurry = asyncio.Event()  # a second signal
+    hurry = asyncio.Event()  # set by a second signal
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, lambda: (hurry if stop.is_set() else stop).set())
@@ -149,7 +149,7 @@ async def _serve(
     if stopped in done:
         await _leave(scheduler, hurry, config.drain_s)
     _log.info("draining")
-    for listener in server.servers:  # no new connections; open ones get their answers
+    for listener in server.servers:  # accept no new connections; open ones still get their answers
         listener.close()
     await scheduler.drain()
     server.should_exit = True
@@ -161,7 +161,7 @@ async def _serve(
 
 
 async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
-    """Report not ready, and keep answering until load balancers have noticed."""
+    """Report not ready, but keep answering for `drain_s`, so that load balancers notice."""
     scheduler.leaving = True
     if drain_s > 0.0:
         _log.info("no longer ready, still answering", extra={"drain_s": drain_s})
@@ -171,7 +171,7 @@ async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> 
 
 
 async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:
-    """Tell the URL once every model answers. Raises `ConfigError` where one never will."""
+    """Announce the URL once every model is ready. Raises `ConfigError` if one can never be served."""
     await asyncio.gather(*(_first_ready(model) for model in scheduler.models.values()))
     keep_for_good()
     announce(url)
@@ -184,7 +184,7 @@ async def _first_ready(model: Model) -> None:
 
 
 async def _hopeless(announcing: asyncio.Task[None]) -> None:
-    """End only with what a restart cannot mend, as `announcing` has it."""
+    """Raise the error of `announcing`, which a restart cannot fix; without one, never return."""
     await announcing
     await asyncio.Event().wait()
 
@@ -205,7 +205,7 @@ def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -
 
 
 def _replicas(own: ModelConfig, config: ServeConfig) -> int:
-    """How many replicas a model begins with: at least one, which shows that it can be served."""
+    """How many replicas a model starts with: at least one, which shows that it can be served."""
     if own.replicas_max is not None:
         return own.replicas or max(1, own.replicas_min)
     return own.replicas or config.replicas or 1
@@ -257,7 +257,7 @@ def _settings(
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:
-    """The process that retrains, if configured. Raises `ConfigError` if it would have no model."""
+    """The adaptation process, if it is configured. Raises `ConfigError` if it would have no model."""
     if config.adaptation is None:
         return None
     models = tuple(

@@ -1,14 +1,14 @@
-"""What all owners share, such as places or bytes: how much of it one owner may have."""
+"""Limits how much of a shared resource, such as places or bytes, one owner may have."""
 
 from __future__ import annotations
 
-_OF_WHAT_IS_LEFT = 4  # so many times what is left for all
+_FREE_FACTOR = 4  # an owner may have at most this multiple of what is free
 
 
 def crowds(wanted: int, left: int) -> bool:
-    """Whether an owner that has so much in all takes too much, where so much is `left` for all.
+    """Whether an owner would have too much: `wanted` in total, while `left` is free for all owners.
 
-    What one may have falls with what is left, so that one owner leaves a part to others, however much it
-    wants (dynamic thresholds: Choudhury and Hahne 1998).
+    The limit falls with the free amount, so one owner always leaves a part to others, however much it wants
+    (dynamic thresholds: Choudhury and Hahne 1998).
     """
-    return wanted > _OF_WHAT_IS_LEFT * left
+    return wanted > _FREE_FACTOR * left

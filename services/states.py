@@ -1,6 +1,6 @@
-"""Words of an inference service that others act on."""
+"""Names in the replies of an inference service that other processes act on."""
 
 from __future__ import annotations
 
-BASE_VERSION = "base"  # what it calls a model without caches
-STUCK = "stuck"  # an input has been worked on for longer than anything takes: the process has to go
+BASE_VERSION = "base"  # the version without caches
+STUCK = "stuck"  # an input has run for longer than any should take: the process must be killed

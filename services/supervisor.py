@@ -33,19 +33,19 @@ from services.whereabouts import Whereabouts
 _log = logging.getLogger("gati.supervisor")
 
 _FIRST_PAUSE_S = 0.2
-_SPARE_AFTER_S = 5.0  # that a process listens: until then it needs the processor itself
+_SPARE_AFTER_S = 5.0  # after the process listens: until then, a starting spare would slow it down
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 3  # lines of stderr that a cause quotes
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
-_LONGEST_PATH = 100  # of a socket, in bytes; the system takes a few more
-_OURS = "GATI_SERVE_"  # variables that are for us, keys among them
+_LONGEST_PATH = 100  # of a socket, in bytes; the system's limit is slightly higher
+_OURS = "GATI_SERVE_"  # prefix of variables that children do not get, because they include keys
 
 
 class Supervised:
     """The process of one service, a package that `python -m` runs.
 
-    `start` it once; `address` waits until it takes calls. After `stop` it may be started again. It listens at
-    a Unix socket, or, if not `for_this_machine` alone, where its settings say. With `spare` another process
+    `address` waits until the process accepts calls. After `stop` it may be started again. It listens on a
+    Unix socket or, if `for_this_machine` is False, where its settings say. With `spare` a second process
     waits to take over.
     """
 
@@ -72,19 +72,19 @@ class Supervised:
         self._end_timeout_s = 0.0
         self._retired = False
         self._killed_for = ""
-        self.served = False  # since it was started; set by its caller
+        self.served = False  # whether it has answered since `start`; set by its client
         self.restarts = 0
         self.cause = "it has not been started"
-        self.hopeless: str | None = None  # what a restart cannot mend
+        self.hopeless: str | None = None  # the error that a restart cannot fix
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Whether a process is running."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def has_spare(self) -> bool:
-        """Whether a process waits to take over."""
+        """Whether a spare process waits to take over."""
         return self._spare is not None and self._spare.returncode is None
 
     @property
@@ -107,7 +107,7 @@ class Supervised:
         return await self._where.address()
 
     def kill(self, why: str) -> None:
-        """Kill a process that hangs; another is started."""
+        """Kill a process that hangs; another one is started."""
         if self._process is not None and self._process.returncode is None:
             self._killed_for = why
             with suppress(ProcessLookupError):
@@ -146,7 +146,7 @@ class Supervised:
                 began_s = time.monotonic()
                 status = await self._run()
                 self.cause = self._obituary(status)
-            except Exception as error:  # whatever it is, the next attempt may succeed
+            except Exception as error:  # of any type: the next attempt may succeed
                 status = 1
                 self.cause = f"its process cannot be started: {one_line(error)}"
                 _log.exception("process not started", extra={"child": self._name})
@@ -197,7 +197,7 @@ class Supervised:
             for task in (ended, preparing):
                 if task is not None:
                     task.cancel()
-            if process is not None and process.returncode is None:  # we are cancelled
+            if process is not None and process.returncode is None:  # this task was cancelled
                 process.kill()
             try:
                 if readers:
@@ -213,7 +213,7 @@ class Supervised:
         return spare
 
     async def _prepare_spare(self) -> None:
-        """Have a process wait, once the one that serves has come far enough."""
+        """Start a spare process, some time after the serving one began to listen."""
         if not self._wants_spare:
             return
         await self._where.settled()
@@ -222,9 +222,9 @@ class Supervised:
             self._spare = await self._spawn(f"{self._name}(spare)")
 
     async def _spawn(self, name: str) -> asyncio.subprocess.Process:
-        """A process that waits to be told its settings; the name is for `ps`."""
+        """Start a process that waits for its settings; the name is shown by `ps`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        # -P keeps the working directory, which may have a `services` of its own, off the path.
+        # -P keeps the working directory, which may contain another `services`, off sys.path.
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (environment.get("PYTHONPATH"), _PACKAGE_PARENT))
         )
@@ -235,7 +235,7 @@ class Supervised:
             self._package,
             "-",
             name,
-            stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
+            stdin=asyncio.subprocess.PIPE,  # when it closes, the process knows that this one has ended
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
@@ -243,10 +243,10 @@ class Supervised:
         )
 
     def _tell(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        """Tell a process its settings. Raises `ConfigError`."""
+        """Send a process its settings. Raises `ConfigError` if the path of its socket would be too long."""
         socket = folder / "s"
         if len(os.fsencode(socket)) > _LONGEST_PATH:
-            raise ConfigError(f"the path of a socket is too long in {folder.parent}; set TMPDIR to another")
+            raise ConfigError(f"socket paths in {folder.parent} are too long; set TMPDIR to a shorter path")
         where = {"socket": socket} if self._for_this_machine else {}
         told = self._settings.model_copy(update={**where, "end_with_stdin": True})
         if process.stdin is None:
@@ -254,11 +254,11 @@ class Supervised:
         process.stdin.write(told.model_dump_json().encode() + b"\n")
 
     async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
-        """Let a process drain, and kill it when it takes too long."""
+        """Let a process drain, and kill it if that takes too long."""
         if process.stdin is not None:
             process.stdin.close()
         with suppress(ProcessLookupError):
-            process.terminate()  # for one that has not come to listen to the end of its stdin
+            process.terminate()  # for a process that does not watch its stdin yet
         await asyncio.wait([exited], timeout=self._end_timeout_s)
         if not exited.done():
             _log.warning("killed: it did not drain in time", extra={"child": self._name})
@@ -284,13 +284,13 @@ class Supervised:
             raise AssertionError("stderr is a pipe")
         while line := await _line(process.stderr):
             text = line.decode("utf-8", "replace")
-            with suppress(OSError, ValueError):  # a full disk, or closed: the process must not wait for it
+            with suppress(OSError, ValueError):  # disk full, or closed: the process must not block
                 sys.stderr.write(text)
             if text.strip():
                 self._words.append(text.strip())
 
     def _check_reader(self, reader: asyncio.Task[None]) -> None:
-        """End a process whose output is no longer read: it would wait for ever."""
+        """Kill a process whose output is no longer read: it would block forever."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
             self.kill(f"its output cannot be read: {one_line(error)}")
 
@@ -303,7 +303,7 @@ class Supervised:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line, or as much of a very long one as fits."""
+    """The next line, or the part of a very long one that fits the buffer."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

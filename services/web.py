@@ -1,4 +1,4 @@
-"""The HTTP server of `gati serve`: its address, its limits, and TLS."""
+"""The HTTP server of `gati serve`: its address, limits and TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHER_FILES = 128  # open files other than connections of clients
 def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
     """A server for an application, not listening yet.
 
-    **Raises:** `ConfigError` for a certificate that cannot be used, or too few files that may be open.
+    **Raises:** `ConfigError` for a certificate that cannot be used, or if too few files may be open.
     """
     limits = _limits(config)
     settings = uvicorn.Config(
@@ -42,13 +42,13 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
     )
     settings.load()
     settings.loaded_app = _Forwarded(settings.loaded_app)
-    # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
+    # Instead of uvicorn's own TLS context: its errors for invalid files would not be one line.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
     return _Server(settings, limits)
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """The socket that clients connect to. Raises `ConfigError` when the port is taken."""
+    """The socket that clients connect to. Raises `ConfigError` if the port is in use."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
@@ -59,7 +59,7 @@ def listen(config: ServeConfig) -> socket.socket:
 
 
 def url_of(config: ServeConfig, listening: socket.socket) -> str:
-    """Where clients reach it."""
+    """The URL of the server."""
     scheme = "http" if config.certificate is None else "https"
     return f"{scheme}://{config.host}:{listening.getsockname()[1]}"
 
@@ -68,24 +68,24 @@ def url_of(config: ServeConfig, listening: socket.socket) -> str:
 
 
 class _Forwarded:
-    """Has uvicorn look for whom a proxy speaks, where a proxy says so.
+    """Uses uvicorn's middleware for proxy headers only for requests that have such headers.
 
-    Otherwise it parses the address of the client for each request, and finds nothing.
+    For other requests it would change nothing, but still parse the client's address each time.
     """
 
-    def __init__(self, looking: Any) -> None:
-        self._looking, self._app = looking, looking.app
+    def __init__(self, middleware: Any) -> None:
+        self._middleware, self._app = middleware, middleware.app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        says_so = any(name.startswith(b"x-forwarded-") for name, _ in scope["headers"])
-        answering: ASGIApp = self._looking if says_so else self._app
+        has_headers = any(name.startswith(b"x-forwarded-") for name, _ in scope["headers"])
+        answering: ASGIApp = self._middleware if has_headers else self._app
         return answering(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: a request under way is answered before anything closes.
+    """Accepts connections with `PatientListener`, which also limits TLS handshakes, and handles no signals.
 
-    A client that should start TLS but sends nothing, or stops, is disconnected like any other.
+    `gati serve` handles signals itself, so that running requests are answered before anything closes.
     """
 
     def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
@@ -93,7 +93,7 @@ class _Server(uvicorn.Server):
         self._limits = limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen at the sockets."""
+        """Listen on the sockets."""
         config = self.config
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
@@ -122,9 +122,9 @@ class _Server(uvicorn.Server):
 
 
 def _limits(config: ServeConfig) -> HttpLimits:
-    """The bounds on connections, for which there are files to open."""
+    """The limits on connections, within the number of files that may be open; raises that if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    each = 1 if config.certificate is None else 2  # as many again may be at their handshake
+    each = 1 if config.certificate is None else 2  # with TLS, as many handshakes may be under way in addition
     wanted = each * config.most_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -132,7 +132,7 @@ def _limits(config: ServeConfig) -> HttpLimits:
         soft = most
     fits = config.most_connections if soft == resource.RLIM_INFINITY else (soft - _OTHER_FILES) // each
     if fits < 1:
-        raise ConfigError(f"{soft} files may be open, more than {_OTHER_FILES} are needed; raise ulimit -n")
+        raise ConfigError(f"only {soft} files may be open, {_OTHER_FILES + each} are needed; raise ulimit -n")
     return HttpLimits(
         min(config.most_connections, fits),
         config.largest_head_bytes,

@@ -1,8 +1,8 @@
 """Run an inference service: `python -m services.inference SETTINGS`, with its settings as JSON.
 
-It writes `{"listening": ADDRESS}` to stdout when it takes calls, loads its model, and serves until
-SIGTERM, or until its stdin ends where `gati serve` started it: then it refuses what is new, answers what it
-has, and ends.
+It writes `{"listening": ADDRESS}` to stdout once it accepts calls, and then loads its model. It serves until
+SIGTERM or, if `gati serve` started it, until its stdin closes: then it refuses new requests, answers those it
+has accepted, and exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("gati.inference")
 
 
 def main() -> int:
-    """Serve as the settings on the command line say; returns the exit status."""
+    """Serve with the settings from the command line; returns the exit status."""
     return run(InferenceSettings, lambda settings: f"inference:{settings.label}", _serve)
 
 

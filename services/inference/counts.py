@@ -11,7 +11,7 @@ from typing import Any
 from gati.guard.auditor import RECALL
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
-_MOST_VERSIONS = 32  # that are counted separately
+_MOST_VERSIONS = 32  # whose exits are counted
 
 _BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025),
@@ -32,13 +32,13 @@ class Seconds:
         self.sum_s += seconds
 
     def on_the_wire(self) -> Any:
-        """The wire's `Histogram`; the last count is of values above every bound."""
+        """As the wire's `Histogram`; the last count is for values above every bound."""
         return Histogram(list(_BOUNDS_S), list(self.counts), self.sum_s)
 
 
 @dataclass
 class Counts:
-    """Since the service started: answered inputs, refusals by cause, exits by version, seconds."""
+    """Counts since the service started: answered inputs, refusals by cause, exits by version, seconds."""
 
     inputs: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Counts:
     disagreed: int = 0
     trials_agreed: int = 0  # lookups of caches that do not answer yet
     trials_disagreed: int = 0
-    left_out: int = 0  # drawn, but dropped before the audit
+    left_out: int = 0  # audits that were drawn but not made
     recalled: int = 0  # answers from memory
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:

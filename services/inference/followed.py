@@ -1,4 +1,4 @@
-"""Follows the active version of a model repository and serves it."""
+"""Follows a model repository and serves its active version."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger("gati.inference")
 
 
 class Followed:
-    """Polls the repository, loads a new active version next to the one that serves, and activates it.
+    """Polls the repository, loads a new active version while the current one serves, and activates it.
 
-    It answers once it is proven; until then the previous version does.
+    The new version answers once it is proven; until then the current one does.
     """
 
     def __init__(self, url: str, model: str, versions: Versions) -> None:
@@ -29,17 +29,17 @@ class Followed:
         self._versions = versions
         self._token = ""
         self._wanted: str | None = None
-        self._own: set[str] = set()  # loaded from the repository
+        self._own: set[str] = set()  # versions loaded from the repository
 
     async def keep_looking(self, every_s: float) -> None:
         """Poll every `every_s` seconds, with back-off after failures, until cancelled."""
         await keep_on("repository", self._look, every_s=every_s, longest_s=_LONGEST_PAUSE_S)
 
     async def look(self) -> None:
-        """Serve the active version, if it has changed; after an error, the present one stays."""
+        """Serve the active version, if it has changed; after an error the current one stays."""
         try:
             await self._look()
-        except Exception as error:  # of any type: the repository may be on any file system
+        except Exception as error:  # of any type: any file system may hold the repository
             trace = None if isinstance(error, GatiError) else error
             _log.warning("cannot read the repository", extra={"reason": first_line(error)}, exc_info=trace)
 
@@ -58,7 +58,7 @@ class Followed:
         self._token = token
 
     def tidy(self) -> None:
-        """Unload versions from the repository that neither answer nor wait to."""
+        """Unload versions from the repository that neither answer nor are on trial."""
         needed = {self._versions.active.name, self._wanted}
         for name in sorted(self._own - needed):
             self._own.discard(name)

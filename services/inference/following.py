@@ -1,8 +1,8 @@
 """Work in addition to requests: audits for the guard, trials for proofs, samples for retraining.
 
-`gati.guard.auditor` decides about each request, as for a stream. With the decision a place in the line
-(`services.inference.line`) is reserved; the work is done there in order, at lower priority than all requests.
-Without a free place it is dropped before its outcome is known.
+`gati.guard.auditor` decides about each request, as for a stream. Together with the decision, a place in the
+line of jobs (`services.inference.line`) is reserved. The jobs run in order, at a lower priority than all
+requests. If no place is free, the work is dropped before its outcome is known.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
-_COST_OF_TRIAL = 1.0  # at most, in runs of the network: a lookup that misses runs all of it
+_COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 
@@ -50,8 +50,8 @@ Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 class Answering:
     """An open setting of a version: its engine, and the queue in front of it.
 
-    `composition` is None without caches. `probe` runs all settings of a version that has several. `gone`: it
-    is being unloaded and takes no more lookups.
+    `composition` is None without caches. `probe` runs all settings of a version that has several. `gone`: the
+    version is being unloaded and accepts no more lookups.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Answering:
     gone: bool = False
 
     async def close(self) -> None:
-        """Answer what waits, and close the engine."""
+        """Answer the waiting inputs, then close the engine."""
         await self.queue.close()
         self.engine.close()
 
@@ -71,7 +71,7 @@ class Answering:
 class Handling:
     """The decision about a request, and the queue that answers it.
 
-    `alone`: this queue gives the reference's answer.
+    `alone`: the reference answers the request if memory does not. `place`: in the line of jobs.
     """
 
     decided: Decided[Answering]
@@ -80,7 +80,7 @@ class Handling:
     place: Reservation | None = None
 
     def forget(self) -> None:
-        """Free what was reserved: the request has no answer."""
+        """Free the reserved place, if it was not filled: the request has no answer."""
         if self.place is not None:
             self.place.leave()
 
@@ -98,7 +98,7 @@ class Shared:
 
     @property
     def guarded(self) -> bool:
-        """Whether anything is audited."""
+        """Whether requests are audited."""
         return self.settings.audit_budget > 0.0
 
     @property
@@ -108,9 +108,10 @@ class Shared:
 
 
 def audit_share(budget: float, sampling: float, cost: float) -> float:
-    """The share of requests to audit in addition to samples, each of which is audited as well.
+    """The share of requests to audit in addition to samples, which are all audited, too.
 
-    `budget` is a share of the base model's time, `cost` that of an audit, in runs of the base model.
+    `budget` is the share of the base model's time for audits, `cost` the cost of an audit in runs of the base
+    model.
     """
     rate = min(1.0, budget / cost)
     return 0.0 if sampling >= rate else 1.0 - (1.0 - rate) / (1.0 - sampling)
@@ -119,9 +120,10 @@ def audit_share(budget: float, sampling: float, cost: float) -> float:
 class Following:
     """Follows the requests of one version. Not thread-safe: call from the event loop.
 
-    `post` is None if there is nothing to watch: no caches, and the user's own network. `base` gives the
-    reference answer; None if the version's own network does and has no caches. `exact`: a miss gives the
-    reference answer. `cost`: time of the reference relative to the version's own network.
+    `post` is None if there is nothing to watch: the version is the user's network without caches. `base` is
+    the queue of the reference; None if the version has no caches and its own queue gives the reference's
+    answers. `exact`: a miss gives the reference's answer. `cost`: the reference's time relative to the
+    version's own network.
     """
 
     def __init__(
@@ -157,12 +159,12 @@ class Following:
 
     @property
     def may_hit(self) -> bool:
-        """Whether its caches answer."""
+        """Whether its caches may answer."""
         return self.post is None or self.post.may_hit or self._unguarded
 
     @property
     def _unguarded(self) -> bool:
-        """Whether they may answer although nothing is proven."""
+        """Whether its caches may answer without a proof, because the user allowed it."""
         watch = self.watch
         return self._shared.settings.unguarded and watch is not None and watch.state != "stopped"
 
@@ -182,15 +184,15 @@ class Following:
         return self._queue(self.may_hit and self._rest.lookups_pay)
 
     def counts_anew(self) -> None:
-        """Begin to count anew: another setting answers from now on."""
+        """Start over with counting what lookups save: another setting answers from now on."""
         composition = None if self.post is None else self.post.deployed.composition
         if composition is not None:
             self._rest.replaced(composition)
 
     def draw(self, trial: Post[Answering] | None, *, places: bool = False) -> Handling:
-        """Decide about the next request before it is answered; `trial` waits to take over.
+        """Decide about the next request before it is answered.
 
-        `places`: the request may be looked up in memory.
+        `trial` is the version that waits to take over. `places`: memory may be looked up.
         """
         if trial is not self._trial:
             self._trial = trial
@@ -218,9 +220,10 @@ class Following:
     def answered(
         self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
     ) -> None:
-        """Record the outcome of a request; `given` is one input as its client sent it.
+        """Record the outcome of a request.
 
-        `looked` is its lookup in memory, if there was one.
+        `x` is the preprocessed input, `given` the input as its client sent it, and `looked` the result of its
+        lookup in memory, if there was one.
         """
         decided, said = drawn.decided, Given(prediction, looked)
         if decided.may_hit and not said.recalled:
@@ -237,7 +240,7 @@ class Following:
         return answering.queue if lookups or self._base is None else self._base
 
     def _reached(self, prediction: Prediction) -> None:
-        """Count the cost of a request that the network answered although its caches may answer."""
+        """Record the cost of a request that the network answered: lookups pause if they do not pay."""
         post = self.post
         has_figures = post is not None and post.deployed.composition is not None
         can_rest = has_figures and self._exact and self._base is not None
@@ -249,14 +252,14 @@ class Following:
     def _new_draws(self) -> Draws:
         """Draws at rates that depend on the versions taking part, never on answers."""
         shared = self._shared
-        probes = self.post is not None and bool(self.post.settings)  # all of them run with every audit
+        probes = self.post is not None and bool(self.post.settings)  # every audit runs all settings
         cost = self._cost + _COST_OF_TRIAL * (probes + (self._trial is not None))
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
     async def _follow(self, decided: Decided[Answering], x: Tensor, sent: NDArray[Any], given: Given) -> None:
-        """Run everything that is needed, then settle it together. Raises `GatiError` with nothing settled."""
-        if self._version.gone:  # the request was answered by a version on its way out
+        """Compute all that is needed, then settle it together. After a `GatiError` nothing is settled."""
+        if self._version.gone:  # the version that answered is being unloaded
             self._shared.counts.left_out += 1
             return
         needs = self._auditor.needs(decided, given)
@@ -272,7 +275,7 @@ class Following:
         compared = self._auditor.settle(decided, given, base, found, own)
         early = decided.lookups or given.recalled or (decided.may_hit and not self._exact)
         for each in compared:
-            if early or each.shadow:  # otherwise the answer was the reference's
+            if early or each.shadow:  # otherwise the reference itself answered
                 self._count(each)
         if compared and self._shared.guarded:
             self._shared.standing.audited()
@@ -282,7 +285,7 @@ class Following:
     async def _own(
         self, needs: Needs[Answering], decided: Decided[Answering], x: Tensor, base: Prediction
     ) -> Sequence[Probed]:
-        """The answers of all settings of the version that answered, if they are needed."""
+        """The answers of all settings of the version that answered the request, if they are needed."""
         if not needs.own or decided.post is None:
             return ()
         return await self._looked_up(decided.post, x, base)
@@ -296,7 +299,7 @@ class Following:
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:
-        """The answer that its own caches would have given."""
+        """The answer that this version's caches would have given."""
         for post, _, probed in found:
             if post is self.post:
                 return probed[min(post.watch.level, len(probed) - 1)]
@@ -312,7 +315,7 @@ class Following:
             counts.trials_disagreed += not agrees
 
     def _keep(self, sent: NDArray[Any], own: Probed | None, reference: Prediction) -> None:
-        """Keep a sample; `own` is the caches' answer, given or not."""
+        """Keep a sample; `own` is the caches' answer, whether it was given or not."""
         if self._shared.writer is None:
             return
         hit = own is not None and own.exit != BASE
@@ -332,7 +335,10 @@ class Following:
 
 
 async def _ask(queue: RequestQueue, x: Tensor) -> Prediction:
-    """The answer at the lowest priority, without a deadline, which would drop only some of the inputs."""
+    """The answer of a queue, at the lowest priority.
+
+    There is no deadline, because it would drop slow inputs more often than others and bias the audits.
+    """
     return await queue.put(x, priority=_LAST, deadline_s=math.inf).answer
 
 

@@ -1,10 +1,10 @@
-"""The standing of a served model's versions, in a file that outlives the process.
+"""The state and evidence of a served model's versions (`gati.guard.standing`), in a file.
 
-The file is `STATE/NAME.json`, by default in the library's folder `standing`; further replicas have
+The file is `STATE/NAME.json`, by default in the library's folder `standing`. Further replicas have
 `NAME@1.json` and so on, with separate proofs and a share of the total error probability. If the guard of one
-replica stops caches, the other replicas must prove them again, too; they read its file at the start and while
-they serve. A process that cannot write its file, or finds it locked by another, reads it, keeps changes in
-memory and logs a warning.
+replica stops caches, the other replicas must prove them again, too: they read its file at startup and while
+they serve. A process that cannot write its file, or finds it locked by another one, reads it, keeps changes
+in memory only and logs a warning.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from services.locks import hold
 
 _log = logging.getLogger("gati.inference")
 
-_DELTA = 0.05  # scaled to each version's
+_DELTA = 0.05  # error probability of all proofs, scaled to that of each version
 
 
 class ServedStanding(Standing):
     """A `Standing` whose evidence is written by a separate thread.
 
     Changes of state are still written before they take effect. Versions with equal caches share a watch.
-    `others` are the files of other replicas.
+    `others` are the files of other replicas. `writable` False: another process owns the file at `path`, and
+    this one only reads it.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ServedStanding(Standing):
 
     @property
     def path(self) -> Path | None:
-        """Where it is written; None if another process owns the file."""
+        """The file that is written; None if another process owns it."""
         return super().path if self._writable else None
 
     def of(
@@ -74,7 +75,7 @@ class ServedStanding(Standing):
         return known
 
     def audited(self) -> None:
-        """Write evidence soon, without waiting for the disk, after a watch took in an audit."""
+        """Call after an audit changed a watch: evidence is written soon, without waiting for the disk."""
         snapshot = super().audited()
         if snapshot is not None:
             self._thread.submit(self._exchange, snapshot)
@@ -85,7 +86,7 @@ class ServedStanding(Standing):
                     self._heed(identity, self._shared[identity])
 
     def _heed(self, identity: str, watch: Watch) -> None:
-        """Let caches that the guard of another replica has stopped prove themselves again here."""
+        """If the guard of another replica has stopped these caches, they must be proven again here, too."""
         if identity in self._heeded and watch.may_hit:
             watch.prove_anew()
             self.save()
@@ -107,9 +108,9 @@ class ServedStanding(Standing):
 
 
 def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable[[], None]]:
-    """Open the standing of a model's versions; returns it with a function that releases its file.
+    """Open the standing of a model's versions; returns it with a function that unlocks its file.
 
-    It is kept in memory if the file cannot be written.
+    Changes are kept in memory only if the file cannot be written or is locked.
     """
     folder = settings.state_folder
     if folder is None:
@@ -120,7 +121,7 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     lock = hold(path.with_suffix(".lock"))
     if isinstance(lock, str):
         _log.warning(
-            "how versions stand is kept in memory only; name a folder with `state`",
+            "the state of versions is kept in memory only; set `state` to a folder",
             extra={"file": str(path), "reason": lock},
         )
         return ServedStanding(path, writable=False, replicas=settings.replicas, others=others), _nothing
@@ -128,18 +129,18 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
 
 
 def _stopped_in(files: Sequence[Path]) -> frozenset[str]:
-    """The caches that are stopped by the files of other replicas, as far as these can be read."""
+    """The caches that are stopped according to the files of other replicas, as far as they are readable."""
     stopped: set[str] = set()
     for path in files:
         try:
             versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
             stopped |= {name for name, each in versions.items() if each["state"] == "stopped"}
         except FileNotFoundError:
-            continue  # it has never been started
+            continue  # that replica has never been started
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.debug("how versions stand in another replica is not known", extra={"reason": str(error)})
+            _log.debug("the state file of another replica cannot be read", extra={"reason": str(error)})
     return frozenset(stopped)
 
 
 def _nothing() -> None:
-    """There is no file to release."""
+    """Do nothing: there is no file to unlock."""

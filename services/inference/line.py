@@ -1,8 +1,8 @@
 """The queue of audits: bounded and in order, so that hits and misses are dropped alike.
 
-A place is reserved before anything is known of the answer; without a free place nothing is audited. Hits,
-which wait for the reference, and misses, which do not, are settled in the same order. Whatever ends the line,
-such as a kill or a failing reference, loses both alike.
+A place is reserved before the answer is known; without a free place the request is not audited. Hits, which
+wait for the reference, and misses, which do not, are settled in the order of their requests. A kill or a
+failing reference therefore loses both alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reservation:
 
     def __init__(self, line: Line) -> None:
         self._line: Line | None = line
-        self.lost = False  # its request is not audited
+        self.lost = False  # True: its request is not audited
 
     def fill(self, job: Job) -> None:
         """Use the place for a job."""
@@ -55,7 +55,7 @@ class Line:
         self._closed = False
 
     def reserve(self) -> Reservation | None:
-        """Reserve a place; None if all are taken: the request is not audited."""
+        """Reserve a place; None if no place is free: then the request is not audited."""
         if self._closed or len(self._taken) >= self._places:
             self._counts.left_out += 1
             return None
@@ -64,7 +64,7 @@ class Line:
         return place
 
     async def settled(self) -> None:
-        """Wait until all jobs that are in the line now are done, up to a time limit."""
+        """Wait until all jobs now in the line are done, at most 30 s."""
         done = asyncio.get_running_loop().create_future()
 
         async def reached() -> None:
@@ -76,7 +76,7 @@ class Line:
         await asyncio.wait([done], timeout=_PATIENCE_S)
 
     async def close(self) -> None:
-        """Settle the jobs in the line, drop the rest, and refuse new ones."""
+        """Refuse new jobs, run those in the line for at most 30 s, and drop the rest."""
         self._closed = True
         await self.settled()
         self._drop()
@@ -106,19 +106,17 @@ class Line:
             try:
                 if place is None or not place.lost:
                     await job()
-            except Exception as error:  # of any type: later jobs must not depend on it
+            except Exception as error:  # of any type: later jobs must still run
                 trace = None if isinstance(error, GatiError) else error
                 extra = {"reason": str(error)}
-                _log.warning(
-                    "an audit failed, and all that were waiting are dropped", extra=extra, exc_info=trace
-                )
+                _log.warning("an audit failed; all waiting audits are dropped", extra=extra, exc_info=trace)
                 self._drop()
             finally:
                 if place is not None:
                     self._free(place)
 
     def _drop(self) -> None:
-        """Drop everything that is reserved and not settled, whatever the outcome would be."""
+        """Drop all reservations that are not settled, regardless of their outcomes."""
         for place in self._taken:
             self._counts.left_out += not place.lost
             place.lost = True

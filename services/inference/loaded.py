@@ -1,9 +1,9 @@
 """A loaded version of a served model: its state, and the promise for its answers.
 
-A certificate counts held-out inputs once. A retrained version has none, because consecutive samples are not
-independent. Its proof rejects, with an error that all proofs of a model share, that every request of its time
-was answered differently with at least the tolerated probability; the guard watches what follows. See
-`gati.guard.proof` and `gati.guard.detector`.
+A certificate is an exact test on held-out inputs. A retrained version has none, because consecutive samples
+are not independent; instead it needs a proof by audits. A complete proof rejects the hypothesis that every
+audit was a loss with at least the tolerated probability (`gati.guard.proof`). All proofs of a model share one
+error probability. After the proof, the guard watches the version (`gati.guard.detector`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ State = Literal["serving", "probation", "stopped", "unguarded"]
 
 
 class Stands(NamedTuple):
-    """The state of a version. `agreement` is promised (None: nothing), in words in `sentence`.
+    """The state of a version, and its promise.
 
-    `certified`: the promise is the certificate's.
+    `agreement` is the promised agreement, None without a promise. `sentence` is the promise, or why there is
+    none. `certified`: a certificate is the basis of the promise, not a proof by audits.
     """
 
     state: State
@@ -55,7 +56,7 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
 
 @lru_cache
 def needed(agreement: float, delta: float) -> int:
-    """How many audits without loss complete such a proof; cached, as every response names it."""
+    """How many audits without a loss complete such a proof; cached, because every response may name it."""
     return Proof(agreement, delta).required
 
 
@@ -73,7 +74,7 @@ def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
 def _waiting(watch: Watch) -> str:
     proof = watch.proof
     if watch.may_hit:
-        return f"proven on {watch.proven_on} audits, and being opened"
+        return f"proven on {watch.proven_on} audits, its setting is being opened"
     if proof is None:
         raise AssertionError("caches that do not serve are being proven")
     differ = f", {proof.losses} of them losses" if proof.losses else ""
@@ -83,9 +84,9 @@ def _waiting(watch: Watch) -> str:
 
 @dataclass(eq=False)
 class LoadedVersion:
-    """A loaded version: `answering` as it was published, and its `post` with the settings that are open.
+    """A loaded version: `answering` as it was published, and its `post` with the open settings.
 
-    `base` gives the reference answer. `source` is the wire's record of what it was loaded from.
+    `base` is the queue of the reference. `source`, a `VersionSource`, says what the version was loaded from.
     """
 
     answering: Answering
@@ -102,22 +103,22 @@ class LoadedVersion:
 
     @property
     def engine(self) -> Engine:
-        """As it was published."""
+        """The engine of the version as it was published."""
         return self.answering.engine
 
     @property
     def composition(self) -> Composition | None:
-        """As it was published."""
+        """The composition of the version as it was published; None without caches."""
         return self.answering.composition
 
     @property
     def answerings(self) -> list[Answering]:
-        """All open settings."""
+        """The version as it was published, and all open settings."""
         return list(dict.fromkeys((self.answering, *self.post.open.values())))
 
     @property
     def queues(self) -> list[RequestQueue]:
-        """The queues of all open settings, and the reference's."""
+        """The queues of all `answerings`, and the reference's."""
         return [each.queue for each in self.answerings] + ([] if self.base is None else [self.base])
 
     @property
@@ -129,11 +130,11 @@ class LoadedVersion:
 
     @property
     def standing(self) -> Stands:
-        """Its state, and what is promised."""
+        """Its current state and promise."""
         return stands(self.composition, self.following, retrained=self.retrained)
 
     def describe(self, *, active: bool, pending: bool = False) -> Any:
-        """The wire's `VersionInfo`."""
+        """As the wire's `VersionInfo`."""
         standing, watch = self.standing, self.following.watch
         certificate = None if self.composition is None or self.retrained else self.composition.certificate
         proof = None if watch is None else watch.proof

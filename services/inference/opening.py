@@ -1,4 +1,4 @@
-"""Opening versions of a model: engine, runner and service times. All of it happens in one thread."""
+"""Opens versions of a model, with engine, runner and service times, all in one thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARM_UP_INPUTS = 20
 
 @dataclass(frozen=True)
 class Opened:
-    """A version as opened by the loader's thread."""
+    """A version, opened by the loader's thread."""
 
     engine: Engine
     runner: Runner
@@ -40,12 +40,12 @@ class Opened:
     base_times: ServiceTimes = field(default_factory=ServiceTimes)
     cost: float = 1.0  # of the reference, in runs of the version's own network
     settings: tuple[Setting, ...] = ()  # from strict to loose; empty if `engine` is the only one
-    probe: Probe | None = None  # asks all of them
+    probe: Probe | None = None  # runs all of them
 
 
 @dataclass(frozen=True)
 class OpenedEngine:
-    """A warm engine: the float32 network, or a setting of a version that is opened after the version."""
+    """A warm engine: the float32 network, or a setting that is opened after its version."""
 
     engine: Engine
     runner: Runner
@@ -53,7 +53,10 @@ class OpenedEngine:
 
 
 class Opener:
-    """Opens the base model once, and versions of it. Call `open` from one thread; others may read."""
+    """Opens the base model once, and versions of it.
+
+    Call the methods from one thread; other threads may read the attributes.
+    """
 
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
@@ -61,12 +64,16 @@ class Opener:
         self.reference: OpenedEngine | None = None  # for versions in reduced precision
 
     def open(self, composition: str | None, folder: Path | None) -> Opened:
-        """Open and warm up a composition of the library, a published version or the base model."""
+        """Open and warm up a version.
+
+        That is the published version in `folder`, or a `composition` of the library, or the base model alone
+        if both are None.
+        """
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             self.model = self._open_model()
             gc.collect()
-            gc.freeze()  # torch and the base model stay: collecting a version's garbage need not search them
+            gc.freeze()  # torch and the base model stay: later collections need not scan them
         model = self.model
         chosen = _composition(model, composition, folder)
         caches = None if folder is None else folder / "caches"
@@ -90,7 +97,7 @@ class Opener:
         return replace(opened, base=base, base_times=_warm_up(engine, base))
 
     def open_setting(self, setting: Setting) -> OpenedEngine:
-        """Open and warm up a setting of a version that is open."""
+        """Open and warm up a setting of an open version."""
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             raise AssertionError("versions are opened before their settings")
@@ -131,7 +138,7 @@ def _composition(model: OpenedModel, composition: str | None, folder: Path | Non
 
 
 def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
-    """Warm up a runner on the example input, and return the service times seen."""
+    """Warm up a runner on the example inputs; returns the service times of the second half."""
     times = ServiceTimes()
     with torch.inference_mode():
         examples = engine.examples()

@@ -1,4 +1,4 @@
-"""Opens proven settings of loaded versions in the loader's thread, while others answer."""
+"""Opens proven settings of loaded versions in the loader's thread, while other settings answer."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class ProvenSettings:
         self._settings[version] = settings
 
     def forget(self, version: Answering) -> None:
-        """Remove those of an unloaded version."""
+        """Remove the settings of an unloaded version."""
         self._settings.pop(version, None)
 
     async def open_known(self, post: Post[Answering]) -> None:
-        """Open the setting that was proven in an earlier run, if any."""
+        """Open the setting that an earlier run proved, if any."""
         level = post.watch.level
         if post.level == level:
             return
         try:
             post.open[level] = await self._opened(post, level)
-        except GatiError as error:  # the base model answers
+        except GatiError as error:  # the base model answers instead
             _told(post, error)
 
     def begin(
         self, roster: Roster[Answering], post: Post[Answering], level: int, kind: RosterChange, counted: str
     ) -> None:
-        """Open a setting and tell `roster`, with `kind` and `counted`."""
+        """Open a setting in the background, then report it to `roster` with `kind` and `counted`."""
         task = asyncio.create_task(self._open(roster, post, level, kind, counted))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)

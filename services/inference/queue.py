@@ -1,8 +1,8 @@
 """The queue in front of a runner: bounded, ordered by priority, with a deadline for every input.
 
 Waiting inputs are dropped when their deadline passes or their caller disconnects. Admission refuses inputs
-that would miss their latency SLO, judged by measured service times, so that a burst delays only those that
-arrive last.
+that would miss their latency SLO according to measured service times, so a burst does not delay the inputs
+that arrived before it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from gati.engine.exits import Prediction
     from services.inference.runner import Runner
 
-_TRY_AFTER_S = 0.5  # since the last input
-_MANY = 20
+_TRY_AFTER_S = 0.5  # since the last input was queued
+_MANY = 20  # consecutive refusals
 _FEW_LEFT = 64  # abandoned inputs that may stay in the heap
 
 
 @dataclass(eq=False)
 class Ask:
-    """One input in the queue. Times are of `time.monotonic`: an event loop's clock may be coarser."""
+    """One input in the queue. Times are from `time.monotonic`: an event loop's clock may be coarser."""
 
     queue: RequestQueue
     x: Tensor
@@ -72,7 +72,7 @@ class Places:
         self.give_back()
 
     def give_back(self) -> None:
-        """Free them, to put the inputs or to drop them; idempotent."""
+        """Free them, before the inputs are put or when they are dropped; idempotent."""
         count, self._count = self._count, 0
         self._queue._reserve(-count)
 
@@ -88,57 +88,58 @@ class RequestQueue:
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
         self._count = 0  # waiting inputs that are not abandoned
-        self._counts: Counter[int] = Counter()  # of them, by priority
-        self._reserved = 0  # admitted, not yet put
+        self._counts: Counter[int] = Counter()  # the same by priority
+        self._reserved = 0  # inputs admitted but not put yet
         self._running: set[Ask] = set()
         self._closed = False
-        self._put_s = time.monotonic()  # the last input
-        self._refused = 0  # since then
+        self._put_s = time.monotonic()  # when the last input was put
+        self._refused = 0  # inputs refused since then
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def waiting(self) -> int:
-        """Inputs that wait or are reserved, without abandoned ones."""
+        """Number of inputs that wait or have a reserved place, without abandoned ones."""
         return self._count + self._reserved
 
     @property
     def running(self) -> int:
-        """Inputs that the runner executes."""
+        """Number of inputs that the runner executes."""
         return len(self._running)
 
     def working_s(self) -> float:
-        """For how long the oldest running input has been executed."""
+        """How long the oldest running input has been executing."""
         now_s = time.monotonic()
         started = (ask.started_s for ask in self._running if ask.started_s is not None)
         return now_s - min(started, default=now_s)
 
     def expected_wait_s(self, priority: int = 1) -> float:
-        """Expected wait of an input of that priority."""
+        """Expected wait of a new input of that priority."""
         ahead = len(self._running) + self._reserved + 1 - self._runner.parallel
         ahead += sum(count for each, count in self._counts.items() if each <= priority)
         return max(0, ahead) * self.times.seconds_an_input
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
-        """Reserve places for inputs until they are put. Raises as `admit`."""
+        """Admit inputs and reserve places until they are put. Raises as `admit`."""
         self.admit(inputs, priority, latency_slo_s)
         return Places(self, inputs)
 
     def admit(self, inputs: int, priority: int, latency_slo_s: float | None) -> None:
         """Refuse inputs that do not fit or would be late. Raises `OverloadError`, `UnavailableError`."""
         if self._closed:
-            raise UnavailableError("this version is being unloaded; ask again", retry_after_s=0.1)
+            raise UnavailableError("this version is being unloaded; try again", retry_after_s=0.1)
         if self.waiting + inputs > self._capacity:
             drained_s = self.times.seconds_an_input * max(1, self.waiting + inputs - self._capacity)
             raise OverloadError(
-                f"the queue is full ({self.waiting} of {self._capacity} wait)", retry_after_s=drained_s
+                f"the queue is full ({self.waiting} of {self._capacity} places taken)",
+                retry_after_s=drained_s,
             )
         if latency_slo_s is not None:
             self._check_slo(inputs, priority, latency_slo_s)
 
     def _check_slo(self, inputs: int, priority: int, latency_slo_s: float) -> None:
-        # An idle service judges by its best times and, after many refusals, accepts even more: otherwise
-        # estimates made under load, even that of another program, would never be corrected.
+        # An idle service judges by its shortest times and, after many refusals in a row, accepts an input in
+        # any case: otherwise estimates made under load, even of another program, would never be corrected.
         if self.waiting or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
             expected_s, tries = wait_s + self.times.bound_s, False
@@ -148,7 +149,7 @@ class RequestQueue:
         if expected_s > latency_slo_s and not tries:
             self._refused += 1
             raise OverloadError(
-                f"expected to take {1e3 * expected_s:.1f} ms where {1e3 * latency_slo_s:.1f} ms are left",
+                f"expected to take {1e3 * expected_s:.1f} ms, but {1e3 * latency_slo_s:.1f} ms are left",
                 retry_after_s=max(expected_s - latency_slo_s, self.times.seconds_an_input),
             )
 
@@ -167,8 +168,8 @@ class RequestQueue:
         return ask
 
     def drop(self, ask: Ask) -> None:
-        """Drop an input: it is not started, or stops at the next segment."""
-        self._end(ask, CancelledError("the caller has gone"))
+        """Drop an input: it is not started or, if it is running, stops at the next segment."""
+        self._end(ask, CancelledError("the caller cancelled the request"))
 
     async def close(self) -> None:
         """Refuse new inputs, wait until all are answered, and stop the runner."""
@@ -187,7 +188,7 @@ class RequestQueue:
             self._pump()
 
     def _wait(self, ask: Ask, count: int) -> None:
-        """Count an input that begins to wait, 1, or ends, -1."""
+        """Count an input that begins (`count` 1) or ends (-1) to wait."""
         self._count += count
         self._counts[ask.priority] += count
 
@@ -224,7 +225,7 @@ class RequestQueue:
     def _finished(self, ask: Ask, done: Future[Prediction], at_start: int) -> None:
         self._running.discard(ask)
         if done.cancelled():
-            error: BaseException | None = CancelledError("the caller has gone")
+            error: BaseException | None = CancelledError("the caller cancelled the request")
         else:
             error = done.exception()
         if error is None and ask.started_s is not None:
@@ -240,7 +241,7 @@ class RequestQueue:
         self._pump()
 
     def _expire(self, ask: Ask) -> None:
-        where = "in the queue" if ask.started_s is None else "while it was worked on"
+        where = "in the queue" if ask.started_s is None else "while the network ran"
         self._end(ask, DeadlineError(f"the deadline passed {where}"))
 
     def _end(self, ask: Ask, error: GatiError) -> None:
@@ -265,7 +266,7 @@ class RequestQueue:
 
 
 def _own(error: BaseException) -> GatiError:
-    """A failure of the engine as callers see it."""
+    """The error that callers get for a failure of the engine."""
     if isinstance(error, GatiError):
         return error
     return BackendError(f"the engine failed: {type(error).__name__}")

@@ -1,6 +1,6 @@
-"""Memory of a served model: base answers that are reused at the place that a request names.
+"""Memory of a served model: reuses earlier base answers at the place that a request names.
 
-It is the memory of streams (`gati.adaptation.recall`), proven and guarded by the same audits.
+It is the memory that streams use (`gati.adaptation.recall`), proven and guarded by the same audits.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _log = logging.getLogger("gati.inference")
 class ServedMemory:
     """Answers from memory with an agreement of at least `agreement`, for at most `places` places.
 
-    Its proofs err with probability `delta` in all, a part of what all proofs in `standing` share. `thread`
-    fits and writes the memory. Not thread-safe: call from the event loop.
+    All its proofs together err with probability `delta`, which `standing` spends together with the proofs of
+    versions. `thread` fits and writes the memory. Not thread-safe: call from the event loop.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class ServedMemory:
         self._keeper.watch(self.recall)
 
     def settled(self) -> None:
-        """Save now and then, after audits."""
+        """Save in the background, if a save is due."""
         if self._keeper.is_due():
             self._leave(self._keeper.save)
 
     def save(self) -> None:
-        """Save now."""
+        """Save now, in this thread."""
         self._keeper.save()
 
     def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:
@@ -84,7 +84,7 @@ class ServedMemory:
         return f"at least {100.0 * self.agreement:g} % of answers are the base model's, proven for memory"
 
     def describe(self, answers: int) -> Any:
-        """The wire's `MemoryInfo`."""
+        """As the wire's `MemoryInfo`."""
         recall, proof = self.recall, self.recall.proof
         progress = None
         if proof is not None:

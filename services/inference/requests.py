@@ -1,4 +1,4 @@
-"""Requests under way in an inference service, by the id that their caller gave them."""
+"""Running requests of an inference service, by the id that their caller gave them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """All requests under way. Not thread-safe: call from the event loop."""
+    """All running requests. Not thread-safe: call from the event loop."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, UnderWay] = {}
 
     def begin(self, name: str) -> UnderWay:
-        """Register a request before its input is read. Raises `RequestError` if the name is taken."""
+        """Register a request before its input is read. Raises `RequestError` if the id is in use."""
         if name in self._under_way:
-            raise RequestError(f"a request {name[:64]!r} is under way; give each its own id")
+            raise RequestError(f"a request with the id {name[:64]!r} is running; give each its own id")
         found = self._under_way[name] = UnderWay(self, name)
         return found
 
     def cancel(self, name: str) -> None:
-        """Cancel a request; does nothing if there is none."""
+        """Cancel a request; does nothing if none has this id."""
         found = self._under_way.get(name)
         if found is not None:
             found.cancel()
@@ -44,7 +44,7 @@ class UnderWay:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Cancel it, now or as soon as its inputs are there."""
+        """Cancel it, now or as soon as its inputs are queued."""
         self._cancelled = True
         for ask in self._asks:
             ask.queue.drop(ask)
@@ -52,7 +52,7 @@ class UnderWay:
     def check(self) -> None:
         """Raise `CancelledError` if it has been cancelled."""
         if self._cancelled:
-            raise CancelledError("the caller has gone")
+            raise CancelledError("the caller cancelled the request")
 
     async def answered(self, asks: Sequence[Ask]) -> None:
         """Wait until all of its inputs are answered or cancelled."""

@@ -1,7 +1,7 @@
-"""`gati.guard.roster` for the versions of a served model, and what it keeps over restarts.
+"""`gati.guard.roster` for the versions of a served model, and its state across restarts.
 
-The version that served when the last run ended, and the one on trial, keep their proofs. Any other was proven
-on requests of an earlier time: if it is brought back, it proves itself again, on a further share of delta
+The version that served when the last run ended, and the one on trial, keep their proofs. Any other version
+was proven on earlier requests: if it is brought back, it must be proven again, with a further share of delta
 (`gati.guard.roster.Roster.bring_back`).
 """
 
@@ -26,7 +26,7 @@ _PART = "answering"
 
 
 class LastRun:
-    """Which version served, and which was on trial, when the last run ended; kept in the file of `standing`.
+    """Which version served, and which was on trial, when the last run ended; saved in the file of `standing`.
 
     Not thread-safe: call from the event loop.
     """
@@ -39,20 +39,20 @@ class LastRun:
         standing.keep(_PART, self._state)
 
     def goes_on(self, post: Post[Answering]) -> bool:
-        """Whether the version keeps its proof, having served or been on trial when the last run ended."""
+        """Whether the version keeps its proof, because it served or was on trial when the last run ended."""
         return _identity(post) in self._left
 
     def waited(self, post: Post[Answering]) -> bool:
-        """Whether it keeps its proof, and was on trial."""
+        """Whether the version keeps its proof because it was on trial."""
         return self.goes_on(post) and self._kept.get("serving") != _identity(post)
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a last run, and no version was activated in this one yet."""
+        """Whether there was a last run, and no version has been activated or proven in this one yet."""
         return self._roster is None and bool(self._kept)
 
     def followed(self, roster: Roster[Answering], post: Post[Answering]) -> None:
-        """Call when a version is activated, or proven, in this run: from now on this run counts."""
+        """Call when a version is activated or proven in this run, whose state counts from then on."""
         self._roster = roster
         self._left = self._left - {_identity(post)} if self.goes_on(post) else set()
 
@@ -65,17 +65,17 @@ class LastRun:
 
 
 def _identity(post: Post[Answering]) -> str | None:
-    """The identity of its caches, as published; None for a version without any."""
+    """The identity of its caches as published; None for a version without caches."""
     composition = post.version.composition
     return None if composition is None else identity_of(composition)
 
 
 class ServedRoster(Roster[Answering]):
-    """Not thread-safe: call from the event loop.
+    """The roster of a served model. Not thread-safe: call from the event loop.
 
-    `settings` opens proven settings; `last_run` tells which versions go on where they were, if another one
-    than `serving` was there last. `on_change` is called with a post that starts to answer, or answers by
-    another setting; `on_takeover` with a version that was proven.
+    `settings` opens proven settings; `last_run` says which versions keep their proofs. `on_change` is called
+    with a post that starts to answer or switches to another setting, `on_takeover` with a version on trial
+    that takes over because it was proven.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class ServedRoster(Roster[Answering]):
             serving.watch.bring_back()
 
     def activate(self, post: Post[Answering], may_hit: Callable[[], bool]) -> bool:
-        """Let a version serve from now on, or wait until it is proven; whether it serves.
+        """Let a version serve from now on, or wait until it is proven; returns whether it serves.
 
-        `may_hit`: it may answer early, asked when it is known what is proven of it.
+        `may_hit` returns whether it may answer early; it is called after outdated proofs were withdrawn.
         """
         waited = self._last_run.waited(post)
         self.come_back(post)
@@ -111,12 +111,12 @@ class ServedRoster(Roster[Answering]):
         return serves
 
     def come_back(self, post: Post[Answering]) -> None:
-        """Let a version that was away prove itself again, unless it goes on where the last run ended."""
+        """Require a new proof of a version that is brought back, unless it keeps that of the last run."""
         if not self._last_run.goes_on(post):
             self.bring_back(post)
 
     def heard(self, post: Post[Answering], event: Event) -> None:
-        """As any roster; what is proven in this run counts more than the last one."""
+        """As `Roster.heard`; a proof in this run replaces the state of the last run."""
         super().heard(post, event)
         if post is self.serving and event.state == "serving":
             self._last_run.followed(self, post)
@@ -124,10 +124,10 @@ class ServedRoster(Roster[Answering]):
     def tell(self, kind: RosterChange, message: str) -> None:
         """One line in the log."""
         level = logging.WARNING if kind in ("alarm", "tightened") else logging.INFO
-        _log.log(level, "what answers", extra={"change": kind, "reason": message})
+        _log.log(level, "change of version or setting", extra={"change": kind, "reason": message})
 
     def name_of(self, post: Post[Answering]) -> str:
-        """The name of its version."""
+        """The name of the version."""
         return post.version.name
 
     def begin_opening(self, post: Post[Answering], level: int, kind: RosterChange, counted: str) -> None:
@@ -135,16 +135,16 @@ class ServedRoster(Roster[Answering]):
         self._settings.begin(self, post, level, kind, counted)
 
     def figures(self, post: Post[Answering]) -> Composition | None:
-        """Its composition, whose figures are shown."""
+        """The composition of its deployed setting."""
         return post.deployed.composition
 
     def on_serving(self, post: Post[Answering]) -> None:
-        """Try its lookups again."""
+        """Report that another version or setting answers."""
         self._on_change(post)
 
     def on_promoted(self, post: Post[Answering]) -> None:
-        """Report that it answers from now on."""
+        """Report that the version takes over."""
         self._on_takeover(post)
 
     def on_given_up(self, post: Post[Answering]) -> None:
-        """Nothing: it stays loaded and can be activated again."""
+        """Do nothing: the version stays loaded and can be activated again."""

@@ -11,14 +11,14 @@ from gati.engine.concurrent import ConcurrentEngine, let_others_first
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 
-# Event loops go first: they must accept or refuse requests however busy the engines are.
+# Event loops have priority: they must accept or refuse requests, however busy the engines are.
 _NICENESS = 10
-_SEGMENT_ROWS = 8  # inputs in flight per worker that can batch them by segment
+_SEGMENT_ROWS = 8  # inputs in flight per worker, if it can batch them by segment
 _GPU_ROWS = 32
 
 
 class Runner(Protocol):
-    """Answers inputs, at most `parallel` at a time, so that the others can still be cancelled."""
+    """Answers inputs. Callers submit at most `parallel` at a time, so the others can still be cancelled."""
 
     parallel: int
 
@@ -27,12 +27,15 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Answer what was submitted, then stop."""
+        """Answer the submitted inputs, then stop."""
         ...
 
 
 def open_runner(engine: Engine, *, early: bool = True, workers: int | None = None) -> Runner:
-    """Workers with a core each, or one with all cores if lookups run in parallel with the network."""
+    """A runner with one worker per core, or with one worker on all cores if lookups are overlapped.
+
+    `early` False runs the network without caches; `workers` overrides the number of workers.
+    """
     if workers == 1 or (early and engine.overlapped):
         return _OneAtATime(engine, early=early)
     return _Side(engine, early=early, workers=workers)

@@ -1,4 +1,4 @@
-"""The calls of an inference service: `service Inference` in the IDL."""
+"""The calls of an inference service: `service Inference` in `thrift/gati.thrift`."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 _LARGE_INPUT_BYTES = 128 * 1024  # from this size on, preprocessing runs in a separate thread
-_LONG_TEXT_BYTES = 8 * 1024  # the same of text
+_LONG_TEXT_BYTES = 8 * 1024  # the same limit for text
 _HIGHEST, _LOWEST = 1, 10
-_LONGEST_PLACE = 128  # characters of its name
+_LONGEST_PLACE = 128  # characters
 
 
 class InferenceService:
-    """One model behind the calls of the IDL; `start` loads it."""
+    """Implements the calls for one model; `start` loads it."""
 
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
@@ -78,12 +78,12 @@ class InferenceService:
         if self._settings.repository is not None:
             followed = Followed(self._settings.repository, self._settings.name, self._versions)
             self._versions.on_change = followed.tidy
-            await followed.look()  # begin with the version that is active there
+            await followed.look()  # start with the version that is active there
             self._polling = asyncio.create_task(followed.keep_looking(self._settings.poll_s))
         self._state = "serving"
 
     async def drain(self) -> None:
-        """Refuse new requests, answer the others."""
+        """Refuse new requests, answer the accepted ones, and close everything."""
         self._draining = True
         self._state = "draining"
         if self._polling is not None:
@@ -95,7 +95,7 @@ class InferenceService:
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, request: Any) -> Any:
-        """Answer a request, all of its inputs by one version."""
+        """Answer a request; one version answers all of its inputs."""
         try:
             return await self._infer(request)
         except GatiError as error:
@@ -103,11 +103,11 @@ class InferenceService:
             raise
 
     async def cancel(self, request_id: str) -> None:
-        """Drop a request."""
+        """Cancel a request."""
         self._requests.cancel(request_id)
 
     async def load(self, source: Any) -> Any:
-        """Load a version in the background."""
+        """Load a version while others answer; returns its `VersionInfo` once it is loaded."""
         self._refuse_when_draining()
         folder = None if source.folder is None else self._published(source.folder)
         version = await self._versions.load(source.version, source.composition, folder)
@@ -118,7 +118,7 @@ class InferenceService:
         self._versions.activate(version)
 
     async def unload(self, version: str) -> None:
-        """Forget a version that is not active."""
+        """Unload a version that is not active."""
         self._versions.unload(version)
 
     async def describe(self) -> Any:
@@ -144,12 +144,12 @@ class InferenceService:
         )
 
     async def health(self) -> Any:
-        """Whether requests are answered: loaded, warmed up and not draining."""
+        """Whether the service is ready: loaded, warmed up and not draining."""
         state = STUCK if self._versions.working_s() > self._settings.stuck_timeout_s else self._state
         return Health(ready=state == "serving", draining=self._draining, state=state)
 
     async def statistics(self) -> Any:
-        """Counts since the service began."""
+        """Counts since the service started, and its current state."""
         loaded = self._versions.loaded
         expected_s = self._versions.active.following.serving.expected_wait_s() if loaded else 0.0
         return Statistics(
@@ -197,7 +197,7 @@ class InferenceService:
             given = await self._given(version, request.input)
             rows = await self._rows(version, given)
             under_way.check()
-            places.give_back()  # the inputs take them
+            places.give_back()  # for the inputs, which `_ask` puts now
             return await self._ask(version, request, under_way, given, rows, (arrived_s, deadline_s))
 
     async def _ask(
@@ -209,7 +209,7 @@ class InferenceService:
         rows: Sequence[Tensor],
         times_s: tuple[float, float],
     ) -> Any:
-        """Answer the rows of a request; `times_s` are its arrival and its deadline."""
+        """Answer the rows of a request; `times_s` are its arrival and deadline."""
         arrived_s, deadline_s = times_s
         priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
@@ -255,7 +255,7 @@ class InferenceService:
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-        """The array of a request; of texts and recordings what the front end makes of them."""
+        """The array of a request: token ids for texts, spectrograms for recordings."""
         preprocessing = version.engine.preprocessing
         if tensor.datatype != BYTES:
             given = from_tensor(tensor)
@@ -276,7 +276,7 @@ class InferenceService:
         return await self._pool.run(_rows, version, given)
 
     def _published(self, folder: str) -> Path:
-        """The folder, which must lie in the repository that is followed: callers may name no other."""
+        """The folder as a path. Raises `RequestError` if it is not in the repository that is followed."""
         repository = self._settings.repository
         if repository is not None and "://" not in repository:
             found = Path(folder).resolve()
@@ -287,7 +287,7 @@ class InferenceService:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             raise UnavailableError(
-                f"model '{self._settings.name}' is shutting down; ask again", retry_after_s=1.0
+                f"model '{self._settings.name}' is shutting down; try again", retry_after_s=1.0
             )
 
 
@@ -307,7 +307,7 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
 
 
 def _prediction(given: Ask | Prediction) -> Prediction:
-    """The answer of memory or of a queue. Raises the error that the queue ended it with."""
+    """The answer, from memory or from a queue. Raises the error that the queue reports."""
     return given.answer.result() if isinstance(given, Ask) else given
 
 
@@ -321,7 +321,7 @@ def _array_of(part: InputPart, preprocessing: Preprocessing) -> Any:
 
 
 def _tokens(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
-    """What a tokenizer makes of texts, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
+    """The packed tokens of texts, int64 [n, ...]. Raises `RequestError`, `DataError`."""
     texts = texts_of(tensor)
     longest = max(map(len, texts), default=0)
     if longest > LONGEST_TEXT:
@@ -330,7 +330,7 @@ def _tokens(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
 
 
 def _spectrograms(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
-    """What the network hears of recordings, float32 [n, 1, mels, frames]. Raises as `_tokens`."""
+    """The spectrograms of recordings, float32 [n, 1, mels, frames]. Raises as `_tokens`."""
     return decode_recordings(recordings_of(tensor), preprocessing).numpy()
 
 
@@ -353,7 +353,7 @@ def _rows(version: LoadedVersion, array: NDArray[Any]) -> list[Tensor]:
     if engine.preprocessing is not None and engine.preprocessing.tensors is not None:
         x = _as_taken(array, engine.traced.dtype)
     elif array.dtype == np.uint8 and engine.preprocessing is not None:
-        if array.nbytes > _LARGE_INPUT_BYTES:  # resized one by one, a batch never holds more than one image
+        if array.nbytes > _LARGE_INPUT_BYTES:  # one by one: intermediate results of one image at a time
             images = (array[row : row + 1] for row in range(len(array)))
             return [engine.checked(engine.preprocessing(image)) for image in images]
         x = engine.preprocessing(array)

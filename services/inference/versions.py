@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gati.inference")
 
-_CONFIDENCE = 0.95  # of compositions that name none
+_CONFIDENCE = 0.95  # of compositions without one
 _NICENESS = 10
 
 
 class Versions:
     """Loads versions while others serve. Not thread-safe: call from the event loop.
 
-    A request keeps the version it began with: a replaced version answers what it has before it is closed.
-    `on_change` is called when another version answers.
+    A request keeps the version it started with: a replaced version answers its requests before it is closed.
+    `on_change` is called when another version starts to answer.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Versions:
         )
         self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
         self._loaded: dict[str, LoadedVersion] = {}
-        self._roster: ServedRoster | None = None  # from the first that is activated on
+        self._roster: ServedRoster | None = None  # set when the first version is activated
         self._opener = Opener(settings)
         self._reference_queue: RequestQueue | None = None
-        # All loading is done in one thread: torch keeps a team of threads for each that it is used from.
+        # All loading happens in one thread: torch keeps a thread pool for each thread that calls it.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
         self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
         self._memory: ServedMemory | None = None
@@ -82,14 +82,14 @@ class Versions:
 
     @property
     def active(self) -> LoadedVersion:
-        """The version that answers. Raises `UnavailableError` before the first is loaded."""
+        """The version that answers. Raises `UnavailableError` before the first is activated."""
         if self._active is None:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
         return self._loaded[self._active]
 
     @property
     def pending(self) -> LoadedVersion | None:
-        """The version that takes over as soon as it is proven."""
+        """The version on trial, which takes over once it is proven; None without one."""
         return None if self._pending is None else self._loaded[self._pending]
 
     @property
@@ -102,25 +102,25 @@ class Versions:
         return None if trial is None else trial.version.name
 
     def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
-        """Memory, if it promises at least the agreement of that version."""
+        """The memory, if it promises at least the agreement of that version; else None."""
         memory, watch = self._memory, version.following.watch
         if memory is None or watch is None or not version.engine.traced.dtype.is_floating_point:
             return None  # token ids do not show how similar texts are
         return memory if memory.agreement >= watch.agreement else None
 
     def describe_memory(self) -> Any:
-        """The wire's `MemoryInfo`; None without memory."""
+        """As the wire's `MemoryInfo`; None without memory."""
         return None if self._memory is None else self._memory.describe(self._shared.counts.recalled)
 
     def answered(self) -> None:
-        """Call after each answered request: gives up trials without prospects, and saves memory."""
+        """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()
 
     def working_s(self) -> float:
-        """How long the oldest input has been running, in any queue."""
+        """How long the oldest running input has been executing, over all queues."""
         queues = {each for version in self._loaded.values() for each in version.queues}
         return max((queue.working_s() for queue in queues), default=0.0)
 
@@ -141,7 +141,7 @@ class Versions:
         return self._loaded[name]
 
     def describe(self) -> list[Any]:
-        """The wire's `VersionInfo` of each."""
+        """The wire's `VersionInfo` of each loaded version."""
         return [
             version.describe(active=name == self._active, pending=name == self._pending)
             for name, version in self._loaded.items()
@@ -150,12 +150,13 @@ class Versions:
     async def load(
         self, name: str, composition: str | None = None, folder: Path | None = None
     ) -> LoadedVersion:
-        """Load and warm up a version, while others serve.
+        """Load and warm up a version while others serve.
 
-        A version of that name is replaced. If it was active, the new one is active: the base model answers
-        in its place until it is proven.
+        A loaded version of that name is replaced. If it was active, the new one is active, and the base model
+        answers for it until its caches may answer.
 
-        **Raises:** `CompositionError` if too many are loaded, and what loading raises; nothing changes then.
+        **Raises:** `RequestError` for an invalid name, `CompositionError` if too many are loaded, and
+        whatever loading raises; nothing changes then.
         """
         if not is_name(name):
             raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
@@ -175,7 +176,7 @@ class Versions:
         finally:
             self._loading -= 1
         version.following.counts_anew()
-        before = self._loaded.get(name)  # another of that name may have come meanwhile
+        before = self._loaded.get(name)  # another version of that name may have been loaded meanwhile
         self._loaded[name] = version
         if before is not None:
             self._replace(before, version)
@@ -186,14 +187,14 @@ class Versions:
         )
         if standing.state == "probation" and not self._shared.guarded:
             _log.warning(
-                "nothing is proven of these caches, and nothing can be with audit_budget = 0: "
-                "the base model answers; set an audit budget, or unguarded = true",
+                "these caches are not proven, and cannot be with audit_budget = 0: the base model answers; "
+                "set an audit budget, or unguarded = true",
                 extra={"version": name},
             )
         return version
 
     def _check_room(self, name: str) -> None:
-        """Raise `CompositionError` if as many versions are loaded as may be."""
+        """Raise `CompositionError` if the limit on loaded versions is reached."""
         others = len(self._loaded.keys() - {name}) + self._loading
         if others >= self._settings.most_versions:
             raise CompositionError(
@@ -232,7 +233,7 @@ class Versions:
         return LoadedVersion(answering, post, following, base, opened.retrained, source)
 
     def _new_memory(self, composition: Composition, watch: Watch, *, alone: bool) -> ServedMemory:
-        """A memory with the promise of the first version that makes one."""
+        """A memory with the promise of the first version that has one."""
         return ServedMemory(
             watch.agreement,
             (1.0 - (composition.confidence or _CONFIDENCE)) / self._settings.replicas,
@@ -248,7 +249,7 @@ class Versions:
             self._roster.compare(post, exits, left)
 
     def _reference_answers(self) -> RequestQueue:
-        """The queue of the float32 network, for all versions in reduced precision."""
+        """The queue of the float32 network, which all versions in reduced precision share."""
         if self._reference_queue is None:
             reference = self._opener.reference
             if reference is None:
@@ -259,7 +260,7 @@ class Versions:
         return self._reference_queue
 
     def _watch(self, opened: Opened) -> Watch | None:
-        """The watch of a version, with its own promise. None if all answers are the user's network's."""
+        """The watch of a version, for its promise; None if the user's network gives all answers."""
         chosen = opened.composition
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
             return None
@@ -278,8 +279,8 @@ class Versions:
     def activate(self, name: str) -> None:
         """Let a loaded version answer from now on. Raises `NotFoundError`.
 
-        While another version serves, one whose caches may not answer yet waits and takes over once it is
-        proven; so does one that is brought back after others have served.
+        If another version serves, a version whose caches may not answer yet is on trial, and takes over once
+        it is proven. So is a version that is brought back and was proven by audits.
         """
         version = self.get(name)
         if self._roster is None:
@@ -296,7 +297,7 @@ class Versions:
         else:
             self._standing.save()
             _log.info(
-                "version waits until it is proven; the base model, or the version before, answers",
+                "version is on trial until it is proven; the base model, or the current version, answers",
                 extra={"version": name, "serving": self._active, "promise": version.standing.sentence},
             )
 
@@ -307,13 +308,13 @@ class Versions:
 
     def _taken_over(self, post: Post[Answering]) -> None:
         name = post.version.name
-        self._standing.save()  # a restart begins with it
+        self._standing.save()  # a restart continues with this version
         promise = self._loaded[name].standing.sentence
         _log.info("version activated", extra={"version": name, "promise": promise})
         self.on_change()
 
     def _changed(self, identity: str, event: Event) -> None:
-        """The guard stopped or released caches: tell all versions that have them."""
+        """The guard stopped or released caches: report it to all versions that have them."""
         versions = [
             version
             for version in self._loaded.values()
@@ -337,7 +338,7 @@ class Versions:
                 self._roster.heard(version.post, event)
 
     def unload(self, name: str) -> None:
-        """Forget a version. Raises `NotFoundError`, and `RequestError` for the active one."""
+        """Unload a version. Raises `NotFoundError`, and `RequestError` for the active one."""
         version = self.get(name)
         if name == self._active:
             raise RequestError(f"version '{name}' is the active one; activate another first")
@@ -347,7 +348,7 @@ class Versions:
         self._leave(version)
 
     async def close(self) -> None:
-        """Answer what waits, and close all versions."""
+        """Answer the waiting inputs, and close all versions."""
         for version in self._loaded.values():
             self._leave(version)
         self._loaded.clear()
@@ -366,7 +367,7 @@ class Versions:
         self._unlock()
 
     def _replace(self, before: LoadedVersion, version: LoadedVersion) -> None:
-        """Put a version in the place of a loaded one of the same name."""
+        """Let a version take the place of a loaded one of the same name."""
         roster = self._roster
         if roster is not None and roster.serving is before.post:
             trial = roster.trial
@@ -388,8 +389,8 @@ class Versions:
         if version.base not in (None, self._reference_queue):
             await version.base.close()
         await asyncio.gather(*(each.close() for each in version.answerings))
-        gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
-        _log.info("version let go", extra={"version": version.name})
+        gc.collect()  # modules and graphs contain reference cycles; free their memory now
+        _log.info("version unloaded", extra={"version": version.name})
 
 
 def _unwatched() -> Watch:

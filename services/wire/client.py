@@ -1,4 +1,4 @@
-"""A Thrift client on asyncio: many calls at a time on one connection."""
+"""A Thrift client for asyncio: many concurrent calls on one connection."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from services.wire.handshake import prove
 
 _log = logging.getLogger("gati.wire")
 
-UNIX = "unix:"  # before the path of a socket, where an address has host and port
-_MOST_UNSENT_BYTES = 64 * 2**20  # that the other side has not taken yet
-_LOST_S = 5  # without a word of the other machine's system; its processes may take their time
+UNIX = "unix:"  # prefix of the path of a socket, in place of host and port
+_MOST_UNSENT_BYTES = 64 * 2**20  # buffered for a server that does not read
+_LOST_S = 5  # without a response from the other machine's system; its processes may take longer
 _PROBES = 3
 
 
 class WireClient:
     """One connection to a service, at `host` and `port` or at a Unix socket, `unix:PATH`.
 
-    `connect` first; after a loss every call raises `UnavailableError`.
+    Call `connect` first. After the connection is lost, every call raises `UnavailableError`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WireClient:
         self._host = host
         self._port = port
         self._limits = limits or Limits()
-        self._secret = secret  # that both sides have
+        self._secret = secret  # shared with the server
         self._tls = tls
         self._sequence = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -81,21 +81,21 @@ class WireClient:
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, timeout_s: float
     ) -> None:
-        """Show that we have the secret, and be shown. Raises `UnavailableError`, with nothing left open."""
+        """Do the handshake of the shared secret. If it fails, closes the connection: `UnavailableError`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await prove(reader, writer, secret)
         except (NotAllowedError, asyncio.IncompleteReadError, OSError, TimeoutError) as error:
             writer.close()
             ours = isinstance(error, NotAllowedError)
-            why = f"{self.address} is {error}" if ours else f"{self.address} does not take our secret"
+            why = f"{self.address} is {error}" if ours else f"{self.address} does not accept our secret"
             raise UnavailableError(why, retry_after_s=1.0) from error
 
     async def call(self, name: str, *arguments: Any, timeout_s: float) -> Any:
         """Make a call and wait for its result.
 
-        **Raises:** `DeadlineError` after `timeout_s`, `UnavailableError` when the connection is or gets lost,
-        and what the service refuses with.
+        **Raises:** `DeadlineError` after `timeout_s`, `UnavailableError` if the connection is lost, and the
+        error with which the service refuses the call.
         """
         sequence = next(self._sequence)
         loop = asyncio.get_running_loop()
@@ -113,23 +113,23 @@ class WireClient:
         return getattr(result, "success", None)
 
     def post(self, name: str, *arguments: Any) -> None:
-        """Make a call that has no result; does nothing when the connection is lost."""
+        """Make a call that has no result; does nothing if the connection is lost."""
         with suppress(UnavailableError):
             self._send(name, TMessageType.ONEWAY, next(self._sequence), arguments)
 
     async def lost(self, timeout_s: float | None = None) -> bool:
-        """Wait until the connection is lost, so long at most; whether it is."""
+        """Wait until the connection is lost, at most `timeout_s`; returns whether it is."""
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=timeout_s)
         return not self.connected
 
     async def idle(self, timeout_s: float) -> None:
-        """Wait until no call is under way, so long at most."""
+        """Wait until the current calls are answered, at most `timeout_s`."""
         if self._waiting:
             await asyncio.wait(list(self._waiting.values()), timeout=timeout_s)
 
     async def close(self) -> None:
-        """End the connection; calls under way raise `UnavailableError`."""
+        """Close the connection; unanswered calls raise `UnavailableError`."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -140,7 +140,7 @@ class WireClient:
         if self._writer is None or not self.connected or self._writer.is_closing():
             raise UnavailableError(f"the connection to {self.address} is lost", retry_after_s=1.0)
         if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-            raise OverloadError(f"{self.address} does not take what it is sent", retry_after_s=1.0)
+            raise OverloadError(f"{self.address} does not read what it is sent", retry_after_s=1.0)
         body = self._service.arguments[name](*arguments)
         for part in encode_parts(name, kind, sequence, body, self._limits):
             self._writer.write(part)
@@ -154,12 +154,12 @@ class WireClient:
             _log.debug("connection ended", extra={"address": self.address})
         except (OSError, RequestError) as error:
             _log.debug("connection lost", extra={"address": self.address, "reason": str(error)})
-        finally:  # also when it is closed: waiting callers must be released
+        finally:  # also after `close`: waiting callers must be released
             lost = UnavailableError(f"the connection to {self.address} was lost", retry_after_s=1.0)
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(lost)
-                    answer.exception()  # retrieve it: the caller may have been cancelled
+                    answer.exception()  # marks it as retrieved, as the caller may have been cancelled
             if self._writer is not None:
                 self._writer.close()
 
@@ -179,11 +179,11 @@ def _expire(answer: asyncio.Future[Any], timeout_s: float) -> None:
 
 
 def notice_loss(file: int) -> None:
-    """Have the system end a TCP connection, by its file descriptor, whose other machine has gone silently.
+    """Let the system end a TCP connection (a file descriptor) if the other machine vanishes silently.
 
-    Else what it was asked, and might be asked elsewhere, would wait for its deadline.
+    Otherwise calls on it would wait for their deadlines, although another replica might answer them.
     """
-    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # only Linux has it
         return
     with socket.socket(fileno=os.dup(file)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -196,10 +196,10 @@ def notice_loss(file: int) -> None:
 def connect_to(
     service: Service, address: str, *, secret: bytes | None = None, tls: ssl.SSLContext | None = None
 ) -> WireClient:
-    """A client, not connected yet, for `HOST:PORT` or `unix:PATH`. Raises `UnavailableError` for neither."""
+    """A client for `HOST:PORT` or `unix:PATH`, not connected yet. Raises `UnavailableError` for neither."""
     if address.startswith(UNIX):
         return WireClient(service, address)
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and len(port) <= 5):
-        raise UnavailableError(f"{address!r} is no address; give HOST:PORT", retry_after_s=1.0)
+        raise UnavailableError(f"{address!r} is not an address; give HOST:PORT", retry_after_s=1.0)
     return WireClient(service, host.strip("[]"), int(port), secret=secret, tls=tls)

@@ -1,4 +1,4 @@
-"""Thrift messages to and from the bytes of a frame, with limits set on purpose."""
+"""Encodes Thrift messages to frames and decodes them, within limits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from thrift.transport.TTransport import TMemoryBuffer, TTransportBase
 
 from gati.errors import GatiError, RequestError
 
-LARGE_BYTES = 256 * 1024  # from here on the accelerated codec, which copies, is the slower one
-READ_BYTES = 256 * 1024  # at a time, at most
+LARGE_BYTES = 256 * 1024  # above this, the accelerated codec is slower than Python's, because it copies
+READ_BYTES = 256 * 1024  # most to read at a time
 _LENGTH = _SEQUENCE = struct.Struct("!i")
-_TITLE = struct.Struct("!ii")  # version and kind of a message, and the length of its name
+_TITLE = struct.Struct("!ii")  # version and kind of a message; length of its name
 _CALLS = (TMessageType.CALL, TMessageType.ONEWAY)
 
 _encode: Callable[[Any, list[Any]], bytes] | None = None
 _decode: Callable[[Any, Any, list[Any]], None] | None = None
-with suppress(ImportError):  # it is written in C, and not built everywhere
+with suppress(ImportError):  # a C extension that is not built everywhere
     from thrift.protocol import fastbinary
 
     _encode, _decode = fastbinary.encode_binary, fastbinary.decode_binary
@@ -31,7 +31,7 @@ with suppress(ImportError):  # it is written in C, and not built everywhere
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a peer: bytes of a frame (and of a string in it), entries of a list or map."""
+    """Limits on messages: bytes of a frame (and of a string in it), entries of a list or map."""
 
     frame_bytes: int = 64 * 2**20
     container_entries: int = 2**20
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Message:
-    """One decoded message: a call's arguments, a call's result, or an exception of the protocol."""
+    """One decoded message; `body` is a call's arguments, a call's result, or an exception of the protocol."""
 
     name: str
     kind: int  # TMessageType
@@ -60,7 +60,7 @@ class Service:
                 self.results[name.removesuffix("_result")] = getattr(module, name)
 
     def decode(self, frame: bytes, limits: Limits) -> Message:
-        """Read a frame. Raises `RequestError` for anything that is not a whole message of this service."""
+        """Decode a frame. Raises `RequestError` for anything but a complete message of this service."""
         try:
             name, kind, sequence, start = _title_of(frame)
             body = self._body(name, kind)
@@ -70,7 +70,7 @@ class Service:
                 raise RequestError(f"the call '{name}' lacks an argument")
         except GatiError:
             raise
-        except Exception as error:  # the codecs raise whatever the bytes provoke
+        except Exception as error:  # invalid bytes make the codecs raise errors of any type
             raise RequestError(f"not a Thrift message of this service ({type(error).__name__})") from error
         return Message(name, kind, sequence, body)
 
@@ -84,21 +84,21 @@ class Service:
 
 
 class _Unknown:
-    """The arguments of a call that this service does not have: read over."""
+    """The arguments of a call that this service does not have; `read` skips them."""
 
     def read(self, protocol: Any) -> None:
         protocol.skip(TType.STRUCT)
 
 
 def encode(name: str, kind: int, sequence: int, body: Any, limits: Limits) -> bytes:
-    """A message as a frame with its length in front. Raises `RequestError` when it is too large."""
+    """A message as a frame, its length first. Raises `RequestError` if it is too large or invalid."""
     return b"".join(encode_parts(name, kind, sequence, body, limits))
 
 
 def encode_parts(
     name: str, kind: int, sequence: int, body: Any, limits: Limits
 ) -> list[bytes | bytearray | memoryview]:
-    """As `encode`, in parts to be sent in this order: large fields, which may be views, are not copied."""
+    """As `encode`, in parts to send in this order. Large fields, which may be views, are not copied."""
     frame = _Frame()
     try:
         frame.write(_title(name, kind))
@@ -109,7 +109,7 @@ def encode_parts(
         else:
             frame.write(_encode(body, [type(body), spec]))
     except (TException, TypeError, struct.error, OverflowError) as error:
-        raise RequestError(f"cannot be said in Thrift: {error}") from error
+        raise RequestError(f"cannot be encoded in Thrift: {error}") from error
     length = sum(map(len, frame.parts)) - _LENGTH.size
     if length > limits.frame_bytes:
         raise RequestError(f"a message of {length} bytes, the limit is {limits.frame_bytes}; send less")
@@ -119,13 +119,13 @@ def encode_parts(
 
 @lru_cache(64)
 def _title(name: str, kind: int) -> bytes:
-    """What a message begins with, up to its number."""
+    """The beginning of a message, up to its sequence number."""
     said = name.encode()
     return _TITLE.pack(TBinaryProtocol.VERSION_1 | kind, len(said)) + said
 
 
 def _title_of(frame: bytes) -> tuple[str, int, int, int]:
-    """Name, kind and number of a message, and where its body begins."""
+    """Name, kind and sequence number of a message, and the offset of its body."""
     said, length = _TITLE.unpack_from(frame)
     if said & TBinaryProtocol.VERSION_MASK != TBinaryProtocol.VERSION_1 or length < 0:
         raise RequestError("not a Thrift message of this version")
@@ -136,12 +136,12 @@ def _title_of(frame: bytes) -> tuple[str, int, int, int]:
 
 
 class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
-    """Takes what a protocol writes, with room for the length in front."""
+    """Collects what a protocol writes, after four bytes for the length."""
 
     def __init__(self) -> None:
         self.head = bytearray(_LENGTH.size)
         self.parts: list[bytes | bytearray | memoryview] = [self.head]
-        self._open: bytearray | None = self.head  # what small parts are added to
+        self._open: bytearray | None = self.head  # the part that small data are appended to
 
     def write(self, data: bytes | memoryview) -> None:
         """Add the next bytes."""
@@ -156,7 +156,7 @@ class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
 
 
 class Frames:
-    """Cuts what comes over a connection into frames."""
+    """Splits the data from a connection into frames."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -164,11 +164,11 @@ class Frames:
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and is not whole."""
+        """Whether part of a frame has arrived."""
         return bool(self._rest)
 
     def take(self, data: bytes) -> list[bytes]:
-        """The frames that are whole now. Raises `RequestError` for a length that cannot be one."""
+        """Add data; returns the frames that are complete now. Raises `RequestError` for an invalid length."""
         self._rest += data
         found, start, size = [], 0, len(self._rest)
         with memoryview(self._rest) as rest:
@@ -184,15 +184,15 @@ class Frames:
 
 
 def frame_length(header: bytes | memoryview, limits: Limits) -> int:
-    """The length of the frame that follows. Raises `RequestError` when it cannot be one."""
+    """The length of the frame that follows. Raises `RequestError` if it is not within the limits."""
     length = int(_LENGTH.unpack(header)[0])
     if not 0 < length <= limits.frame_bytes:
-        raise RequestError(f"a frame of {length} bytes, allowed are 1 to {limits.frame_bytes}")
+        raise RequestError(f"a frame of {length} bytes; 1 to {limits.frame_bytes} are allowed")
     return length
 
 
 class _Reader(TBinaryProtocol):  # type: ignore[misc]  # thrift has no types
-    """Reads a frame from `start` on."""
+    """Reads a frame from the offset `start`."""
 
     def __init__(self, frame: bytes, start: int, limits: Limits) -> None:
         super().__init__(
@@ -205,7 +205,10 @@ class _Reader(TBinaryProtocol):  # type: ignore[misc]  # thrift has no types
 
 @dataclass(frozen=True)
 class _Fields:
-    """Which fields of a struct hold bytes, a struct, or a list of structs; and whether it says what lacks."""
+    """The fields of a struct that hold bytes, a struct, or a list of structs.
+
+    `validates`: the struct has a method that raises for missing required fields.
+    """
 
     binary: tuple[str, ...]
     structs: tuple[str, ...]
@@ -227,7 +230,7 @@ def _fields(kind: type) -> _Fields:
 
 
 def _is_large(body: Any, depth: int = 3) -> bool:
-    """Whether a binary field near the top makes the message a large one."""
+    """Whether a struct has a large binary field, at most `depth` levels deep."""
     fields = _fields(body.__class__)
     for name in fields.binary:
         value = getattr(body, name)
@@ -242,7 +245,7 @@ def _is_large(body: Any, depth: int = 3) -> bool:
 
 
 def _check(body: Any) -> None:
-    """Required fields are there, all the way down; reading does not check that by itself."""
+    """Check that all required fields are present, at every level; decoding does not check that."""
     fields = _fields(body.__class__)
     if fields.validates:
         body.validate()

@@ -1,4 +1,4 @@
-"""The error tree on the wire: a GatiError becomes a ServiceError and back."""
+"""Errors on the wire: converts a GatiError to a ServiceError and back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLASSES: dict[int, type[GatiError]] = {
 
 
 def to_wire(error: GatiError) -> Any:
-    """The `ServiceError` that says the same."""
+    """The `ServiceError` for an error."""
     retry_after_s = getattr(error, "retry_after_s", None)
     return ServiceError(
         code=ErrorCode._NAMES_TO_VALUES[error.thrift_code],
@@ -39,7 +39,7 @@ def to_wire(error: GatiError) -> Any:
 
 
 def from_wire(error: Any) -> GatiError:
-    """The error of our tree that a `ServiceError` stands for; an unknown code is the service's own fault."""
+    """The error for a `ServiceError`; `UnavailableError` for internal errors and unknown codes."""
     kind = _CLASSES.get(error.code, UnavailableError)
     retry_after_s = None if error.retry_after_ms is None else error.retry_after_ms / 1e3
     if issubclass(kind, ServingError):

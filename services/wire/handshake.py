@@ -1,8 +1,8 @@
-"""A shared secret between machines: each side proves that it has it without sending it.
+"""A shared secret between machines: each side proves that it has the secret without sending it.
 
-The server sends a nonce; the client answers with its own and a code over both; the server answers with
-another code over both. Nothing else is read before. The codes bind nothing to the connection: against who can
-change what is on the wire, use TLS as well.
+The server sends a nonce; the client answers with its own nonce and an HMAC of both; the server answers with
+another HMAC of both. Nothing else is read before that. The handshake does not protect the connection itself:
+against attackers who can modify the traffic, use TLS as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LEAST_BYTES = 16
 
 
 def read_secret(file: Path | None) -> bytes | None:
-    """The secret in a file, without space around it. Raises `ConfigError` for none, or a short one."""
+    """The secret in a file, without surrounding white space; None without a file.
+
+    **Raises:** `ConfigError` for an unreadable file, or a secret of less than 16 bytes.
+    """
     if file is None:
         return None
     try:
@@ -30,7 +33,7 @@ def read_secret(file: Path | None) -> bytes | None:
     except OSError as error:
         raise ConfigError(f"cannot read the secret in {file} ({error.strerror}); name another") from error
     if len(found) < _LEAST_BYTES:
-        raise ConfigError(f"the secret in {file} is short; make one with: openssl rand -hex 32")
+        raise ConfigError(f"the secret in {file} is too short; make one with: openssl rand -hex 32")
     return found
 
 
@@ -38,28 +41,30 @@ def server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | N
     """The server side of TLS; None without a certificate. Raises `ConfigError`."""
     if certificate is None:
         if key is not None:
-            raise ConfigError("a key needs its certificate; give both")
+            raise ConfigError("certificate_key needs its certificate; give both")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use certificate {certificate} and its key ({error}); give both") from error
+        raise ConfigError(
+            f"cannot use certificate {certificate} and its key ({error}); give both, as PEM files"
+        ) from error
     return context
 
 
 def client_tls(authority: Path | None) -> ssl.SSLContext | None:
-    """Whom a client believes; None for no TLS. Raises `ConfigError`."""
+    """The client side of TLS, which trusts only this authority; None without one. Raises `ConfigError`."""
     if authority is None:
         return None
     try:
         return ssl.create_default_context(cafile=authority)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use the certificates in {authority} ({error}); name others") from error
+        raise ConfigError(f"cannot use the certificates in {authority} ({error}); give a PEM file") from error
 
 
 async def require(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Have a client prove that it has the secret. Raises `NotAllowedError`."""
+    """Require a client to prove that it has the secret, and prove it in turn. Raises `NotAllowedError`."""
     own = secrets.token_bytes(_NONCE_BYTES)
     writer.write(own)
     theirs = await reader.readexactly(_NONCE_BYTES)
@@ -70,7 +75,7 @@ async def require(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
 
 
 async def prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Prove to a server that we have the secret, and have it prove that, too. Raises `NotAllowedError`."""
+    """Prove to a server that we have the secret, and require the same of it. Raises `NotAllowedError`."""
     theirs = await reader.readexactly(_NONCE_BYTES)
     own = secrets.token_bytes(_NONCE_BYTES)
     writer.write(own + _code(secret, b"client", theirs + own))

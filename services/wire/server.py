@@ -1,6 +1,7 @@
-"""A Thrift server on asyncio: bounded in connections, frames and calls under way; drains before it ends.
+"""A Thrift server for asyncio, with limits on connections, frames and concurrent calls.
 
-Where it asks for a secret, clients that have not shown it keep no one out: the oldest of them goes first.
+If it requires a secret, clients that have not proven it cannot keep others out: at the limit on connections,
+the oldest of them is disconnected.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _log = logging.getLogger("gati.wire")
 
 Handler = Callable[..., Awaitable[Any]]
 
-_MOST_UNSENT_BYTES = 64 * 2**20  # that a client has not taken yet
-_MOST_CALLS = 4096  # under way on one connection; more wait in the socket
+_MOST_UNSENT_BYTES = 64 * 2**20  # buffered for a client that does not read
+_MOST_CALLS = 4096  # concurrent ones on one connection; more wait in the socket
 
 
 class WireServer:
-    """Serves one service of the IDL; `handlers` maps each call to a coroutine function of its arguments.
+    """Serves one service of the IDL; `handlers` maps the name of each call to a coroutine function.
 
-    A connection that is lost cancels the calls it made. Bytes that are no message end their connection.
+    If a connection is lost, its calls are cancelled. Invalid messages end their connection.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class WireServer:
         self._most_connections = most_connections
         self._idle_timeout_s = idle_timeout_s
         self._frame_timeout_s = frame_timeout_s  # from the first byte of a frame to its last
-        self._secret = secret  # that every client has to have
+        self._secret = secret  # that every client must have
         self._tls = tls
         self._path: Path | None = None
         self._server: asyncio.Server | PatientListener | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._unproven: dict[asyncio.Task[None], None] = {}  # of these, without the secret yet; oldest first
+        self._unproven: dict[asyncio.Task[None], None] = {}  # have not proven the secret; oldest first
         self._calls: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port (a free one where `port` is 0)."""
+        """Listen, and return the port (a free one if `port` is 0)."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
         self._server = PatientListener(
@@ -75,13 +76,13 @@ class WireServer:
         return int(listening.getsockname()[1])
 
     async def start_unix(self, path: Path) -> None:
-        """Listen at a Unix socket, which goes again when this drains."""
+        """Listen on a Unix socket, whose file `drain` removes."""
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, str(path))
         self._path = path
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more connections, let calls under way end for so long, then close everything."""
+        """Accept no more connections, wait up to `timeout_s` for running calls, then close everything."""
         if self._server is not None:
             self._server.close()
         if self._calls:
@@ -128,7 +129,7 @@ class WireServer:
             writer.close()
 
     def _make_room(self) -> None:
-        """End the connection that has kept us waiting longest for the secret, if there is one."""
+        """End the oldest connection that has not proven the secret, if there is one."""
         for task in self._unproven:
             del self._unproven[task]
             self._connections.pop(task).transport.abort()
@@ -182,7 +183,7 @@ class WireServer:
         except GatiError as error:
             result.error = to_wire(error)
         except Exception:
-            _log.exception("mistake in a call", extra={"call": message.name})
+            _log.exception("unexpected error in a call", extra={"call": message.name})
             internal = TApplicationException(TApplicationException.INTERNAL_ERROR, "internal error")
             self._send(writer, message, TMessageType.EXCEPTION, internal)
             return
@@ -190,7 +191,7 @@ class WireServer:
 
     def _send(self, writer: asyncio.StreamWriter, message: Message, kind: int, body: Any) -> None:
         if writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-            _log.warning("connection ended: its client does not read")
+            _log.warning("connection ended: its client does not read its replies")
             writer.transport.abort()
         elif not writer.is_closing():
             for part in encode_parts(message.name, kind, message.sequence, body, self._limits):
@@ -198,10 +199,10 @@ class WireServer:
 
 
 class _Patience:
-    """Ends the reading of a connection with `TimeoutError` when what is waited for has not come in time.
+    """A time limit for reading from a connection; when it passes, reading raises `TimeoutError`.
 
-    There is one timer for many waits: it looks when it is due whether it was put off. `unless_busy`: who has
-    calls under way may be silent.
+    One timer serves many limits: when it fires, it checks whether the limit was extended. `unless_busy`: the
+    limit does not apply while the client waits for calls.
     """
 
     def __init__(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> None:
@@ -212,7 +213,7 @@ class _Patience:
         self.unless_busy = True
 
     def wait(self, seconds: float, *, unless_busy: bool) -> None:
-        """From now on, for so long."""
+        """Set the limit to `seconds` from now."""
         self.unless_busy, self._seconds = unless_busy, seconds
         self._end_s = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._end_s:
@@ -220,7 +221,7 @@ class _Patience:
             self._timer = self._loop.call_at(self._end_s, self._look)
 
     def end(self) -> None:
-        """Wait for nothing more."""
+        """Remove the limit."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

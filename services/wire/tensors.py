@@ -14,7 +14,7 @@ from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
 BYTES = "BYTES"  # the datatype of text and files
-LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
+LONGEST_TEXT = 64 * 1024  # characters, even if the tokenizer keeps only a few tokens
 LONGEST_TEXT_BYTES = 4 * LONGEST_TEXT
 
 DATATYPES = {
@@ -38,47 +38,47 @@ _MOST_PIECES = 2**16
 
 
 def datatype_of(array: NDArray[Any]) -> str:
-    """The protocol's name of an array's type."""
+    """The protocol's name for an array's dtype."""
     return _NAMES[array.dtype.newbyteorder("<")]
 
 
 def to_tensor(array: NDArray[Any]) -> Any:
-    """The wire's `Tensor` of an array."""
+    """An array as the wire's `Tensor`."""
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return Tensor(_NAMES[little.dtype], list(array.shape), np.ascontiguousarray(little).tobytes())
 
 
 def from_tensor(tensor: Any) -> NDArray[Any]:
-    """The array of a wire's `Tensor`, writable. Raises `RequestError`."""
+    """The array in a wire's `Tensor`, as a writable copy. Raises `RequestError`."""
     return from_bytes(tensor.datatype, tensor.shape, tensor.data).copy()
 
 
 def text_tensor(texts: Sequence[str]) -> Any:
-    """The wire's `Tensor` of texts, BYTES [n]."""
+    """Texts as the wire's `Tensor`, BYTES [n]."""
     return Tensor(BYTES, [len(texts)], packed_texts(texts))
 
 
 def packed_texts(texts: Sequence[str]) -> bytes:
-    """Texts as the protocol has them in binary: each in UTF-8 behind its length, four bytes."""
+    """Texts in the protocol's binary form: for each, its length in four bytes, then UTF-8."""
     return packed_files([text.encode() for text in texts])
 
 
 def packed_files(contents: Sequence[bytes]) -> bytes:
-    """Files as the protocol has them in binary: each behind its length, four bytes."""
+    """Files in the protocol's binary form: for each, its length in four bytes, then its content."""
     return b"".join(struct.pack("<I", len(each)) + each for each in contents)
 
 
 def texts_of(tensor: Any) -> list[str]:
-    """The texts of a wire's `Tensor`, BYTES [n] or [n, 1].
+    """The texts in a wire's `Tensor`, BYTES [n] or [n, 1].
 
-    **Raises:** `RequestError` for another shape, bytes that do not fit it, texts that are too many or too
-    long, or not UTF-8.
+    **Raises:** `RequestError` for another shape, data that do not fit it, too many texts, or a text that is
+    too long or not UTF-8.
     """
     return list(_texts(tensor))
 
 
 def check_texts(tensor: Any) -> None:
-    """Raise as `texts_of` does. One text at a time is in memory, where each may take four times as much."""
+    """Raise as `texts_of`. Decodes one text at a time, because a `str` may take four times the memory."""
     for _ in _texts(tensor):
         continue
 
@@ -99,7 +99,7 @@ def _texts(tensor: Any) -> Iterator[str]:
 
 
 def _pieces(tensor: Any, what: str) -> Iterator[memoryview]:
-    """The elements of BYTES [n] or [n, 1], each of which follows its length, four bytes."""
+    """The elements of BYTES [n] or [n, 1]: for each, its length in four bytes, then its content."""
     shape, data = list(tensor.shape), memoryview(tensor.data)
     if len(shape) not in (1, 2) or shape[1:] not in ([], [1]):
         raise RequestError(f"{what} has shape {shape[:_MOST_DIMENSIONS]}; send BYTES [batch] or [batch, 1]")
@@ -118,9 +118,9 @@ def _pieces(tensor: Any, what: str) -> Iterator[memoryview]:
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many values an array of that shape has. Raises `RequestError` for what is no shape.
+    """How many values an array of that shape has. Raises `RequestError` for an invalid shape.
 
-    What it costs does not depend on the shape: there are few sizes, and none is large.
+    The limits on the number of dimensions and their sizes keep the product cheap to compute.
     """
     few = len(shape) <= _MOST_DIMENSIONS
     if not (few and all(0 <= size < _LARGEST_SIZE for size in shape)):
@@ -131,15 +131,15 @@ def elements(shape: Sequence[int]) -> int:
 
 
 def from_bytes(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> NDArray[Any]:
-    """The array that `data` holds, not writable.
+    """A view of `data` as an array, not writable if `data` are `bytes`.
 
-    **Raises:** `RequestError` for an unknown datatype, or a shape that the bytes do not have.
+    **Raises:** `RequestError` for an unknown datatype, or a shape that does not fit the number of bytes.
     """
     return np.frombuffer(data, check_bytes(datatype, shape, len(data))).reshape(shape)
 
 
 def check_bytes(datatype: str, shape: Sequence[int], count: int) -> np.dtype[Any]:
-    """The type of an array's values, which takes so many bytes. Raises as `from_bytes`."""
+    """The dtype of an array that should take `count` bytes. Raises as `from_bytes`."""
     dtype = DATATYPES.get(datatype)
     if dtype is None:
         raise RequestError(f"datatype {datatype[:40]!r} is not one of {', '.join(DATATYPES)}")

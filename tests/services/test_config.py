@@ -47,7 +47,7 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
         ("[models.'a b']\nlibrary='l'", "'a b' cannot be a name"),
         ("[models.m]\naddress='nowhere'", "setting 'models.m.address': string should match"),
-        ("[models.m]\naddress='a:1'\nreplicas=2", "an address is of one service"),
+        ("[models.m]\naddress='a:1'\nreplicas=2", "an address names one service"),
         ("[models.m]\nlibrary='l'\nreplicas_min=2", "replicas_min needs replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_min=0", "replicas_min needs replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_min=3", "must not be above replicas_max"),
@@ -70,7 +70,7 @@ def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) ->
         read_config(folder / "library", environment={"GATI_SERVE_PROT": "1"})
     with pytest.raises(ConfigError, match="no file or folder"):
         read_config(tmp_path / "none", environment={})
-    with pytest.raises(ConfigError, match="holds no cache library and no pipeline"):
+    with pytest.raises(ConfigError, match="contains no cache library and no pipeline"):
         read_config(tmp_path, environment={})
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) 
 def test_an_address_has_a_port(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('[models.m]\naddress = "host:99999"', encoding="utf-8")
-    with pytest.raises(ConfigError, match="host:99999 has no port; give one up to 65535"):
+    with pytest.raises(ConfigError, match="the port of host:99999 is too large; give one up to 65535"):
         read_config(file, {}, {})
 
 

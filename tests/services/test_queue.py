@@ -94,7 +94,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         for number in range(5):  # one runs, four wait
             put(queue, number)
-        with pytest.raises(OverloadError, match="the queue is full \\(4 of 4 wait\\)") as refused:
+        with pytest.raises(OverloadError, match="the queue is full \\(4 of 4 places taken\\)") as refused:
             queue.admit(1, 2, None)
         assert refused.value.retry_after_s == pytest.approx(0.01)
 
@@ -110,7 +110,7 @@ def test_admission_counts_those_ahead() -> None:
             put(queue, number)
         queue.admit(1, 2, 0.041)
         queue.admit(1, 1, 0.021)  # two with the usual priority wait behind it
-        with pytest.raises(OverloadError, match="expected to take 40.0 ms where 39.0 ms are left"):
+        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 39.0 ms are left"):
             queue.admit(1, 2, 0.039)
         with pytest.raises(OverloadError):
             queue.admit(2, 2, 0.041)
@@ -144,7 +144,7 @@ def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
         running = put(queue, 0, within_s=0.5, of_s=now_s)
         waiting = put(queue, 1, within_s=0.05, of_s=now_s)
         assert str(await outcome(waiting)) == "the deadline passed in the queue"
-        assert str(await outcome(running)) == "the deadline passed while it was worked on"
+        assert str(await outcome(running)) == "the deadline passed while the network ran"
         assert runner.asked[0][1].cancelled()  # the next segment finds that
         assert queue.waiting == 0
 
@@ -225,7 +225,7 @@ def test_places_are_kept_from_admission_until_the_inputs_are_put() -> None:
         running = put(queue, 0)
         first = queue.reserve(3, 2, None)
         assert queue.waiting == 3
-        with pytest.raises(OverloadError, match="3 of 4 wait"):
+        with pytest.raises(OverloadError, match="3 of 4 places taken"):
             queue.reserve(2, 2, None)
         with first:
             first.give_back()

@@ -100,7 +100,7 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
     first, unlock = open_standing(chosen)
     with caplog.at_level(logging.WARNING):
         second, _ = open_standing(chosen)
-    assert [vars(record)["reason"] for record in caplog.records] == ["another process keeps it"]
+    assert [vars(record)["reason"] for record in caplog.records] == ["another process uses it"]
     before = (tmp_path / "small.json").read_bytes()
     assert state_of(second) == "stopped"
     second.save()
@@ -248,7 +248,7 @@ def test_a_library_that_cannot_be_written_is_said_in_one_line(
         assert state_of(standings) == "serving"
         standings.save()
     assert [record.message for record in caplog.records] == [
-        "how versions stand is kept in memory only; name a folder with `state`"
+        "the state of versions is kept in memory only; set `state` to a folder"
     ]
 
 

@@ -334,7 +334,7 @@ def test_a_frame_of_an_impossible_length_is_no_frame() -> None:
     assert frames.take(struct.pack("!i", 100)) == []
     assert frames.partial
     for length in (0, -1, 101):
-        with pytest.raises(RequestError, match="allowed are 1 to 100"):
+        with pytest.raises(RequestError, match="1 to 100 are allowed"):
             Frames(Limits(frame_bytes=100)).take(struct.pack("!i", length))
 
 
@@ -555,7 +555,7 @@ def test_a_service_that_does_not_read_is_not_written_to_for_ever(monkeypatch: py
         large = request("big", b"\0" * 2**23)
         calls = [asyncio.create_task(client.call("infer", large, timeout_s=LONG_S)) for _ in range(8)]
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(OverloadError, match="does not take what it is sent"):
+        with pytest.raises(OverloadError, match="does not read what it is sent"):
             done.pop().result()
         await client.close()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -577,9 +577,9 @@ def test_between_machines_a_service_asks_for_a_secret(tmp_path: Path) -> None:
     short, long = tmp_path / "short", tmp_path / "long"
     short.write_text("x", encoding="utf-8")
     long.write_text(SECRET.decode() + "\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"without a secret .* 0\.0\.0\.0 is for others"):
+    with pytest.raises(ConfigError, match=r"without a secret .* 0\.0\.0\.0 is open to others"):
         asyncio.run(main(host="0.0.0.0"))
-    with pytest.raises(ConfigError, match="is short"):
+    with pytest.raises(ConfigError, match="is too short"):
         asyncio.run(main(host="0.0.0.0", secret_file=short))
     with pytest.raises(ConfigError, match="cannot read the secret"):
         asyncio.run(main(secret_file=tmp_path / "none"))
