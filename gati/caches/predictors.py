@@ -228,7 +228,7 @@ def fully_connected(hidden_shape: tuple[int, ...], classes: int, width: int) -> 
 def pooled(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
     """All hidden values, average-pooled to `values` numbers -> 1,024 units -> classes (published Pool)."""
     if values < 1:
-        raise ValueError("it must keep at least 1 number")
+        raise ValueError("it must keep at least 1 value")
     layers, left = _shrink(math.prod(hidden_shape), values)
     return nn.Sequential(nn.Flatten(), *layers, fully_connected((left,), classes, _PUBLISHED_WIDTH))
 

@@ -159,7 +159,7 @@ def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion
     expected = _outputs(variant, loaded.module, given)
     if not torch.allclose(companion.network(given), expected, _ROW_TOLERANCE, _ROW_TOLERANCE):
         raise ModelError(
-            f"{variant}: its traced program computes something else than the network; leave it out"
+            f"{variant}: its traced program computes a different result than the network; leave it out"
         )
     return companion
 

@@ -356,7 +356,7 @@ class _Process:
     @property
     def _started(self) -> GroupTrainer:
         if self._trainer is None:
-            raise ValueError("start first")
+            raise ValueError("call start first")
         return self._trainer
 
 

@@ -91,7 +91,7 @@ def explore_more(
     """
     began = clock()
     if budget_s is None and epochs is None:
-        raise DataError("nothing says how long to train: give --more TIME, such as 1h")
+        raise DataError("the training time is missing: give --more TIME, such as 1h")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     workers = trained_on(ray, ray_cores, ray_gpus)
@@ -244,7 +244,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     train = left_over(train, record.identities if more is None else held.identities)
     if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
         raise DataError(
-            f"the training inputs in {source if more is None else more} are not those of the exploration; "
+            f"the training inputs in {source if more is None else more} differ from those of the exploration; "
             "restore the old ones, or explore again"
         )
     return Inputs(train, measured_on, library.base_outcomes().split, record)

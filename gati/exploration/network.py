@@ -35,7 +35,7 @@ def load_network(library: Library, device: torch.device) -> Network:
     """Load the base model on `device`; this runs the model's own code.
 
     **Raises:** `LibraryError` if the weights are not those the library was made from, or if the code has
-    changed and computes something else; and as `load_model`.
+    changed and computes a different result; and as `load_model`.
     """
     manifest = library.manifest
     loaded = load_model(manifest.model_source, manifest.checkpoint_path)
@@ -55,7 +55,7 @@ def load_network(library: Library, device: torch.device) -> Network:
     if manifest.probe is not None and _computes_otherwise(manifest.probe, probe_of(traced, example), device):
         raise LibraryError(
             f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
-            "made, but computes something else: caches and certificates do not apply to it; restore its code "
+            "made, but computes a different result: caches and certificates do not apply to it; restore its code "
             "or run gati explore again"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))

@@ -50,5 +50,5 @@ def find_places(
         return FoundPlaces((INPUT, *blocks))
     if companions or len(reading) == len(variants):
         without = ", ".join((*reading, *companions))
-        raise VariantError(f"{reason}, so {without} cannot sit at the network's input: leave that out")
+        raise VariantError(f"{reason}, so {without} cannot be placed at the network's input; leave it out")
     return FoundPlaces(blocks, f"left out {', '.join(reading)}: {reason}")

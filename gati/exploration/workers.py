@@ -114,7 +114,7 @@ class GroupTrainer:
     def measure(self) -> list[TrainedTrial]:
         """Measure the trained caches."""
         if self._task is None:
-            raise ValueError("begin first")
+            raise ValueError("call begin first")
         found = measured_trials(self._classroom, self._running, self._task.specifications)
         self._training = self._task = None
         self._held.close()
@@ -123,7 +123,7 @@ class GroupTrainer:
     @property
     def _running(self) -> SharedTraining:
         if self._training is None:
-            raise ValueError("begin first")
+            raise ValueError("call begin first")
         return self._training
 
     def _state(self) -> bytes:

@@ -155,7 +155,7 @@ def test_a_variant_with_wrong_numbers_says_so() -> None:
         build_predictor("conv2d(4,1)", (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant conv\(3,0\) cannot be built .* must be at least 1"):
         build_predictor("conv(3,0)", (3, 8, 8), 10)
-    with pytest.raises(VariantError, match=r"variant pool\(0\) cannot be .* must keep at least 1 number"):
+    with pytest.raises(VariantError, match=r"variant pool\(0\) cannot be .* must keep at least 1 value"):
         build_predictor("pool(0)", (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant fc cannot be built"):
         build_predictor("fc", (3, 8, 8), 10)

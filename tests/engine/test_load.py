@@ -150,7 +150,8 @@ def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_p
     load(directory).close()
     source.write_text(code.replace("hidden.mean((2, 3))", "hidden.amax((2, 3))"), encoding="utf-8")
     with pytest.raises(
-        LibraryError, match="Network has the same weights .* computes something else: .*gati explore again"
+        LibraryError,
+        match="Network has the same weights .* computes a different result: .*gati explore again",
     ):
         load(directory)
     source.write_text(code.replace("hidden += x", "hidden = hidden + x"), encoding="utf-8")

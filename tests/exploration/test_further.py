@@ -145,7 +145,7 @@ def test_a_round_interrupted_again_and_again_goes_on_and_ends_with_the_same_cach
 
 
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing says how long to train"):
+    with pytest.raises(DataError, match="the training time is missing"):
         explore_more(directory)
     with pytest.raises(LibraryError, match="run gati explore"):
         explore_more(tmp_path / "nowhere", epochs=1)
@@ -153,7 +153,7 @@ def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) 
     np.savez(tmp_path / "other.npz", images=images[::-1])
     with pytest.raises(DataError, match=r"other.npz has changed since explore"):
         explore_more(directory, epochs=1, data=str(tmp_path / "other.npz"))
-    with pytest.raises(DataError, match=r"are not those of the exploration"):
+    with pytest.raises(DataError, match=r"differ from those of the exploration"):
         explore_more(directory, epochs=1, train_data=str(tmp_path / "other.npz"))
     shutil.rmtree(directory / "training")
     shutil.rmtree(directory / ".state", ignore_errors=True)

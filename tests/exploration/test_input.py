@@ -148,7 +148,7 @@ def test_a_networks_own_module_of_that_name_comes_first(files: dict[str, str], t
     assert library.manifest.blocks[0].output_shape == (8, 8, 8)
     assert {trial.variant for trial in library.trials} == {"grid(16)"}
     assert "left out student(8): the network has a module named 'input'" in told.notes
-    with pytest.raises(VariantError, match="named 'input', so student.* cannot sit at"):
+    with pytest.raises(VariantError, match="named 'input', so student.* cannot be placed at"):
         explore(f"{__file__}:NetOfInput", **given, out=tmp_path / "no", variants=("student(8)",))
 
 

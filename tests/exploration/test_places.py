@@ -62,7 +62,7 @@ def test_a_module_called_input_keeps_its_name() -> None:
     assert "input" not in places.names
     assert places.note.startswith("left out student(8): the network has a module named 'input'")
     with pytest.raises(
-        VariantError, match=r"so student\(8\) cannot sit at the network's input: leave that out"
+        VariantError, match=r"so student\(8\) cannot be placed at the network's input; leave it out"
     ):
         find_places(Named(), None, example, ("student(8)",))
 
