@@ -244,8 +244,8 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     train = left_over(train, record.identities if more is None else held.identities)
     if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
         raise DataError(
-            f"the training inputs in {source if more is None else more} differ from those of the exploration; "
-            "restore the old ones, or explore again"
+            f"the training inputs in {source if more is None else more} differ from those of the "
+            "exploration; restore the old ones, or explore again"
         )
     return Inputs(train, measured_on, library.base_outcomes().split, record)
 

@@ -55,8 +55,8 @@ def load_network(library: Library, device: torch.device) -> Network:
     if manifest.probe is not None and _computes_otherwise(manifest.probe, probe_of(traced, example), device):
         raise LibraryError(
             f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
-            "made, but computes a different result: caches and certificates do not apply to it; restore its code "
-            "or run gati explore again"
+            "made, but computes a different result: caches and certificates do not apply to it; restore its "
+            "code or run gati explore again"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))
 

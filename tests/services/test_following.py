@@ -250,7 +250,7 @@ def test_without_a_guard_unproven_caches_answer_only_if_told_so(made: Path) -> N
     with serve(made, audit_budget=0.0) as running:
         for _ in range(5):
             assert exits(ask(running)) == {"base"}
-        assert any("nothing can be with audit_budget = 0" in line for line in running.said)
+        assert any("cannot be with audit_budget = 0" in line for line in running.said)
         assert audits(running, True, "trials") == 0
     with serve(made, audit_budget=0.0, unguarded=True) as running:
         document = ask(running)
