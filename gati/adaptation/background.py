@@ -9,10 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
-from gati.engine.concurrent import let_others_first
 from gati.engine.graph.apart import converting_apart
+from gati.engine.threads import in_background
 
 Job = Callable[[], None]
 
@@ -131,8 +129,7 @@ class Background:
             _spare_the_old(-1)
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
-        let_others_first(_NICENESS)
+        in_background(_NICENESS)
         with converting_apart():
             while (job := self._next()) is not None:
                 self._do(job)

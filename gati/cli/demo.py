@@ -47,7 +47,7 @@ def demo(
 
     **Raises:** `StorageError` if `out` cannot be written.
     """
-    from gati.engine.concurrent import one_thread
+    from gati.engine.threads import one_thread
 
     with one_thread():  # networks this small are faster on one core
         return _demo(Path(out), epochs, explore_budget_s, seed, say)

@@ -10,14 +10,11 @@ early exit frees a core for the next request.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -27,6 +24,7 @@ from torch import Tensor
 
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
+from gati.engine.threads import let_others_first, limit_threads, one_thread
 from gati.errors import BackendError
 
 _PATIENCE_S = 0.05  # an input that waits longer gives its queue priority over longer ones
@@ -144,7 +142,7 @@ class ConcurrentEngine:
         return (engine.inline(x) if self._early else engine.base(x))[0]
 
     def _run(self, engine: Engine) -> None:
-        torch.set_num_threads(1)  # per thread: with more, workers would compete for the cores
+        limit_threads(1)  # with more, workers would compete for the cores
         let_others_first(self._niceness)
         self._ready.wait()
         most = 1 if engine.compiled else self._largest_batch
@@ -227,20 +225,3 @@ def _together(rows: Sequence[tuple[Tensor, ...]], takes_rows: Sequence[bool]) ->
         torch.cat(tensors) if by_row else tensors[0]
         for tensors, by_row in zip(zip(*rows, strict=True), takes_rows, strict=True)
     )
-
-
-def let_others_first(niceness: int) -> None:
-    """Lower the priority of the calling thread, if the system has priorities per thread."""
-    if niceness and sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on a single thread inside the context, including graphs compiled there and new threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gati.engine.backends.base import Lookup
+from gati.engine.threads import limit_threads
 
 # The number of blocks that the host may queue ahead of the running one. Without a limit, a fast host queues
 # the whole network before the first lookup has ended, and a hit saves nothing.
@@ -130,7 +131,7 @@ class WorkerLookups(ParallelLookups):
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
-        self._started.wait()  # the worker sets its thread count first, since torch applies it to new threads
+        self._started.wait()
         self._confine()
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class WorkerLookups(ParallelLookups):
     def _serve(self) -> None:
         if len(self._cores) > 1:
             _pin({max(self._cores)})
-        torch.set_num_threads(1)
+        limit_threads(1)
         self._started.set()
         with torch.inference_mode():
             while (work := self._inbox.get()) is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
-from gati.engine.concurrent import one_thread
+from gati.engine.threads import one_thread
 from gati.exploration.library import SELECT, TrialOutcomes
 from gati.exploration.train import Learner
 from gati.exploration.views import InputSource

@@ -1,12 +1,15 @@
-"""Opens versions of a model, with engine, runner and service times, all in one thread."""
+"""Opens versions of a model, with engine, runner and service times."""
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
@@ -25,6 +28,18 @@ if TYPE_CHECKING:
     from gati.versions.engines import Setting  # slow: brings in onnx
 
 _WARM_UP_INPUTS = 20
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _in_new_thread(work: Callable[_P, _T]) -> Callable[_P, _T]:
+    @wraps(work)
+    def done(*arguments: _P.args, **options: _P.kwargs) -> _T:
+        with ThreadPoolExecutor(1, thread_name_prefix="gati-opening") as thread:
+            return thread.submit(work, *arguments, **options).result()
+
+    return done
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,8 @@ class OpenedEngine:
 class Opener:
     """Opens the base model once, and versions of it.
 
-    Call the methods from one thread; other threads may read the attributes.
+    Call the methods from one thread; other threads may read the attributes. Each call works in a new thread,
+    because torch's threads for it then end, too; if they stayed, those of the engines would be slow.
     """
 
     def __init__(self, settings: InferenceSettings) -> None:
@@ -63,6 +79,7 @@ class Opener:
         self.model: OpenedModel | None = None
         self.reference: OpenedEngine | None = None  # for versions in reduced precision
 
+    @_in_new_thread
     def open(self, composition: str | None, folder: Path | None) -> Opened:
         """Open and warm up a version.
 
@@ -96,6 +113,7 @@ class Opener:
         base = open_runner(engine, early=False, workers=self._settings.workers)
         return replace(opened, base=base, base_times=_warm_up(engine, base))
 
+    @_in_new_thread
     def open_setting(self, setting: Setting) -> OpenedEngine:
         """Open and warm up a setting of an open version."""
         torch.set_num_threads(self._settings.threads)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Protocol
 
 from torch import Tensor
 
-from gati.engine.concurrent import ConcurrentEngine, let_others_first
+from gati.engine.concurrent import ConcurrentEngine
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
+from gati.engine.threads import let_others_first
 
 # Event loops have priority: they must accept or refuse requests, however busy the engines are.
 _NICENESS = 10
@@ -65,16 +67,32 @@ class _OneAtATime:
         self.parallel = 1
         self._engine = engine
         self._ask = engine if early else engine.base
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(_NICENESS,)
-        )
+        # Overlapped lookups confine their thread to some cores, so that engine needs a thread of its own.
+        self._thread = _engine_thread() if early and engine.overlapped else _shared_thread()
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._thread.submit(self._answer, x)
 
     def close(self) -> None:
-        self._thread.submit(self._engine.close)
-        self._thread.shutdown(wait=True)
+        self._thread.submit(self._engine.close).result()
+        if self._thread is not _shared_thread():
+            self._thread.shutdown(wait=True)
 
     def _answer(self, x: Tensor) -> Prediction:
         return self._ask(x)[0]
+
+
+@cache
+def _shared_thread() -> ThreadPoolExecutor:
+    """The thread of all engines that take turns.
+
+    Torch keeps as many threads for each thread that calls it as it may use; as soon as a process has more of
+    them than cores, they sleep between operations, and small networks take several times as long.
+    """
+    return _engine_thread()
+
+
+def _engine_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(_NICENESS,)
+    )

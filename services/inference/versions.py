@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
-from gati.engine.concurrent import let_others_first
+from gati.engine.threads import in_background
 from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
@@ -60,15 +60,12 @@ class Versions:
         self._standing, self._unlock = open_standing(settings)
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
-        self._prober = ThreadPoolExecutor(
-            1, "gati-prober", initializer=let_others_first, initargs=(_NICENESS,)
-        )
+        self._prober = ThreadPoolExecutor(1, "gati-prober", initializer=in_background, initargs=(_NICENESS,))
         self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
         self._loaded: dict[str, LoadedVersion] = {}
         self._roster: ServedRoster | None = None  # set when the first version is activated
         self._opener = Opener(settings)
         self._reference_queue: RequestQueue | None = None
-        # All loading happens in one thread: torch keeps a thread pool for each thread that calls it.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
         self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
         self._memory: ServedMemory | None = None

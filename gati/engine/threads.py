@@ -1,0 +1,51 @@
+"""How many threads torch uses in each thread of this process, and their priority."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_CHANGES = threading.Lock()
+
+
+def limit_threads(count: int) -> None:
+    """Make torch use `count` threads for the operations of the calling thread, until it sets another number.
+
+    `torch.set_num_threads` alone is not enough: before its first operation, a new thread takes the number
+    that any thread has set last. Other threads keep theirs.
+    """
+    with _CHANGES:
+        others = torch.get_num_threads()  # a new thread takes the process's number here, not later
+        torch.set_num_threads(count)
+        if others != count:
+            restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
+            restoring.start()
+            restoring.join()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on a single thread inside the context, including graphs compiled there and new threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def let_others_first(niceness: int) -> None:
+    """Lower the priority of the calling thread, if the system has priorities per thread."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def in_background(niceness: int) -> None:
+    """Let the calling thread work next to others: at a lower priority, with one torch thread."""
+    limit_threads(1)
+    let_others_first(niceness)
