@@ -15,9 +15,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 _MEMORY = 0.95  # weight of the old average; a change of speed is learned within about twenty answers
-_HALVED_S = (
-    5.0  # without requests, the estimate halves in this time, so a replica that was slow is tried again
-)
+_HALVED_S = 5.0  # without requests, the estimate halves in this time: a replica that was slow is tried again
 
 
 class ReplicaLoad:
