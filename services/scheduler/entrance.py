@@ -39,8 +39,9 @@ class Demand(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """The range of several demands. `easiest` combines the easiest value of each field over all requests:
-    the longest SLO, the fewest inputs and the highest priority.
+    """The range of several demands.
+
+    `easiest` combines the longest SLO, the fewest inputs and the highest priority, also of different requests.
     """
 
     easiest: Demand
@@ -73,9 +74,7 @@ class Entrance:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.at_work = 0  # requests in progress whose bodies have been read
-        self.outside = RunningQuantile(
-            _IN_TIME
-        )  # ms a request spends outside the services: here and on the network
+        self.outside = RunningQuantile(_IN_TIME)  # ms of a request outside the services: here, on the network
         self._clock = clock
         self._asked = 0  # requests sent to services and not yet answered or refused
         self._most = math.inf  # the bound on `_asked`
