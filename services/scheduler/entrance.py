@@ -41,7 +41,7 @@ class Demand(NamedTuple):
 class _Range(NamedTuple):
     """The range of several demands.
 
-    `easiest` combines the longest SLO, the fewest inputs and the highest priority, also of different requests.
+    `easiest` combines the longest SLO, the fewest inputs and the highest priority, each of any request.
     """
 
     easiest: Demand

@@ -74,7 +74,7 @@ def test_without_a_folder_they_end_with_the_server_and_that_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server(None, begun(), load_three)
-    assert "versions loaded over REST will be forgotten" in caplog.text
+    assert "versions loaded over REST will be lost" in caplog.text
     engine = begun()
     server(None, engine)
     assert engine.calls == [] and not list(tmp_path.iterdir())
