@@ -69,7 +69,7 @@ class Key:
 class KeyRing:
     """All keys of a server.
 
-    `find` looks up a digest, so its time does not tell how much of a wrong key is right.
+    `find` looks up a digest, so the time it takes does not reveal how much of a wrong key matches.
     """
 
     def __init__(self, config: ServeConfig) -> None:
