@@ -56,7 +56,7 @@ async def _http(request: Request, found: Exception) -> Response:
         raise AssertionError("registered for HTTPException")
     messages = {
         404: "no such endpoint; see /docs",
-        405: f"{request.method} is not offered here; see /docs",
+        405: f"the method {request.method} is not allowed here; see /docs",
     }
     detail = messages.get(found.status_code, str(found.detail))
     headers = [(name.lower().encode(), value.encode()) for name, value in (found.headers or {}).items()]

@@ -71,10 +71,11 @@ class Metrics:
         models: Mapping[str, Any],
         pipelines: Mapping[str, Any],
     ) -> bytes:
-        """The page. `statistics` is by model and replica, of services that answer; `models`, `pipelines` have all.
+        """The page. `statistics` has the services that answer, by model and replica.
 
-        Metrics of a service have a label `replica` if the model has several: rates are then computed per
-        replica, and the counters of one that restarts are not mistaken for a drop of the sum.
+        `models` and `pipelines` have all of them. Metrics of a service have a label `replica` if the model has
+        several: rates are then computed per replica, so that a restart of one, which lowers the sum, is not
+        taken for a reset of all counters.
         """
         self._planning.pipelines = pipelines
         self._services.statistics = statistics
