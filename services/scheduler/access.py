@@ -49,7 +49,7 @@ class Access:
         await self._send(message)
 
     def replies(self, reply: Response) -> None:
-        """Record a complete reply that is sent without `send`."""
+        """Like `send`, for a complete reply, before it is sent; both may add `Connection: close`."""
         self.status = reply.status_code
         if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
             reply.raw_headers.append((b"connection", b"close"))

@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0
 async def adaptation_status(models: dict[str, Model], adaptation: Supervised | None) -> dict[str, Any]:
     """A JSON document: the versions, proofs, memory and retraining status of every model.
 
-    `retraining` is None for a model that is not retrained. `error` says why the adaptation process does not
+    `retraining` is None where the adaptation process reports none. `error` says why that process does not
     answer; a model that does not answer has an `error` of its own.
     """
     retraining, why_not = await _retraining(adaptation)

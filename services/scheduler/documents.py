@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of the requests and replies that are not described by pydantic models."""
+"""OpenAPI descriptions of requests and replies, which the handlers parse and write without FastAPI's models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _errors(*statuses: int) -> Responses:
         401: "The key is missing or wrong",
         404: "No model, version or pipeline with that name",
         409: "Not possible in the current state",
-        413: "The body or image is too large; for a compressed body, also after decompression",
+        413: "Too large, compressed or decompressed",
         422: "Invalid values",
         429: "Overloaded: the latency SLO would be missed, the queue is full, or a quota is used up",
         503: "Not loaded, starting, shutting down, or lost",

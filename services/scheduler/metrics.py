@@ -73,9 +73,9 @@ class Metrics:
     ) -> bytes:
         """The page. `statistics` has the services that answer, by model and replica.
 
-        `models` and `pipelines` have all of them. Metrics of a service have a label `replica` if the model has
-        several: rates are then computed per replica, so that a restart of one, which lowers the sum, is not
-        taken for a reset of all counters.
+        `models` and `pipelines` have all of them. Metrics of a service have a label `replica` if the model
+        has several: rates are then computed per replica, so that a restart of one, which lowers the sum, does
+        not look like a reset of all counters.
         """
         self._planning.pipelines = pipelines
         self._services.statistics = statistics
