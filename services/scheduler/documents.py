@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of requests and replies, which the handlers parse and write without FastAPI's models."""
+"""OpenAPI descriptions of requests and replies that the handlers parse and write without FastAPI models."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Model:
             self._waking = asyncio.create_task(self._wake())
 
     def retire(self) -> None:
-        """From now on, do not restart its processes."""
+        """From now on, start no process; running ones continue until `stop`."""
         for replica in self.replicas:
             replica.retire()
 
