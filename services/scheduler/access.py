@@ -1,4 +1,4 @@
-"""The access log: one line per request, without its content and without keys. Telemetry is told, too."""
+"""The access log: one line per request, without content or keys. It also reports to telemetry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FOR_OVERLOAD = (429, 503)
 
 
 class Access:
-    """One request, from its head to the end of its reply."""
+    """The log entry of one request, from its head to the end of its reply."""
 
     def __init__(
         self, request: Request, send: Send, share: float, telemetry: Telemetry = NO_TELEMETRY
@@ -35,8 +35,8 @@ class Access:
         self._telemetry = telemetry
         self._began_s = time.monotonic()
         self.status = 0
-        self.quiet = False  # a flood must not fill the log
-        self.key = ""  # the name of it
+        self.quiet = False  # no line: a flood of refusals must not fill the log
+        self.key = ""  # the name of the client's key
         if telemetry is not NO_TELEMETRY:
             follow(request.scope)
 
@@ -49,13 +49,13 @@ class Access:
         await self._send(message)
 
     def replies(self, reply: Response) -> None:
-        """As `send`, of a reply of which all is known."""
+        """Like `send`, for a complete reply, before it is sent; both may add `Connection: close`."""
         self.status = reply.status_code
         if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
             reply.raw_headers.append((b"connection", b"close"))
 
     def ended(self) -> None:
-        """Write the line. Management is always written, and to a log of its own."""
+        """Write the line. Management requests are always logged, to the log `gati.audit`."""
         scope = self._request.scope
         if (trace := trace_of(scope)) is not None:
             self._telemetry.ended(scope, trace, self._status, time.monotonic() - self._began_s)
@@ -71,7 +71,7 @@ class Access:
 
     @property
     def _status(self) -> int:
-        return self.status or 499  # the client went before there was one
+        return self.status or 499  # the client disconnected before the reply
 
     def _line(self, path: str) -> dict[str, Any]:
         client = self._request.scope.get("client")

@@ -1,4 +1,4 @@
-"""How the models adapt: what is proven of them, what retraining came to, and when the next is due."""
+"""The state of adaptation: the proofs of each model, the outcome of retraining, and when it runs next."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _TIMEOUT_S = 5.0
 
 
 async def adaptation_status(models: dict[str, Model], adaptation: Supervised | None) -> dict[str, Any]:
-    """A JSON document: every model with versions, proofs and memory, and its retraining where there is any.
+    """A JSON document: the versions, proofs, memory and retraining status of every model.
 
-    `error` says why a process does not answer.
+    `retraining` is None where the adaptation process reports none. `error` says why that process does not
+    answer; a model that does not answer has an `error` of its own.
     """
     retraining, why_not = await _retraining(adaptation)
     rows = await asyncio.gather(*(_model(model) for model in models.values()))
@@ -71,7 +72,7 @@ def _proof(proof: Any, agreement: float | None) -> dict[str, Any] | None:
 
 
 async def _retraining(adaptation: Supervised | None) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """What the adaptation process says of each model, and why it does not."""
+    """The status of retraining by model, and the error if the adaptation process does not answer."""
     if adaptation is None:
         return {}, None
     try:

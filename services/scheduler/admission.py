@@ -12,15 +12,16 @@ from services.hosts import is_loopback
 from services.scheduler.keys import Key, KeyRing, Right
 from services.scheduler.origin import check_host, check_json_content, check_site
 
-_OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
+_OPEN = ("/v2/health/", "/metrics")  # for monitoring, without a key
 _MANAGEMENT = "/v2/repository/"
 _NOBODY_MANAGES = (
-    "no key of this server may manage; set GATI_SERVE_MANAGEMENT_KEY, or give one of --keys the right to"
+    "no key of this server may manage; set GATI_SERVE_MANAGEMENT_KEY, or give a key in --keys the right "
+    "'manage'"
 )
 
 
 def check_exposure(config: ServeConfig) -> None:
-    """Refuse to listen where others can reach a server without a key. Raises `ConfigError`."""
+    """Raise `ConfigError` if a server without a key would listen on an address that others can reach."""
     if config.api_key is None and config.keys_file is None and not is_loopback(config.host):
         raise ConfigError(
             f"without a key only this machine has access, and {config.host} is open to others; set "
@@ -29,7 +30,7 @@ def check_exposure(config: ServeConfig) -> None:
 
 
 def admit(request: Request, config: ServeConfig, keys: KeyRing) -> Key | None:
-    """Let a request in, and say by which key; None where none is asked for.
+    """Admit a request and return its key, or None if no key is required.
 
     **Raises:** `NotAllowedError`, `ForbiddenError`, `MediaTypeError`.
     """
@@ -46,10 +47,11 @@ def admit(request: Request, config: ServeConfig, keys: KeyRing) -> Key | None:
 
 
 def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
-    """The key of a request that may do what it asks for. Raises `NotAllowedError`, `ForbiddenError`.
+    """The key of a request, or None if no key is required. Raises `NotAllowedError`.
 
-    A browser, which cannot send headers of its own, may give the key as a password, to read only: it sends
-    passwords along with whatever other sites make it ask for.
+    A user cannot set headers in a browser, so a GET request may send the key as the password of HTTP Basic
+    authentication. Other methods may not: a browser also attaches the password to requests that pages of
+    other sites make it send.
     """
     right = _right(request.method, path)
     if path.startswith(_OPEN) or not (keys.guards_management if right == "manage" else keys.asks):
@@ -59,7 +61,7 @@ def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
         given = _password(request)
     key = keys.find(given)
     if key is None:
-        raise NotAllowedError("a key is needed; send it as X-API-Key")
+        raise NotAllowedError("the API key is missing or wrong; send it as X-API-Key")
     if right == "manage" and not keys.manages:
         raise NotAllowedError(_NOBODY_MANAGES)
     if right not in key.rights:
@@ -74,17 +76,17 @@ def _right(method: str, path: str) -> Right:
 
 
 def _token(request: Request) -> str:
-    """Of `Authorization: Bearer`, which OpenAI's clients send and no browser does by itself."""
+    """The token of `Authorization: Bearer`, which OpenAI's clients send; no browser does by itself."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _password(request: Request) -> str:
-    """The password of HTTP Basic authentication, empty without one; the user name is ignored."""
+    """The password of HTTP Basic authentication, or an empty string; the user name is ignored."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return ""
     try:
         return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-    except ValueError:  # no base64, or no text in it
+    except ValueError:  # not base64, or not UTF-8
         return ""

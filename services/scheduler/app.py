@@ -1,4 +1,4 @@
-"""The REST front end as an ASGI application: routes and errors. `front` asks for keys."""
+"""The REST front end as an ASGI application: routes and errors. Keys are checked in `front`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from services.scheduler.scheduler import Scheduler
 
 
 def create_app(scheduler: Scheduler) -> FastAPI:
-    """The application over a scheduler; starting and stopping that is the caller's business."""
+    """The application for a scheduler, which the caller starts and stops."""
     app = FastAPIOffline(
         redoc_url=None,
         title="Gati",
         version=__version__,
-        description="Neural networks with learned caches: easy inputs leave early. "
-        "Single models speak the Open Inference Protocol, pipelines take an image and a latency SLO.",
+        description="Neural networks with learned caches: easy inputs exit early. "
+        "Models are served by the Open Inference Protocol; a pipeline takes an input and a latency SLO.",
         openapi_tags=[
             {"name": "models", "description": "The Open Inference Protocol (V2), with binary tensors."},
-            {"name": "pipelines", "description": "Several networks under one latency SLO."},
+            {"name": "pipelines", "description": "Several networks with one latency SLO."},
             {"name": "operations", "description": "Versions, statistics, health, metrics."},
         ],
     )
@@ -38,7 +38,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Let every error be answered by its status and one line of JSON."""
+    """Make the app answer every error with its status and one line of JSON."""
     app.add_exception_handler(GatiError, _refused)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -56,7 +56,7 @@ async def _http(request: Request, found: Exception) -> Response:
         raise AssertionError("registered for HTTPException")
     messages = {
         404: "no such endpoint; see /docs",
-        405: f"{request.method} is not offered here; see /docs",
+        405: f"the method {request.method} is not allowed here; see /docs",
     }
     detail = messages.get(found.status_code, str(found.detail))
     headers = [(name.lower().encode(), value.encode()) for name, value in (found.headers or {}).items()]

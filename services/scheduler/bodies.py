@@ -1,4 +1,4 @@
-"""Reading what clients send, within bounds, and noticing when they go."""
+"""Reading request bodies, with limits on size and memory, and detecting that a client disconnects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: BoundedPool) -> bytes:
-    """The body, unpacked. What it holds is charged as it comes.
+    """Read a body and decompress it. Its bytes are charged as they arrive.
 
-    **Raises:** `TooLargeError` when it is larger than that, packed or unpacked; `RequestError` for an
-    encoding that is not offered, or a body that is not in it; `OverloadError` when all bodies together are
-    too large.
+    **Raises:** `TooLargeError` if it exceeds `largest_bytes`, compressed or decompressed; `RequestError` for
+    an unsupported content encoding, or a body that does not match it; `OverloadError` if the budget for all
+    requests is used up; `CancelledError` if the client disconnects.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > largest_bytes:
@@ -44,12 +44,12 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
     if encoding == "identity":
         return body
     if encoding not in _WINDOWS:
-        raise RequestError(f"content encoding {encoding[:40]!r} is not offered; use gzip, deflate or none")
+        raise RequestError(f"content encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
     return await pool.run(_unpack, body, _WINDOWS[encoding], largest_bytes, charge, owner=charge.owner)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which is cancelled when the client goes. Raises `CancelledError` then."""
+    """Await `work`; if the client disconnects, cancel it and raise `CancelledError`."""
     own = asyncio.current_task()
     if own is None:
         raise AssertionError("requests are answered in tasks")
@@ -64,7 +64,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return await work
     except asyncio.CancelledError:
-        if not gone or own.cancelling() > before + 1:  # or somebody else wants it to end, too
+        if not gone or own.cancelling() > before + 1:  # or the task was cancelled for another reason, too
             raise
         raise CancelledError("the client has gone") from None
     finally:
@@ -74,7 +74,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _watch(request: Request, leave: Callable[[], None]) -> Callable[[], object]:
-    """As `tell_when_gone`, behind any server: by waiting for another message."""
+    """Like `tell_when_gone`, for any ASGI server: it waits for the next message in a task."""
     watching = asyncio.create_task(_gone(request))
     watching.add_done_callback(lambda done: None if done.cancelled() else leave())
     return watching.cancel
@@ -86,7 +86,7 @@ async def _gone(request: Request) -> None:
 
 
 def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> bytes:
-    """The body, which is charged as it grows."""
+    """Decompress a body, and charge its bytes as it grows."""
     unpacker = zlib.decompressobj(window)
     unpacked = _Grown(largest_bytes, charge)
     view = memoryview(packed)
@@ -98,19 +98,19 @@ def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> b
                 rest = unpacker.unconsumed_tail
                 unpacked.add(part)
     except zlib.error as error:
-        raise RequestError("the body is not in the encoding that its header names") from error
+        raise RequestError("the body does not match its Content-Encoding header") from error
     if not unpacker.eof:
-        raise RequestError("the packed body ends too early")
+        raise RequestError("the compressed body is incomplete")
     return unpacked.whole()
 
 
 class _Grown:
-    """Bytes that come in parts, in one piece and never twice: charged as they come, up to a bound."""
+    """Joins the parts of a body without holding it in memory twice. Charges each part; limits the total."""
 
     def __init__(self, largest_bytes: int, charge: Charge) -> None:
         self._largest_bytes = largest_bytes
         self._charge = charge
-        self._first = b""  # nearly always it is all
+        self._first = b""  # usually the whole body
         self._buffer: io.BytesIO | None = None
 
     def add(self, part: bytes) -> None:
@@ -129,7 +129,7 @@ class _Grown:
         self._buffer.write(part)
 
     def whole(self) -> bytes:
-        """All of it; nothing is copied."""
+        """The whole body, without a copy."""
         return self._first if self._buffer is None else self._buffer.getvalue()
 
 

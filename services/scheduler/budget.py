@@ -1,7 +1,8 @@
-"""Memory limits: a budget for all running requests, and an estimate for reading one.
+"""Memory limits: a budget for all requests in progress, and an upper bound on the memory to parse JSON.
 
-A request is charged before it is read, unpacked or parsed, by an upper estimate of the memory that takes. A
-request that would exceed the rest is refused before anything is allocated for it.
+Bytes are charged as a body is read or decompressed. Parsing and decoding are charged beforehand, by an upper
+bound on the memory they need: a request that would exceed the rest of the budget is refused before that
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from gati.errors import OverloadError, TooLargeError
 from services.sharing import crowds
 
 _RETRY_AFTER_S = 0.5
-# Of a document in memory, at most: a value (a float, its place in a list and in an array), a list, an object,
-# half of a text, which has two quotation marks, and a name in an object: that takes less, and more time.
+# The most memory that each part of a parsed document takes: a value (a float, its slot in a list and in an
+# array), a list, an object, half of a string (each has two quotation marks), and a key in an object. The last
+# is more than a key needs in memory, because keys take longer to parse.
 _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES, _QUOTE_BYTES, _NAME_BYTES = 48, 104, 360, 48, 360
 _PIECE_BYTES = 2**18
-_WIDEST = 4  # bytes a character of text that is not ASCII
+_WIDEST = 4  # bytes per character of a string that is not ASCII
 
 
 class ByteBudget:
-    """Bytes that requests under way may hold together. Any thread may charge.
+    """Bytes that all requests in progress may hold together. Thread-safe.
 
-    If it is `shared`, the requests of one owner leave a part to others, however many they are. A single
-    request may have it all.
+    If `shared`, several requests of one owner always leave a part of the budget to other owners. A single
+    request may use all that is free.
     """
 
     def __init__(self, limit_bytes: int, *, shared: bool = False) -> None:
@@ -42,7 +44,7 @@ class ByteBudget:
         return self._held_bytes
 
     def open(self, owner: str = "") -> Charge:
-        """The memory charged to one request, as a context manager that releases it at the end."""
+        """A context manager: the memory charged to one request, released at the end."""
         return Charge(self, owner)
 
     def _begin(self, owner: str) -> None:
@@ -56,7 +58,7 @@ class ByteBudget:
             several = self._shared and held.requests > 1
             if count > left or (several and crowds(held.count + count, left)):
                 raise OverloadError(
-                    f"requests under way hold {self._held_bytes} of {self.limit_bytes} bytes",
+                    f"requests in progress hold {self._held_bytes} of {self.limit_bytes} bytes of memory",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._held_bytes += count
@@ -74,14 +76,14 @@ class ByteBudget:
 
 @dataclass
 class _Held:
-    """What the requests of one owner hold."""
+    """How many requests one owner has, and the bytes they hold."""
 
     requests: int = 0
     count: int = 0
 
 
 class Charge:
-    """One request's part of a budget; `owner` is the model or pipeline that it is for."""
+    """One request's part of a budget; `owner` is its model or pipeline, such as `models/NAME`."""
 
     def __init__(self, budget: ByteBudget, owner: str) -> None:
         self.owner = owner
@@ -89,7 +91,7 @@ class Charge:
         self._held_bytes = 0
 
     def add(self, count: int) -> None:
-        """Take so many bytes more. Raises `OverloadError` where so many are not left."""
+        """Charge `count` more bytes. Raises `OverloadError` if the budget does not have them."""
         self._budget._take(self.owner, count)
         self._held_bytes += count
 
@@ -105,12 +107,13 @@ class Charge:
 
 
 def check_json(text: bytes, largest_bytes: int, held_bytes: int = 0) -> int:
-    """The memory that a JSON document takes once it is parsed, at most, and `held_bytes` for copies of it.
+    """An upper bound on the memory in bytes that a JSON document takes once parsed, plus `held_bytes`.
 
-    Raises `TooLargeError` if that is more than `largest_bytes`.
+    `held_bytes` is for copies of the document. Raises `TooLargeError` if the sum exceeds `largest_bytes`.
 
-    Found by counting characters, which takes a thousandth of what parsing does: piece by piece, so that
-    other threads are not held up for long, and no further than the limit.
+    The bound comes from counting characters, which takes a thousandth of the time of parsing. They are
+    counted in pieces, so that other threads do not wait long for the GIL, and only until the limit is
+    exceeded.
     """
     cost = held_bytes + len(text) + _VALUE_BYTES
     wide = False
@@ -130,6 +133,6 @@ def check_json(text: bytes, largest_bytes: int, held_bytes: int = 0) -> int:
         )
     if cost > largest_bytes:
         raise TooLargeError(
-            f"JSON that may take more than {largest_bytes} bytes of memory; send tensors in binary"
+            f"parsing this JSON may take more than {largest_bytes} bytes of memory; send tensors in binary"
         )
     return cost

@@ -1,8 +1,8 @@
-"""Which replica is asked: of two drawn at random, the one that is expected to answer earlier.
+"""Chooses the replica for a request: two are drawn at random, and the one expected to answer earlier gets it.
 
-What a replica has outstanding times the service time learned of it says how long a request would take there
-(the power of two choices: Mitzenmacher 2001). Drawing two keeps several schedulers, which do not know of each
-other, from all asking the same replica.
+The expected time of a request is the replica's number of outstanding inputs times its learned service time
+(the power of two choices: Mitzenmacher 2001). Because only two are drawn, several schedulers that do not know
+of each other do not all choose the same replica.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-_MEMORY = 0.95  # of the average; a changed speed is believed within about twenty answers
-_HALVED_S = 5.0  # an estimate without answers halves in this time: a replica that was slow is tried again
+_MEMORY = 0.95  # weight of the old average; a change of speed is learned within about twenty answers
+_HALVED_S = 5.0  # without requests, the estimate halves in this time: a replica that was slow is tried again
 
 
 class ReplicaLoad:
-    """What one replica was asked and has not answered, and how long an input takes it."""
+    """The outstanding requests of one replica, and its learned service time per input."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,28 +31,28 @@ class ReplicaLoad:
 
     @property
     def seconds_an_input(self) -> float | None:
-        """How much each outstanding input adds to the time of an answer; None before the first answer."""
+        """The learned time that each outstanding input adds to an answer; None before the first answer."""
         if not self._answers:
             return None
         return self._learned_s * self._freshness()
 
     @property
     def overdue_s(self) -> float:
-        """For how long the oldest outstanding request has waited: no other is expected earlier."""
+        """How long the oldest outstanding request has waited; a new one is expected to take no less."""
         oldest = next(iter(self._asked), None)
         return 0.0 if oldest is None else self._clock() - oldest.began_s
 
     def expected_s(self, inputs: int, typical_s: float) -> float:
-        """The expected time of so many more inputs; `typical_s` is an input's where nothing is learned."""
+        """The expected time for `inputs` more inputs; `typical_s` per input if nothing has been learned."""
         each_s = self.seconds_an_input
         return max((self.outstanding + inputs) * (typical_s if each_s is None else each_s), self.overdue_s)
 
     def asked(self, inputs: int) -> _Outstanding:
-        """Count a request while it is outstanding, and learn from it when it is answered."""
+        """A context manager: counts a request while it is outstanding, and learns from its answer."""
         return _Outstanding(self, inputs)
 
     def forget(self) -> None:
-        """Unlearn the service time: another process answers from now on."""
+        """Forget the service time, because another process answers from now on."""
         self._answers = 0
 
     def _freshness(self) -> float:
@@ -69,7 +69,7 @@ class ReplicaLoad:
 
 
 class _Outstanding:
-    """A request of so many inputs, a context manager."""
+    """An outstanding request with `inputs` inputs, as a context manager."""
 
     def __init__(self, load: ReplicaLoad, inputs: int) -> None:
         self._load, self._inputs = load, inputs
@@ -78,8 +78,8 @@ class _Outstanding:
         load = self._load
         load.outstanding += self._inputs
         self.began_s = load._clock()
-        self.ahead = load.outstanding  # when it was sent, its own included
-        self.fresh = load._freshness()  # what the estimate of then is worth, from 0 to 1
+        self.ahead = load.outstanding  # outstanding inputs when it was sent, including its own
+        self.fresh = load._freshness()  # weight of the estimate at that time, from 0 to 1
         load._asked[self] = None
 
     def __exit__(
@@ -93,11 +93,11 @@ class _Outstanding:
 
 
 class Loaded(Protocol):
-    """What has a `ReplicaLoad`."""
+    """Something with a `ReplicaLoad`."""
 
     @property
     def load(self) -> ReplicaLoad:
-        """What it was asked."""
+        """Its outstanding requests and service time."""
         ...
 
 
@@ -105,11 +105,11 @@ R = TypeVar("R", bound=Loaded)
 
 
 class Numbered(Protocol):
-    """What has a number of its own."""
+    """Something with a number that no other has."""
 
     @property
     def number(self) -> int:
-        """From 0."""
+        """Counted from 0."""
         ...
 
 
@@ -117,10 +117,10 @@ N = TypeVar("N", bound=Numbered)
 
 
 def choose(replicas: Sequence[R], inputs: int, chance: random.Random) -> R:
-    """The better of two replicas drawn at random, for a request of so many inputs; any of two that are equal.
+    """The better of two replicas drawn at random, for a request with `inputs` inputs.
 
-    One of which nothing is known is taken to be as fast as the other: it is tried. However many there are,
-    only two are looked at.
+    Ties are broken at random. A replica without a learned service time is assumed to be as fast as the other,
+    so that it is tried. The cost does not depend on the number of replicas.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -131,9 +131,9 @@ def choose(replicas: Sequence[R], inputs: int, chance: random.Random) -> R:
 
 
 def of_place(replicas: Sequence[N], place: str) -> N:
-    """The replica whose memory knows that place: the same one as long as it is among `replicas`.
+    """The replica whose memory has the place: the same one as long as it is among `replicas`.
 
-    The largest of a hash for each (rendezvous hashing: Thaler and Ravishankar 1998): when a replica comes or
-    goes, only its own places move.
+    It is the replica with the largest hash of its number and the place (rendezvous hashing: Thaler and
+    Ravishankar 1998). When a replica is added or removed, only its own places move.
     """
     return max(replicas, key=lambda replica: zlib.crc32(f"{replica.number} {place}".encode()))

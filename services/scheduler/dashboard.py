@@ -1,4 +1,4 @@
-"""The live page of each model at `/dashboard/NAME`: its answers, their exits, and the guard's state."""
+"""The live page of each model at `/dashboard/NAME`: its answers, their exits, and the state of the guard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERVAL_S = 1.0
 
 
 class Dashboard:
-    """The contents of one model's page; receives every answer, and polls the service now and then."""
+    """The contents of one model's page: it receives every answer and polls the service once a second."""
 
     def __init__(self, model: Model) -> None:
         self.state = LiveState(model.name, pictures=False)
@@ -31,7 +31,7 @@ class Dashboard:
         self._pending = ""
 
     def answered(self, found: Any, latency_ms: float) -> None:
-        """Show the answers to a request."""
+        """Show the answers of a response."""
         names = self._model.info.class_names
         for each in found.answers:
             index = each.class_index
@@ -48,7 +48,7 @@ class Dashboard:
             )
 
     async def keep_looking(self) -> None:
-        """Show versions, audits and alarms, until cancelled."""
+        """Poll for versions, audits and alarms and show them, until cancelled."""
         await keep_on(
             f"dashboard of '{self._model.name}'",
             self._look,
@@ -65,12 +65,12 @@ class Dashboard:
             self.state.source("reconnecting", self._model.cause)
             return
         self.state.source("running")
-        found = await self._model.statistics()  # how versions stand comes with it
+        found = await self._model.statistics()  # also updates the model's versions
         active = self._model.active
         if active.version != self._version:
             self._version = active.version
             self.state.exits([name for name in active.exits if name != "base"])
-            self.state.event("version", f"{active.version} answers from now on: {active.promise}")
+            self.state.event("version", f"{active.version} is active now: {active.promise}")
             self.state.no_audits()
             self._audits = (0, 0)
         self.state.promise(active.agreement)
@@ -82,7 +82,7 @@ class Dashboard:
             self.state.event("alarm" if found.stopped else "recovered", text)
 
     def _audited(self, audits: int, losses: int) -> None:
-        """Show the audits of answers that this version gave."""
+        """Show the audits of the active version's answers."""
         if (audits, losses) == self._audits:
             return
         lost = losses > self._audits[1]
@@ -90,13 +90,13 @@ class Dashboard:
         self.state.audit(not lost, audits, losses)
 
     def _on_trial(self, active: Any) -> None:
-        """Show the proof of the version that waits, else that of the active one."""
+        """Show the proof of the pending version if there is one, otherwise that of the active one."""
         pending = self._model.pending
         name = "" if pending is None else pending.version
         if name != self._pending:
             self._pending = name
             if pending is not None:
-                self.state.event("version", f"{name} waits until it is proven")
+                self.state.event("version", f"{name} takes over when it is proven")
         tried = active if pending is None else pending
         if tried.proof is None:
             self.state.proof(None)

@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of bodies and replies that are read and written by hand."""
+"""OpenAPI descriptions of requests and replies that the handlers parse and write without FastAPI models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 _ERROR_SCHEMA = {
     "type": "object",
-    "properties": {"error": {"type": "string", "description": "What was wrong, and what to do."}},
+    "properties": {"error": {"type": "string", "description": "What was wrong and what to do."}},
     "required": ["error"],
 }
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
@@ -16,14 +16,14 @@ _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds
 
 def _errors(*statuses: int) -> Responses:
     described = {
-        400: "Malformed, or of the wrong shape",
+        400: "Malformed, or the wrong shape",
         401: "The key is missing or wrong",
-        404: "No model, version or pipeline of that name",
-        409: "Not possible as things are",
-        413: "Too large, packed or unpacked",
-        422: "Values that make no sense",
-        429: "The latency SLO would be missed, or the queue is full",
-        503: "Not loaded, draining, or gone",
+        404: "No model, version or pipeline with that name",
+        409: "Not possible in the current state",
+        413: "Too large, compressed or decompressed",
+        422: "Invalid values",
+        429: "Overloaded: the latency SLO would be missed, the queue is full, or a quota is used up",
+        503: "Not loaded, starting, shutting down, or lost",
         504: "The deadline passed",
     }
     return {
@@ -43,7 +43,7 @@ _TENSOR = {
     "properties": {
         "name": {
             "type": "string",
-            "description": "`input`, `text`, `recording`, or a name that the metadata has.",
+            "description": "`input`, `text`, `recording`, or the name of an input in the model metadata.",
         },
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
         "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL", "BYTES"]},
@@ -54,19 +54,24 @@ _TENSOR = {
         "data": {
             "type": "array",
             "items": {},
-            "description": "Numbers, nested or flat, row-major, or texts.",
+            "description": "Numbers, nested or flat in row-major order, or strings.",
         },
     },
 }
 _WISHES: dict[str, Any] = {
-    "latency_slo_ms": {**_NUMBER, "description": "Latency limit for the answer."},
-    "timeout_ms": {**_NUMBER, "description": "Time after which the client gives up."},
-    "priority": {"type": "integer", "minimum": 0, "maximum": 10, "description": "1 is first."},
+    "latency_slo_ms": {**_NUMBER, "description": "Latency limit for the answer, in milliseconds."},
+    "timeout_ms": {**_NUMBER, "description": "Time after which the client gives up, in milliseconds."},
+    "priority": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 10,
+        "description": "1 is the highest priority; 2 is the default, and so is 0.",
+    },
     "place": {
         "type": "string",
         "minLength": 1,
         "maxLength": 128,
-        "description": "What the input shows, such as a camera: answers are remembered for it.",
+        "description": "The source of the input, such as a camera; memory keeps each place apart.",
     },
 }
 _INFERENCE_REQUEST: dict[str, Any] = {
@@ -110,8 +115,10 @@ def _json_body(schema: dict[str, Any], *, required: bool = True) -> dict[str, An
 
 
 SERVER: Responses = _errors(400, 401, 413)
-METRICS: Responses = {200: {"description": "The page", "content": {"text/plain": {}}}}
-READY: Responses = _errors(401, 404) | {503: {"description": "Not ready, with what it waits for"}}
+METRICS: Responses = {
+    200: {"description": "Metrics in the format of Prometheus", "content": {"text/plain": {}}}
+}
+READY: Responses = _errors(401, 404) | {503: {"description": "Not ready, with the reason"}}
 MODEL: Responses = _errors(401, 404, 503)
 PIPELINE: Responses = _errors(401, 404)
 INFER: Responses = _errors(400, 401, 404, 413, 422, 429, 503, 504)

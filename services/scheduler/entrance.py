@@ -1,4 +1,4 @@
-"""Admission control for one model or pipeline: its load and service times, known before a request is read.
+"""Admission control for one model or pipeline: refuses requests under overload before their bodies are read.
 
 Each model has its own estimates, so that a flood of requests for one does not affect another.
 """
@@ -14,19 +14,19 @@ from typing import NamedTuple
 from gati.errors import OverloadError
 from services.quantile import RunningQuantile
 
-_IN_TIME = 0.98  # of admitted requests should be
-_RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
-_FEW = 8  # requests at a time are always read: their service says whether it has time for them
-_FORGOTTEN_S = 1.0  # since a service refused
-_WINDOW_S = 30.0  # what was asked for counts so long at least, and twice that at most
+_IN_TIME = 0.98  # share of admitted requests that should be answered in time
+_RECOVERY = 0.98  # factor on the expected time outside the services, for each request that is refused
+_FEW = 8  # so many concurrent requests are always read: the service decides whether it has time for them
+_FORGOTTEN_S = 1.0  # after a refusal by a service, the bound is dropped
+_WINDOW_S = 30.0  # a demand counts for at least one window and at most two
 
 
 class CrowdedError(OverloadError):
-    """A request is refused at the door. There may be thousands a second: it gets no line in the log."""
+    """A request is refused before it is read. It is not logged: there may be thousands a second."""
 
 
 class Demand(NamedTuple):
-    """What a request asks for: its SLO (infinite without one), its inputs, and its priority (1 is first)."""
+    """The demands of a request: SLO (infinite without one), number of inputs, priority (1 is the highest)."""
 
     slo_ms: float
     inputs: int = 1
@@ -34,18 +34,21 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, slo_ms: float | None, inputs: int, priority: int) -> Demand:
-        """`slo_ms` is None without an SLO."""
+        """The demand of a request; `slo_ms` is None without an SLO."""
         return cls(math.inf if slo_ms is None else slo_ms, inputs, priority)
 
 
 class _Range(NamedTuple):
-    """What several requests asked for. `easiest` has the best of each, whichever request that is of."""
+    """The range of several demands.
+
+    `easiest` combines the longest SLO, the fewest inputs and the highest priority, each of any request.
+    """
 
     easiest: Demand
     least_slo_ms: float
 
     def has(self, demand: Demand) -> bool:
-        """Whether one that asks for this changes nothing."""
+        """Whether a request with this demand leaves the range as it is."""
         return demand == self.easiest and demand.slo_ms >= self.least_slo_ms
 
     def with_(self, other: _Range) -> _Range:
@@ -60,52 +63,53 @@ _NOTHING = _Range(Demand(0.0, 2**31, 2**31), math.inf)
 
 
 class Entrance:
-    """The requests for one model or pipeline. `clock` is in seconds.
+    """Counts and limits the requests for one model or pipeline. `clock` returns seconds.
 
-    When a service has refused one for overload, those that follow are refused before they are read while as
-    many are at work: reading and passing on what will be refused costs as much as an answer. Answers let
-    more in again, slowly, and a second without such a refusal lets in all. Only the refusal of a request
-    that asked for no more than any other of late says something of the others.
+    When a service refuses a request for overload, the number of concurrent requests at that time becomes a
+    bound, and requests above it are refused before they are read: to read and forward a request that will be
+    refused costs as much as an answer. Each answer raises the bound a little; after a second without such a
+    refusal there is no bound. Only the refusal of a request that was no harder than any other recent one sets
+    the bound: a harder one may be refused when others would not be.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.at_work = 0  # requests under way that have been read
-        self.outside = RunningQuantile(_IN_TIME)  # ms of requests: here and on the way, not in a service
+        self.at_work = 0  # requests in progress whose bodies have been read
+        self.outside = RunningQuantile(_IN_TIME)  # ms of a request outside the services: here, on the network
         self._clock = clock
-        self._asked = 0  # of services, and neither answered nor refused yet
-        self._most = math.inf  # of those that are let in
-        self._now = self._before = _NOTHING  # what was asked for, in this window and in the one before
+        self._asked = 0  # requests sent to services and not yet answered or refused
+        self._most = math.inf  # the bound on `_asked`
+        self._now = self._before = _NOTHING  # the demands in this window and in the one before
         self._began_s = -math.inf
         self._refused_s = -math.inf
         self._retry_after_s: float | None = None
 
     @property
     def least_slo_ms(self) -> float:
-        """The smallest SLO of late, infinite where there was none."""
+        """The smallest recent SLO, infinite if there was none."""
         self._turn()
         return min(self._now.least_slo_ms, self._before.least_slo_ms)
 
     @property
     def _most_slo_ms(self) -> float:
-        """The largest SLO of late, infinite where there was none or nothing is known."""
+        """The largest recent SLO, infinite if a request had none or there was no request."""
         self._turn()
         return max(self._now.easiest.slo_ms, self._before.easiest.slo_ms) or math.inf
 
     def check(self, elapsed_ms: float = 0.0) -> None:
-        """Refuse a request that came `elapsed_ms` ago and would be answered late. Raises `CrowdedError`."""
+        """Raise `CrowdedError` if a request that arrived `elapsed_ms` ago would be answered late."""
         if self.at_work >= _FEW and elapsed_ms >= self._most_slo_ms:
             raise CrowdedError(
-                f"{elapsed_ms:.0f} ms have passed before the request was read",
+                f"overloaded: the request waited {elapsed_ms:.0f} ms before it was read",
                 retry_after_s=1e-3 * elapsed_ms,
             )
         if self._asked + 1 > self._most and not self._forgotten:
             raise CrowdedError(
-                f"{self._asked} requests are at work, and no more would be answered in time",
+                f"{self._asked} requests are in progress, and another would not be answered in time",
                 retry_after_s=self._retry_after_s,
             )
 
     def asking(self, demand: Demand) -> _Asking:
-        """Count a request while services are asked, and learn from it when they refuse it."""
+        """A context manager: counts a request while services work on it, and learns if they refuse it."""
         self._turn()
         if not self._now.has(demand):
             self._now = self._now.with_(_Range(demand, demand.slo_ms))
@@ -116,7 +120,7 @@ class Entrance:
         self.outside.add(outside_ms)
 
     def refused(self) -> None:
-        """Record a refusal for overload: a wrong estimate could keep out the requests that correct it."""
+        """Lower `outside` after a refusal: an estimate too high would refuse the requests that correct it."""
         self.outside.shrink(_RECOVERY)
 
     def _ended(self, demand: Demand, error: BaseException | None) -> None:
@@ -147,7 +151,7 @@ class Entrance:
 
 
 class _Asking:
-    """Services are asked for a request."""
+    """A request while services work on it, as a context manager."""
 
     def __init__(self, entrance: Entrance, demand: Demand) -> None:
         self._entrance, self._demand = entrance, demand

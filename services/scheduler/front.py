@@ -1,7 +1,7 @@
-"""The front end: admission, a shortcut to the two busy endpoints, and refusal under overload.
+"""The front end: admission, a fast path for inference and queries, and refusal under overload.
 
-A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So
-requests that arrive while the event loop is behind are refused before their body is read.
+Refusing a request for overload must cost almost nothing, or the refusals themselves become the overload. So
+requests that arrive while the event loop is behind are refused before their bodies are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.scheduler.entrance import CrowdedError
 from services.scheduler.keys import Key
 from services.scheduler.scheduler import Scheduler
 
-# The handler of a request to one of the busy endpoints, None for the others.
+# Returns the handler of a request on the fast path, None for other requests.
 Busy = Callable[[Scope], Callable[[Request], Awaitable[Response]] | None]
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -34,9 +34,9 @@ _QUERY = re.compile(r"/v1/pipelines/([^/]+)/query")
 
 
 class Front:
-    """An ASGI application in front of `app`, which has all endpoints, documents them, and asks for no key.
+    """An ASGI application in front of `app`, which has all endpoints and their docs but does not check keys.
 
-    `busy` finds endpoints that are answered without the detour by `app`.
+    `busy` returns the handler of a request that is answered without routing by `app`.
     """
 
     def __init__(self, app: FastAPI, busy: Busy | None = None) -> None:
@@ -45,7 +45,7 @@ class Front:
         self._scheduler: Scheduler = app.state.scheduler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one ASGI connection; anything but HTTP goes to `app`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -95,14 +95,14 @@ class Front:
 
 
 class _Headers(Headers):
-    """Headers that are found at once: each request is asked for a dozen, most of which it does not have."""
+    """Headers in a dict, for fast lookup: about a dozen are looked up per request, and most are absent."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
-        self._first = dict(reversed(raw))  # of those with one name
+        self._first = dict(reversed(raw))  # the first value of each name
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The first of that name."""
+        """The first value of a header, else `default`."""
         found = self._first.get(_raw(key))
         return default if found is None else found.decode("latin-1")
 
@@ -119,18 +119,18 @@ def _raw(key: str) -> bytes:
 
 
 class _Asked(Request):
-    """A request with such headers."""
+    """A request with headers that are looked up fast."""
 
     @property
     def headers(self) -> Headers:
-        """The headers."""
+        """The headers as `_Headers`."""
         if not hasattr(self, "_headers"):
             self._headers: Headers = _Headers(self.scope["headers"])
         return self._headers
 
 
 def _counted(receive: Receive, key: Key) -> Receive:
-    """The body's messages, counted for the key's quota."""
+    """Wraps `receive` to count the bytes of the body in the key's quota."""
 
     async def counted() -> Message:
         message = await receive()
@@ -142,7 +142,7 @@ def _counted(receive: Receive, key: Key) -> Receive:
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-    """Inference and queries."""
+    """The handler of an inference request or a pipeline query, else None."""
     if scope["method"] != "POST":
         return None
     path = scope["path"]

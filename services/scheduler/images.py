@@ -1,4 +1,4 @@
-"""Images that clients send, decoded within bounds."""
+"""Decodes images sent by clients, with limits on pixels and memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
-_DECODED_BYTES = 8  # a pixel, as a decoder has it, at most
+_DECODED_BYTES = 8  # per pixel inside a decoder, at most
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _STRIP_PIXELS = 2**18
 
 
 def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge) -> Any:
-    """An image file as the wire's `Tensor`, UINT8 [1, height, width, channels].
+    """Decode an image file to the wire's `Tensor`, UINT8 [1, height, width, channels].
 
-    What its pixels take is charged before they are decoded.
+    The memory for its pixels is charged before they are decoded.
 
-    **Raises:** `RequestError` for what is no image, `TooLargeError` for one with too many pixels,
-    `OverloadError` where the memory is not left.
+    **Raises:** `RequestError` if it is not a readable image, `TooLargeError` if it has too many pixels,
+    `OverloadError` if the memory budget does not have enough left.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
             if image.width * image.height > largest_pixels:
-                raise TooLargeError(f"an image of {image.width}x{image.height} pixels; send a smaller one")
+                raise TooLargeError(
+                    f"the image has too many pixels ({image.width}x{image.height}); send a smaller one"
+                )
             charge.add(image.width * image.height * (_DECODED_BYTES + channels))
             pixels = _pixels(image, _MODES.get(channels, "RGB"))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -47,7 +49,7 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
 
 
 def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
-    """Pixels [height, width, channels]: converted strip by strip, so that they are in memory once."""
+    """Pixels [height, width, channels], converted in strips so that no second full copy is in memory."""
     found = np.empty((image.height, image.width, len(mode)), np.uint8)
     rows = max(1, _STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, rows):
@@ -58,5 +60,5 @@ def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
 
 
 def _content(pixels: NDArray[np.uint8]) -> bytes | memoryview:
-    """The bytes of an array; of a large one the array's own."""
+    """The bytes of an array; for a large array, a view instead of a copy."""
     return pixels.data.cast("B") if pixels.nbytes > LARGE_BYTES else pixels.tobytes()

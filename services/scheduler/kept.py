@@ -1,8 +1,9 @@
-"""The versions of a model that were loaded over REST: they come back with its process, and with ours.
+"""Remembers the versions of a model that were loaded over REST, and loads them again after a restart.
 
-They are kept in `NAME.versions.json` in the folder of the model's state, which one server at a time may
-write. Only what differs is written, atomically, and a damaged file is told and left out: no server fails to
-start for it.
+They are loaded again when the inference process restarts and when the scheduler restarts. They are stored in
+`NAME.versions.json` in the folder of the model's state, which only one server at a time may write. The file
+is written atomically, and only after a change. A damaged file is logged and ignored, so that the server still
+starts.
 """
 
 from __future__ import annotations
@@ -23,33 +24,36 @@ from services.locks import hold
 _log = logging.getLogger("gati.scheduler")
 
 _LARGEST_BYTES = 2**20
-_MOST_ATTEMPTS = 3  # to load a version at which the process ends each time
+_MOST_ATTEMPTS = 3  # to load a version that crashes or hangs the process each time
 _DOCUMENT = DocumentKind(1, StorageError, "delete it, and load the versions again")
 
 
 @dataclass(frozen=True)
 class _Kept:
-    versions: dict[str, str | None] = field(default_factory=dict)  # and their compositions, None: no caches
-    answering: tuple[str, ...] = ()  # of these: the one that answers, and the one that waits to
-    seen: frozenset[str] = frozenset()  # all that were loaded, whoever had loaded them
+    versions: dict[str, str | None] = field(default_factory=dict)  # version: composition, None for no caches
+    answering: tuple[str, ...] = ()  # of these: the active version, then the pending one
+    seen: frozenset[str] = frozenset()  # all versions that were loaded, also those not loaded over REST
 
 
 class KeptVersions:
-    """What was loaded, and what of it answered. In memory where there is no `folder`, or it is not ours."""
+    """The versions loaded over REST, and which of them are active and pending.
+
+    Kept only in memory if there is no `folder` or another server holds its lock.
+    """
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self._path = None if folder is None else folder / f"{name}.versions.json"
         self._lock: IO[bytes] | None = None
-        self._why_not = "the model has no folder for its state; name one with `state`"
+        self._why_not = "the model has no folder for its state; set it with `state`"
         self._now = _Kept()
         self._written = _Kept()
         self._writing = asyncio.Lock()
         self._attempts: Counter[str] = Counter()
         self._begun: frozenset[str] = frozenset()
-        self.changes = 0  # by who loads versions; who loads them again looks whether there was one meanwhile
+        self.changes = 0  # counts loads; a replica that is catching up checks whether one happened meanwhile
 
     def open(self) -> None:
-        """Take the file, and read it, before anything is loaded."""
+        """Lock and read the file. Call before anything is loaded."""
         if self._path is None or self._lock is not None:
             return
         lock = hold(self._path.with_suffix(".lock"))
@@ -57,47 +61,50 @@ class KeptVersions:
             self._why_not = lock
             return
         self._lock = lock
-        if self._now.versions:  # ours are newer
+        if self._now.versions:  # those in memory are newer
             return
         try:
             self._now = self._written = _read(self._path)
         except StorageError as error:
-            _log.error("versions loaded before are not loaded again", extra={"reason": str(error)})
+            _log.error(
+                "versions from before the restart cannot be loaded again", extra={"reason": str(error)}
+            )
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the lock on the file."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def in_turn(self) -> list[tuple[str, str | None]]:
-        """Versions with their compositions; first the one that answered, then the one that waited to."""
+        """Versions with their compositions: first the active one, then the pending one, then the others."""
         order = {name: place for place, name in enumerate(self._now.answering)}
         return sorted(self._now.versions.items(), key=lambda item: order.get(item[0], len(order)))
 
     def began(self, found: Iterable[Any]) -> tuple[str, ...]:
-        """What is to be activated again, where the service has begun with the versions `found` on the wire.
+        """The versions to activate again in a service that has started with the versions `found` on the wire.
 
-        Nothing, where it serves by itself what was not there before: that was chosen later.
+        Empty if the service has started with an active or pending version that was not known before: that
+        choice is newer.
         """
         self._begun = frozenset(each.version for each in found if each.active or each.pending)
         return self._now.answering if self._begun <= self._now.seen else ()
 
     def loaded(self, version: str, composition: str | None) -> None:
-        """Keep a version; `told` writes it down."""
+        """Remember a version; the next call of `told` saves it."""
         self.forget(version)
         self._now = replace(self._now, versions={**self._now.versions, version: composition})
         self.changes += 1
 
     def forget(self, version: str) -> None:
-        """Keep a version no longer; `told` writes that down."""
+        """Forget a version; the next call of `told` saves that."""
         left = {name: of for name, of in self._now.versions.items() if name != version}
         answering = tuple(name for name in self._now.answering if name != version)
         self._now = replace(self._now, versions=left, answering=answering)
         self._attempts.pop(version, None)
 
     def failed(self, version: str) -> bool:
-        """The process ended, or hung, while a version was loaded again; whether it is forgotten for that."""
+        """Count a crash or hang while a version was loaded again; True if the version is now forgotten."""
         self._attempts[version] += 1
         if self._attempts[version] < _MOST_ATTEMPTS:
             return False
@@ -105,7 +112,7 @@ class KeptVersions:
         return True
 
     async def told(self, found: Iterable[Any]) -> None:
-        """Update the versions `found` on the wire, and save those that differ from the file."""
+        """Update from the versions `found` on the wire, and save the file if anything changed."""
         found = list(found)
         names = {each.version for each in found}
         self._attempts.clear()
@@ -122,17 +129,17 @@ class KeptVersions:
         now, before = self._now, self._written
         if now == before or not (now.versions or before.versions):
             return
-        self._written = now  # whatever comes of it: the next change tries again
+        self._written = now  # even if it is not saved: the next change tries again
         if self._path is None or self._lock is None:
             if now.versions != before.versions:
                 extra = {"versions": list(now.versions), "reason": self._why_not}
-                _log.warning("versions loaded over REST will be forgotten with this server", extra=extra)
+                _log.warning("versions loaded over REST will be lost when this server stops", extra=extra)
             return
         try:
             await asyncio.to_thread(_DOCUMENT.write, self._path, _values(now))
         except StorageError as error:
             self._written = before
-            _log.error("versions are not written down", extra={"reason": str(error)})
+            _log.error("the loaded versions could not be saved", extra={"reason": str(error)})
 
 
 def _values(kept: _Kept) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _values(kept: _Kept) -> dict[str, Any]:
 
 
 def _read(path: Path) -> _Kept:
-    """What is kept in a file. Raises `StorageError` for one that is damaged, or far too large."""
+    """Read the file. Raises `StorageError` if it is damaged or much too large."""
     if not path.exists():
         return _Kept()
     with _DOCUMENT.reading(str(path)):
@@ -156,7 +163,7 @@ def _read(path: Path) -> _Kept:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not is_name(value):
-        raise ValueError(f"{value!r} is no name")
+        raise ValueError(f"{value!r} is not a valid name")
     return value
 
 

@@ -1,17 +1,18 @@
-"""Keys: who has which, what it may do, and how much of it.
+"""API keys: their names, rights and quotas.
 
-The server has one key for all or, in a TOML file, one for each of its clients:
+The server has one key for all clients or, in a TOML file, one key for each client:
 
     [keys.camera-7]
     sha256 = "..."                # of the key: printf %s KEY | sha256sum; or `key`, the key itself
-    rights = ["infer", "read"]    # and "manage"; infer and read unless given
-    requests_per_second = 20      # of these three, none is a bound unless given
+    rights = ["infer", "read"]    # the default; there is also "manage"
+    requests_per_second = 20      # this and the two below are unlimited by default
     bytes_per_second = 2_000_000
     in_flight = 4
 
-Where others can reach the server, the one key for all does not manage: that takes a key with the right.
+The key for all clients cannot manage if others can reach the server or a management key is set: then use that
+key, or give a key in the file the right `manage`.
 
-The file is read again on SIGHUP; one that is wrong then changes nothing, and the log says why.
+The file is read again on SIGHUP. If it is invalid then, the keys stay as they were, and the log says why.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Entry(BaseModel):
     @model_validator(mode="after")
     def _one_key(self) -> Self:
         if (self.key is None) == (self.sha256 is None):
-            raise ValueError("give either `key` or `sha256`")
+            raise ValueError("give exactly one of `key` and `sha256`")
         return self
 
     @property
@@ -57,7 +58,7 @@ class _Entry(BaseModel):
 
 
 class Key:
-    """One key: its name, what it may do, and what it has used of its quota."""
+    """One key: its name, its rights, and its quota."""
 
     def __init__(self, name: str, rights: frozenset[Right], quota: Quota) -> None:
         self.name = name
@@ -66,7 +67,10 @@ class Key:
 
 
 class KeyRing:
-    """All keys of a server. `find` takes as long for a wrong key as for a right one: it looks up a digest."""
+    """All keys of a server.
+
+    `find` looks up a digest, so the time it takes does not reveal how much of a wrong key matches.
+    """
 
     def __init__(self, config: ServeConfig) -> None:
         """Raises `ConfigError` for an invalid file."""
@@ -76,29 +80,29 @@ class KeyRing:
 
     @property
     def asks(self) -> bool:
-        """Whether a key is needed to infer and read."""
+        """Whether a key is required for inference and reading."""
         return self._config.api_key is not None or self._config.keys_file is not None
 
     @property
     def guards_management(self) -> bool:
-        """Whether a key is needed to manage."""
+        """Whether a key is required for management."""
         return self.asks or self._config.management_key is not None
 
     @property
     def manages(self) -> bool:
-        """Whether somebody may manage: beyond loopback only who has a key with that right."""
+        """Whether anyone may manage: without a key if none is required, otherwise if a key has that right."""
         return not self.guards_management or any("manage" in key.rights for key in self._keys.values())
 
     def find(self, given: str) -> Key | None:
-        """Whose key it is."""
+        """The key with this text, or None."""
         return self._keys.get(_digest(given)) if given else None
 
     def reload(self) -> None:
-        """Reload the file; quotas continue for names that remain."""
+        """Read the file again; keys whose names remain keep their quotas."""
         try:
             self._keys = self._read()
         except ConfigError as error:
-            _log.error("the keys stay as they were", extra={"reason": str(error)})
+            _log.error("invalid keys file; the keys stay as they were", extra={"reason": str(error)})
             return
         _log.info("keys read", extra={"names": sorted(key.name for key in self._keys.values())})
 
@@ -114,7 +118,9 @@ class KeyRing:
         before = {key.name: key.quota for key in self._keys.values()}
         for name, entry in _entries(config.keys_file).items():
             if entry.digest in found:
-                raise ConfigError(f"{config.keys_file}: '{name}' has the key of another; give each its own")
+                raise ConfigError(
+                    f"{config.keys_file}: '{name}' has the same key as another name; give each its own"
+                )
             quota = before.get(name, Quota())
             quota.limit(entry.requests_per_second, entry.bytes_per_second, entry.in_flight)
             found[entry.digest] = Key(name, entry.rights, quota)
@@ -134,7 +140,7 @@ def _entries(file: Path | None) -> dict[str, _Entry]:
         raise ConfigError(f"{file}: not readable as TOML ({first_line(error)}); correct it") from error
     tables = document.get("keys")
     if not isinstance(tables, dict) or not tables or document.keys() != {"keys"}:
-        raise ConfigError(f"{file}: give a table [keys.NAME] for each key, and nothing else")
+        raise ConfigError(f"{file}: it must have a table [keys.NAME] for each key and nothing else")
     found = {}
     for name, table in tables.items():
         if not is_name(name):

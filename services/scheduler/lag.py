@@ -1,4 +1,4 @@
-"""The lag of the event loop: how long a request waits before the scheduler sees it, and who causes it."""
+"""The lag of the event loop, which delays requests before the scheduler sees them, and what causes it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections import deque
 from collections.abc import Callable
 
 _INTERVAL_S = 0.004
-_DECAY = 0.7  # of a lag, from one measurement to the next
+_DECAY = 0.7  # of the worst lag, per measurement
 _IN_A_ROW = 5  # measurements
-_HALVED_S = 1.0  # a request counts half after so long
-_LEAST = 0.1  # a lower count is forgotten
+_HALVED_S = 1.0  # the half-life of a count
+_LEAST = 0.1  # counts below this are dropped
 
 
 class Lag:
-    """How late the event loop was of late.
+    """How late the event loop has been recently, in milliseconds.
 
-    `waited_ms` is how long a request that is read now may have waited for that. `lag_ms` is the worst of
-    late, `standing_ms` the least of several measurements: a delay that is over before the next one is no
-    overload, but another program that had the processor (as CoDel tells a standing queue from a burst:
-    Nichols and Jacobson 2012).
+    `waited_ms` is the last measurement: how long a request that is read now may have waited. `lag_ms` is the
+    recent maximum, which decays. `standing_ms` is the minimum of the last few measurements: a delay that is
+    over by the next one is not overload, but another program that had the processor (CoDel distinguishes a
+    standing queue from a burst in this way: Nichols and Jacobson 2012).
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Lag:
 
     @property
     def standing_ms(self) -> float:
-        """By how much it is behind all the time."""
+        """By how much the loop is constantly late."""
         return min(self._last_ms)
 
     def add(self, late_ms: float) -> None:
@@ -50,12 +50,12 @@ class LagMeter(Lag):
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin, in the running event loop."""
+        """Start to measure the running event loop."""
         self._due_s = time.monotonic() + _INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._measure)
 
     def stop(self) -> None:
-        """End."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -65,7 +65,7 @@ class LagMeter(Lag):
 
 
 class Shares:
-    """How many requests each model got recently."""
+    """How many requests each model has received recently; counts decay with a half-life."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -83,8 +83,8 @@ class Shares:
         self._counts[name] = self._counts.get(name, 0.0) + 1.0
 
     def of_largest(self, name: str) -> float:
-        """The requests for one model relative to the model with the most, from 0 to 1.
+        """The requests for one model divided by those for the model with the most, from 0 to 1.
 
-        Unlike an even share, this does not depend on how many other models get a request now and then.
+        Unlike a share of all requests, this does not depend on how many models get a request now and then.
         """
         return self._counts.get(name, 0.0) / max(self._counts.values(), default=1.0)

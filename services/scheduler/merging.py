@@ -32,7 +32,7 @@ class _Replica(Protocol):
 
 
 async def statistics_of(replicas: Sequence[_Replica]) -> dict[int, Any]:
-    """The wire's `Statistics` of each replica that answers, by number. Raises `GatiError` if none does."""
+    """The `Statistics` of each replica that answers, by number. Raises the first `GatiError` if none does."""
     found = await asyncio.gather(*(each.statistics() for each in replicas), return_exceptions=True)
     answers: dict[int, Any] = {}
     refusals = []
@@ -49,7 +49,7 @@ async def statistics_of(replicas: Sequence[_Replica]) -> dict[int, Any]:
 
 
 def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:
-    """The wire's `Statistics` of all replicas: counts are added, waits averaged. One is returned as it is."""
+    """The wire's `Statistics` of all replicas: counts are summed, waits averaged. One is unchanged."""
     if len(found) == 1:
         return found[0]
     merged = copy(found[0])
@@ -67,9 +67,10 @@ def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:
 
 
 def merged_versions(found: Iterable[Sequence[Any]]) -> list[Any]:
-    """The `VersionInfo` of every version that a replica has; the first replica says which one answers.
+    """The `VersionInfo` of every version that any replica has, with audits and losses summed.
 
-    Audits and losses are of all replicas. Each replica has proofs of its own: shown is the first one's.
+    Every other value, such as the proof and whether it is active, is that of the first replica that has the
+    version. A version that the first replica does not have is neither active nor pending.
     """
     first, *others = found
     versions = {each.version: each for each in first}
@@ -88,7 +89,7 @@ def merged_versions(found: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def _memory(found: Sequence[Any]) -> Any:
-    """Each replica has places and proofs of its own: places are added, shown is the first one's proof."""
+    """The memory of all replicas: counts are summed, other values are those of the first replica."""
     if not found:
         return None
     merged = copy(found[0])
@@ -98,7 +99,7 @@ def _memory(found: Sequence[Any]) -> Any:
 
 
 def _exits(found: Sequence[Any]) -> list[Any]:
-    """One row for each version and exit, in the order in which they are named first."""
+    """One row per version and exit, with counts summed, in the order of first appearance."""
     rows: dict[tuple[str, str], Any] = {}
     for row in (row for each in found for row in each.exits):
         known = rows.get((row.version, row.exit))

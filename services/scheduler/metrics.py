@@ -1,4 +1,4 @@
-"""One page of metrics over all processes, in the format of Prometheus."""
+"""The metrics of all processes on one page, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST_BOUNDS_S = (
 
 
 class Metrics:
-    """Counts of the scheduler, and of the inference services."""
+    """The metrics of the scheduler and of the inference services."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -62,7 +62,7 @@ class Metrics:
             registry=self._registry,
         )
         self.rejected = Counter(
-            "gati_rejected", "Requests that were refused, by reason", ["reason"], registry=self._registry
+            "gati_rejected", "Requests refused, by reason", ["reason"], registry=self._registry
         )
 
     def render(
@@ -71,10 +71,11 @@ class Metrics:
         models: Mapping[str, Any],
         pipelines: Mapping[str, Any],
     ) -> bytes:
-        """The page; `statistics` are of the services that answer, by replica, the others are all there are.
+        """The page. `statistics` has the services that answer, by model and replica.
 
-        What is counted in a service has a label `replica` where the model has several: rates are computed
-        of each, so that one that starts anew is not mistaken for what the others have answered.
+        `models` and `pipelines` have all of them. Metrics of a service have a label `replica` if the model
+        has several: rates are then computed per replica, so that a restart of one, which lowers the sum, does
+        not look like a reset of all counters.
         """
         self._planning.pipelines = pipelines
         self._services.statistics = statistics
@@ -83,7 +84,7 @@ class Metrics:
 
 
 class _Services(Collector):
-    """Counts of the inference services, as they were told last."""
+    """The metrics of the inference services, from their latest statistics."""
 
     def __init__(self) -> None:
         self.statistics: Mapping[str, Mapping[int, Any]] = {}
@@ -104,9 +105,9 @@ class _Services(Collector):
         return str(number) if len(self.models[model].replicas) > 1 else ""
 
     def _seconds(self) -> Iterator[Metric]:
-        queue = HistogramMetricFamily("gati_queue_seconds", "Inputs in the queue", labels=_SERVICE)
+        queue = HistogramMetricFamily("gati_queue_seconds", "Time of inputs in the queue", labels=_SERVICE)
         service = HistogramMetricFamily(
-            "gati_service_seconds", "Inputs from being taken up to their answer", labels=_SERVICE
+            "gati_service_seconds", "Time of inputs from leaving the queue to their answer", labels=_SERVICE
         )
         for name, replica, found in self._found():
             queue.add_metric([name, replica], _buckets(found.queue_seconds), found.queue_seconds.sum_s)
@@ -118,7 +119,7 @@ class _Services(Collector):
         labels = [*_SERVICE, "version", "block"]
         queries = CounterMetricFamily("gati_cache_queries", "Lookups of learned caches", labels=labels)
         hits = CounterMetricFamily("gati_cache_hits", "Lookups that hit", labels=labels)
-        exits = CounterMetricFamily("gati_exits", "Inputs by where their answer came from", labels=labels)
+        exits = CounterMetricFamily("gati_exits", "Inputs by the exit that answered them", labels=labels)
         for name, replica, found in self._found():
             for row in found.exits:
                 where = [name, replica, row.version, row.exit]
@@ -139,7 +140,7 @@ class _Services(Collector):
             labels=[*_SERVICE, "agreed"],
         )
         left_out = CounterMetricFamily(
-            "gati_left_out", "Audits, trials and samples for which there was no time", labels=_SERVICE
+            "gati_left_out", "Audits, trials and samples skipped for lack of time", labels=_SERVICE
         )
         for name, replica, found in self._found():
             audits.add_metric([name, replica, "true"], found.audits_agreed)
@@ -154,15 +155,17 @@ class _Services(Collector):
         labels = [*_SERVICE, "version"]
         state = GaugeMetricFamily(
             "gati_version_state",
-            "1 for how a version stands: serving, probation, stopped or unguarded",
+            "1 for the state of a version: serving, probation, stopped or unguarded",
             labels=[*labels, "state"],
         )
         pending = GaugeMetricFamily(
-            "gati_version_pending", "1 while a version waits to take over until it is proven", labels=labels
+            "gati_version_pending", "1 while a version waits to be proven before it takes over", labels=labels
         )
-        audits = GaugeMetricFamily("gati_proof_audits", "Audits of the proof under way", labels=labels)
+        audits = GaugeMetricFamily("gati_proof_audits", "Audits of the proof in progress", labels=labels)
         needed = GaugeMetricFamily(
-            "gati_proof_audits_needed", "Audits that complete it, about, if none is a loss", labels=labels
+            "gati_proof_audits_needed",
+            "Approximate number of audits that completes the proof if none is a loss",
+            labels=labels,
         )
         for name, replica, found in self._found():
             for version in found.versions or ():
@@ -178,11 +181,13 @@ class _Services(Collector):
 
     def _levels(self) -> Iterator[Metric]:
         labels = [*_SERVICE, "version"]
-        level = GaugeMetricFamily("gati_version_level", "Settings that may answer", labels=labels)
-        settings = GaugeMetricFamily("gati_version_settings", "Settings of the version", labels=labels)
+        level = GaugeMetricFamily("gati_version_level", "Number of settings that may answer", labels=labels)
+        settings = GaugeMetricFamily(
+            "gati_version_settings", "Number of settings of the version", labels=labels
+        )
         resting = GaugeMetricFamily(
             "gati_version_resting",
-            "1 while lookups are left out that cost more than they save",
+            "1 while lookups are skipped because they cost more than they save",
             labels=labels,
         )
         for name, replica, found in self._found():
@@ -196,10 +201,12 @@ class _Services(Collector):
     def _memories(self) -> Iterator[Metric]:
         answers = CounterMetricFamily("gati_recalled", "Inputs answered from memory", labels=_SERVICE)
         forgotten = CounterMetricFamily(
-            "gati_places_forgotten", "Places that memory forgot for others", labels=_SERVICE
+            "gati_places_forgotten", "Places that memory dropped to make room for others", labels=_SERVICE
         )
-        places = GaugeMetricFamily("gati_places", "Places that memory keeps apart", labels=_SERVICE)
-        level = GaugeMetricFamily("gati_memory_level", "Settings of memory that may answer", labels=_SERVICE)
+        places = GaugeMetricFamily("gati_places", "Places in memory", labels=_SERVICE)
+        level = GaugeMetricFamily(
+            "gati_memory_level", "Number of settings of memory that may answer", labels=_SERVICE
+        )
         for name, replica, found in self._found():
             if found.memory is not None:
                 where = [name, replica]
@@ -210,10 +217,10 @@ class _Services(Collector):
         yield from (answers, forgotten, places, level)
 
     def _gauges(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=_SERVICE)
-        memory = GaugeMetricFamily("gati_resident_bytes", "Memory of the process", labels=_SERVICE)
+        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs waiting in the queue", labels=_SERVICE)
+        memory = GaugeMetricFamily("gati_resident_bytes", "Resident memory of the process", labels=_SERVICE)
         stopped = GaugeMetricFamily(
-            "gati_caches_stopped", "1 while the guard keeps the caches from answering", labels=_SERVICE
+            "gati_caches_stopped", "1 while the guard has stopped the caches from answering", labels=_SERVICE
         )
         for name, replica, found in self._found():
             waiting.add_metric([name, replica], found.waiting)
@@ -224,15 +231,19 @@ class _Services(Collector):
 
     def _models(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
-        replicas = GaugeMetricFamily("gati_replicas", "Services of the model", labels=["model"])
-        answering = GaugeMetricFamily("gati_replicas_ready", "Those of them that answer", labels=["model"])
-        asleep = GaugeMetricFamily(
-            "gati_asleep", "1 while the model has no service until a request comes", labels=["model"]
+        replicas = GaugeMetricFamily(
+            "gati_replicas", "Replicas of the model, running or starting", labels=["model"]
         )
-        start = GaugeMetricFamily("gati_start_seconds", "What its last start took", labels=["model"])
+        answering = GaugeMetricFamily("gati_replicas_ready", "Replicas that answer", labels=["model"])
+        asleep = GaugeMetricFamily(
+            "gati_asleep", "1 while the model is asleep: the next request starts it", labels=["model"]
+        )
+        start = GaugeMetricFamily(
+            "gati_start_seconds", "Duration of the last start of the model", labels=["model"]
+        )
         again = CounterMetricFamily(
             "gati_asked_again",
-            "Requests for which another replica was asked, one having died",
+            "Requests sent to a second replica because the first one died",
             labels=["model"],
         )
         for name, model in self.models.items():
@@ -252,11 +263,11 @@ class _Services(Collector):
             "gati_version_info", "The version that answers", labels=[*_SERVICE, "version"]
         )
         outstanding = GaugeMetricFamily(
-            "gati_outstanding_inputs", "Inputs that a service was asked and has not answered", labels=_SERVICE
+            "gati_outstanding_inputs", "Inputs sent to a service and not yet answered", labels=_SERVICE
         )
         learned = GaugeMetricFamily(
             "gati_input_seconds",
-            "What each of them adds to the time of an answer, as learned",
+            "Learned time that each outstanding input adds to an answer",
             labels=_SERVICE,
         )
         for name, model in self.models.items():
@@ -271,7 +282,7 @@ class _Services(Collector):
 
 
 def _without_empty(family: Metric) -> Metric:
-    """Prometheus treats an empty label as absent: models with one replica have no replica label."""
+    """Drop empty labels, which Prometheus treats as absent: models with one replica have no replica label."""
     family.samples = [
         sample._replace(labels={name: value for name, value in sample.labels.items() if value})
         for sample in family.samples
@@ -280,7 +291,7 @@ def _without_empty(family: Metric) -> Metric:
 
 
 class _Planning(Collector):
-    """Figures of the pipelines whose planners follow the traffic."""
+    """The metrics of pipelines whose planners adapt to the traffic."""
 
     def __init__(self) -> None:
         self.pipelines: Mapping[str, Any] = {}
@@ -290,21 +301,23 @@ class _Planning(Collector):
         option = ["pipeline", "stage", "option"]
         seconds = GaugeMetricFamily(
             "gati_option_seconds",
-            "Mean time of a request to an option: planned with, and of late the engine, the queue, the way",
+            "Mean time of a request to an option: as planned, and recently in engine, queue and transfer",
             labels=[*option, "part"],
         )
         gauges = {
-            "accuracy": GaugeMetricFamily("gati_option_accuracy", "Accuracy planned with", labels=option),
+            "accuracy": GaugeMetricFamily(
+                "gati_option_accuracy", "Accuracy used for planning", labels=option
+            ),
             "prior_share": GaugeMetricFamily(
-                "gati_option_prior_share", "Part of the offline measurement in the figures", labels=option
+                "gati_option_prior_share", "Weight of the offline measurement in the figures", labels=option
             ),
             "hit_rate": GaugeMetricFamily(
-                "gati_option_hit_rate", "Share of requests that left early, of late", labels=option
+                "gati_option_hit_rate", "Recent share of requests that exit early", labels=option
             ),
         }
         agreement = GaugeMetricFamily(
             "gati_option_agreement",
-            "Expected agreement with the base model; what is promised is in gati_option_promised_agreement",
+            "Expected agreement with the base model; gati_option_promised_agreement is the promised one",
             labels=option,
         )
         promised = GaugeMetricFamily(
@@ -315,13 +328,13 @@ class _Planning(Collector):
         )
         explored = CounterMetricFamily(
             "gati_option_explored",
-            "Those to see how an option does that was not seen for long",
+            "Requests sent to an option to update its figures after a long pause",
             labels=option,
         )
-        replans = CounterMetricFamily("gati_replans", "Plans made anew", labels=["pipeline"])
+        replans = CounterMetricFamily("gati_replans", "New plans made", labels=["pipeline"])
         replan_seconds = CounterMetricFamily(
             "gati_replan_seconds",
-            "Time spent on looking whether to plan anew, and on it",
+            "Time spent on deciding whether to plan again, and on planning",
             labels=["pipeline"],
         )
         for name, served in self.pipelines.items():
@@ -358,7 +371,7 @@ def _parts(report: OptionReport) -> dict[str, float | None]:
 
 
 def _buckets(histogram: Any) -> list[tuple[str, float]]:
-    """Counts below each bound, all below it counted in, as Prometheus wants them."""
+    """Cumulative counts for the upper bounds, the last of which is infinite, as Prometheus requires."""
     total, found = 0, []
     for bound, count in zip((*histogram.upper_bounds_s, None), histogram.counts, strict=True):
         total += count

@@ -1,4 +1,4 @@
-"""The models that the scheduler can ask: each one or several inference services, here or elsewhere."""
+"""The models that the scheduler serves: each has one or more inference services, local or remote."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _log = logging.getLogger("gati.scheduler")
 
 
 class Model:
-    """One model, by name: `replicas` inference services that answer alike, or the one at `address`.
+    """One model: `replicas` inference services that answer alike, or the running service at `address`.
 
-    `host` makes who starts and watches the process of a replica, by its number. `start` keeps all of them
-    connected until `stop`. A request is answered by one replica, with one version; when that replica dies,
-    another one is asked, once. One that does not answer for `link.hang_timeout_s` is ended where it is ours,
-    and started again.
+    `host` creates the `Hosted` that starts and watches the process of a replica, given its number. `start`
+    keeps all replicas connected until `stop`. One replica answers a request, with one version; if it dies,
+    the request is sent to another replica, once. A process of ours that does not answer for
+    `link.hang_timeout_s` is killed and restarted.
     """
 
     def __init__(
@@ -58,42 +58,42 @@ class Model:
         self._link = link or Link()
         self._kept = kept or KeptVersions(name)
         self._chance = chance or random.Random()
-        self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
+        self._changed = asyncio.Event()  # set at each change and then replaced by a new one
         self._certificates: dict[str, dict[str, Any]] = {}
-        self._lock = asyncio.Lock()  # starting and stopping take turns
+        self._lock = asyncio.Lock()  # serialises starting, stopping and scaling
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
         self._waking: asyncio.Task[None] | None = None
         self.sleep = Sleep()
         self.asked_again = 0  # requests
         self._parking = Parking(lambda: self.replicas)
-        # Told each response, and None for each request for which there was too much to do.
+        # Called with each response, and with None for each request refused for overload.
         self.on_outcome: Callable[[Any], None] = _nothing
         self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
 
     @property
     def ready(self) -> bool:
-        """Whether a replica is loaded, warmed up, connected, and answers health checks."""
+        """Whether any replica is loaded, warmed up, connected, and answers health checks."""
         return any(replica.ready for replica in self.replicas)
 
     @property
     def available(self) -> bool:
-        """Whether it is ready, or a request finds it asleep and starts it."""
+        """Whether it is ready, or is asleep or waking: then a request starts it or waits for it."""
         return self.ready or self.sleep.asleep or self.sleep.waking
 
     @property
     def hopeless(self) -> str | None:
-        """The error that keeps its processes from ever serving, if a restart cannot help."""
+        """The error that a restart cannot fix and because of which it can never serve, or None."""
         return next((each.hopeless for each in self.replicas if each.hopeless is not None), None)
 
     @property
     def state(self) -> str:
-        """The state in one word, for every client: without causes, which may be private."""
+        """The state in one word, which any client may see; causes may be private."""
         return "ready" if self.ready else self.replicas[0].state
 
     @property
     def supervised(self) -> bool:
-        """Whether its processes are ours."""
+        """Whether this server starts its processes."""
         return self._host is not None
 
     @property
@@ -112,11 +112,11 @@ class Model:
         return self.replicas[0].cause
 
     def unavailable(self) -> UnavailableError:
-        """The error that says why it does not answer."""
+        """The error to raise because it does not answer, with the cause."""
         return self.replicas[0].unavailable()
 
     async def start(self) -> None:
-        """Start its processes if they are ours, and connect; waits for a running `stop`."""
+        """Start its processes if this server runs them, and connect; waits for a `stop` in progress."""
         async with self._lock:
             if self.wanted:
                 return
@@ -127,16 +127,16 @@ class Model:
                 replica.start()
 
     async def stop(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is under way be answered, and end its processes where they are ours.
+        """Refuse new requests, finish those in progress, and end its processes if this server runs them.
 
         It completes even if its caller is cancelled.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
 
     async def fall_asleep(self, idle_s: float, timeout_s: float) -> None:
-        """Stop its processes if it got no request for `idle_s`; the next request starts one again.
+        """Stop its processes if it has had no request for `idle_s`; the next request starts one again.
 
-        They drain for `timeout_s` at most. It completes even if its caller is cancelled.
+        Requests in progress get at most `timeout_s`. It completes even if its caller is cancelled.
         """
         await asyncio.shield(asyncio.ensure_future(self._fall_asleep(idle_s, timeout_s)))
 
@@ -146,15 +146,15 @@ class Model:
             self._waking = asyncio.create_task(self._wake())
 
     def retire(self) -> None:
-        """Start no process again from now on."""
+        """From now on, start no process; running ones continue until `stop`."""
         for replica in self.replicas:
             replica.retire()
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait for it.
+        """Wait until it is ready.
 
-        **Raises:** `UnavailableError` with the cause after `timeout_s`, or when it is stopped meanwhile;
-        `ConfigError` when it will never be.
+        **Raises:** `UnavailableError` with the cause after `timeout_s`, or if it is stopped meanwhile;
+        `ConfigError` if it can never be served.
         """
 
         def settled() -> bool:
@@ -172,9 +172,9 @@ class Model:
             raise self.unavailable()
 
     async def scale(self, count: int, timeout_s: float) -> None:
-        """Have so many replicas, at least one. Those that go answer what they have, for so long at most."""
+        """Change the number of replicas, to one at least; removed ones drain for at most `timeout_s`."""
         if self._host is None:
-            raise RequestError(f"model '{self.name}' runs elsewhere; start and end its replicas there")
+            raise RequestError(f"model '{self.name}' is not run by this server; scale it where it runs")
         async with self._lock:
             count = max(1, count)
             kept, gone = self.replicas[:count], self.replicas[count:]
@@ -192,10 +192,10 @@ class Model:
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, tensor: Any, asked: Asked, version: str | None = None) -> Any:
-        """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with.
+        """Answer a tensor. If this is cancelled, the service drops the request. Raises the service's errors.
 
-        When the replica dies, or goes, another one is asked in the time that remains. A model that sleeps is
-        started, and waited for where there is time; that counts as time in the queue.
+        If the replica dies or is removed, another one is asked in the remaining time. A model that is asleep
+        is started, and the request waits if it has the time; the wait counts as time in the queue.
         """
         with self.sleep.asked():
             if not self.ready and self.available:
@@ -212,27 +212,28 @@ class Model:
             return response
 
     async def statistics(self) -> Any:
-        """Its counts, and how its versions stand. Raises `UnavailableError`."""
+        """The wire's `Statistics`, with the state of its versions. Raises `UnavailableError`."""
         found = await self.statistics_by_replica()
         return merged_statistics(list(found.values()), self.info.versions)
 
     async def statistics_by_replica(self) -> dict[int, Any]:
-        """The counts of each replica that answers, by number. Raises `UnavailableError` if none does."""
+        """The `Statistics` of each replica that answers, by number. `UnavailableError` if none does."""
         ready = [replica for replica in self.replicas if replica.ready]
         return await statistics_of(ready or self.replicas[:1])
 
     async def load(self, version: str, composition: str | None) -> None:
-        """Load a version, replica by replica, and let it answer, at once or when it is proven.
+        """Load a version on one replica after the other, and activate it: now, or as soon as it is proven.
 
-        Where one cannot load it, none has it. One that is not ready loads it when it comes.
+        If a replica cannot load it, the others unload it again, unless they had one of that name before. A
+        replica that is not ready loads it when it becomes ready.
         """
         done = await load_on_all(self, version, composition)
         self._kept.loaded(version, composition)
         await describe_all(self, done)
-        self._kept.changes += 1  # it is known by now that it answers
+        self._kept.changes += 1  # again, because now the kept versions say which one is active
 
     async def unload(self, version: str) -> None:
-        """Forget a version that is not active."""
+        """Unload a version that is not active."""
         having = await unload_on_all(self, version)
         self._kept.forget(version)
         await describe_all(self, having)
@@ -245,7 +246,7 @@ class Model:
         raise NotFoundError(f"no version '{name}' of model '{self.name}' is loaded")
 
     def certificate(self, version: str) -> dict[str, Any] | None:
-        """The certificate of a loaded version; None where nothing is certified, or it has gone since."""
+        """The certificate of a loaded version; None if it has none, or is no longer loaded."""
         return self._certificates.get(version)
 
     @property
@@ -264,9 +265,9 @@ class Model:
     # ----------------------------------------------------------------------------------------------------
 
     async def _infer_awake(self, tensor: Any, asked: Asked, version: str | None) -> Any:
-        """Start a model that sleeps, and answer.
+        """Start a model that is asleep, and answer.
 
-        Raises `UnavailableError` where there is no time for that, and `DeadlineError` where it took too long.
+        Raises `UnavailableError` if there is no time for that, and `DeadlineError` if it takes too long.
         """
         began_s = time.monotonic()
         self.wake()
@@ -286,7 +287,7 @@ class Model:
             raise DeadlineError(f"the deadline passed while the model was being started: {error}") from None
         waited_ms = 1e3 * (time.monotonic() - began_s)
         remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
-        # It was admitted already: it may be late, but it is not refused for that.
+        # It was admitted before: it may be late, but it must not be refused for its SLO now.
         again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
         response = await self._infer(tensor, again, version)
         response.queue_ms += waited_ms
@@ -304,11 +305,11 @@ class Model:
             others = [each for each in self._able(version) if each is not first]
             if not others or remaining_ms <= 0.0:
                 raise await first.explained(error) from error
-        # It was admitted already: it may be late, but it is not refused for that.
+        # It was admitted before: it may be late, but it must not be refused for its SLO now.
         again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
         second = choose(others, inputs, self._chance)
         self.asked_again += 1
-        _log.info("asked again", extra={"model": self.name, "replica": second.number})
+        _log.info("retried on another replica", extra={"model": self.name, "replica": second.number})
         try:
             return await second.infer(tensor, again, version)
         except UnavailableError as error:
@@ -317,11 +318,11 @@ class Model:
     def _replica(self, number: int) -> Replica:
         where = self._address if self._host is None else self._host(number)
         if where is None:
-            raise AssertionError("a model has an address or somebody who starts it")
+            raise AssertionError("a model has an address or a host")
         return Replica(self.name, number, where, self._link, self._kept, told=self._told, changed=self._tell)
 
     def _able(self, version: str | None) -> list[Replica]:
-        """The replicas that may be asked: those with the version that is asked for, if any has it."""
+        """The replicas that are ready: those that have the requested version, if any does."""
         ready = [replica for replica in self.replicas if replica.ready]
         if version is None or len(ready) < 2:
             return ready
@@ -340,7 +341,7 @@ class Model:
         return choose(able, inputs, self._chance)
 
     async def _left(self, numbers: set[int]) -> None:
-        """Wait until replicas of these numbers, which are to come back, have gone."""
+        """Wait until earlier replicas with these numbers have stopped, because the numbers are used again."""
         leaving = [task for task in self._leaving if int(task.get_name()) in numbers]
         if leaving:
             await asyncio.wait(leaving)
@@ -372,7 +373,7 @@ class Model:
             self._kept.close()
 
     def _tell(self) -> None:
-        """Wake up who waits for a change."""
+        """Wake the tasks that wait for a change."""
         if self.ready:
             self.sleep.answers()
         self._parking.look()
@@ -382,9 +383,9 @@ class Model:
     async def _told(self, replica: Replica) -> None:
         """Record the versions that a replica has."""
         known = [each for each in self.replicas if each.info is not None and (each.ready or each is replica)]
-        if not known:  # it is on its way out
+        if not known:  # the replica is being stopped
             return
-        known.sort(key=lambda each: not each.ready)  # one that comes does not say yet what answers
+        known.sort(key=lambda each: not each.ready)  # ready ones first: the first one says what is active
         self.info = copy(known[0].info)
         self.info.versions = versions = merged_versions(each.info.versions for each in known)
         self._certificates = {

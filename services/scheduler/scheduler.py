@@ -207,7 +207,7 @@ class Scheduler:
         A context manager that gives its charge. Raises `UnavailableError` when draining.
         """
         if self.draining:
-            raise UnavailableError("shutting down; ask again", retry_after_s=1.0)
+            raise UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
         return _UnderWay(self, name)
 
     def receiving(self, name: str = "") -> _Receiving:

@@ -220,7 +220,7 @@ def test_an_engine_that_fails_ends_every_request(monkeypatch: pytest.MonkeyPatch
 
 def test_keys_are_asked_for_as_openai_sends_them() -> None:
     with serving(api_key="the right one") as locked:
-        with pytest.raises(openai.AuthenticationError, match="a key is needed"):
+        with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
             locked.client("another").models.list()
         assert locked.client("the right one").models.list().data[0].id == "tiny"
         assert httpx.get(f"{locked.url}/metrics").status_code == 200

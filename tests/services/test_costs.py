@@ -184,7 +184,7 @@ def test_bodies_under_way_share_a_budget() -> None:
     with budget.open() as other:
         other.add(2 * MIB)
         assert read(body_of(b"x" * MIB), budget) == b"x" * MIB
-        with pytest.raises(OverloadError, match="requests under way hold") as refused:
+        with pytest.raises(OverloadError, match="requests in progress hold") as refused:
             read(body_of(b"x" * MIB, b"y"), budget)
         assert refused.value.retry_after_s is not None and budget.held_bytes == 2 * MIB
     assert budget.held_bytes == 0
@@ -221,9 +221,9 @@ def test_packed_bodies_are_charged_as_they_grow() -> None:
     data = np.random.default_rng(0).bytes(MIB)
     for packed, encoding in ((gzip.compress(data), "gzip"), (zlib.compress(data), "deflate")):
         assert read(body_of(packed, content_encoding=encoding), ByteBudget(8 * MIB)) == data
-        with pytest.raises(RequestError, match="ends too early"):
+        with pytest.raises(RequestError, match="compressed body is incomplete"):
             read(body_of(packed[:-5], content_encoding=encoding), ByteBudget(8 * MIB))
-    with pytest.raises(RequestError, match="not in the encoding"):
+    with pytest.raises(RequestError, match="does not match its Content-Encoding"):
         read(body_of(b"xxxx", content_encoding="gzip"), ByteBudget(8 * MIB))
 
 

@@ -101,7 +101,7 @@ def test_a_flood_is_refused_before_it_is_read_and_the_other_model_is_answered(
         assert flooded.asked == server.read == PLACES + 1
         refused = await server.ask("flooded")
         assert refused.status_code == 429 and refused.headers["Retry-After-Ms"] == "250"
-        assert f"{PLACES} requests are at work" in refused.json()["error"]
+        assert f"{PLACES} requests are in progress" in refused.json()["error"]
         page = (await server.get("/metrics")).text
         assert f'gati_rejected_total{{reason="resource_exhausted"}} {300 - PLACES + 1}.0' in page
         lines = [each for each in caplog.records if each.msg in ("http", "refused at the door")]
@@ -226,7 +226,7 @@ def test_who_has_waited_longer_than_any_slo_is_not_read() -> None:
     at.check(80.0)  # few are at work
     at.at_work = 8
     at.check(79.0)
-    with pytest.raises(CrowdedError, match="80 ms have passed"):
+    with pytest.raises(CrowdedError, match="waited 80 ms before it was read"):
         at.check(80.0)
     with at.asking(Demand(float("inf"))):
         at.check(1e6)

@@ -74,7 +74,7 @@ def test_without_a_folder_they_end_with_the_server_and_that_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server(None, begun(), load_three)
-    assert "versions loaded over REST will be forgotten" in caplog.text
+    assert "versions loaded over REST will be lost" in caplog.text
     engine = begun()
     server(None, engine)
     assert engine.calls == [] and not list(tmp_path.iterdir())
@@ -213,7 +213,7 @@ def test_a_damaged_file_is_told_and_left_out(
     (tmp_path / "m.versions.json").write_bytes(content)
     engine = begun()
     server(tmp_path, engine)
-    assert engine.calls == [] and "versions loaded before are not loaded again" in caplog.text
+    assert engine.calls == [] and "versions from before the restart cannot be loaded again" in caplog.text
     server(tmp_path, begun(), load_three)
     engine = begun()
     server(tmp_path, engine)
@@ -247,7 +247,7 @@ def test_a_full_disk_refuses_no_version_and_is_told(
     caplog.set_level(logging.ERROR, "gati.scheduler")
     engine = begun()
     server(tmp_path, engine, act)
-    assert engine.active == "b" and caplog.text.count("versions are not written down") == 1
+    assert engine.active == "b" and caplog.text.count("the loaded versions could not be saved") == 1
     engine = begun()
     server(tmp_path, engine)
     assert sorted(engine.calls) == ["load a fast", "load b fast"]

@@ -114,15 +114,15 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "give a table"),
-        ("[keys]", "give a table"),
-        ("x = 1\n[keys.a]\nkey='12345678'", "give a table"),
-        ("[keys.a]", "keys.a: give either `key` or `sha256`"),
+        ("", "must have a table"),
+        ("[keys]", "must have a table"),
+        ("x = 1\n[keys.a]\nkey='12345678'", "must have a table"),
+        ("[keys.a]", "keys.a: give exactly one of `key` and `sha256`"),
         ("[keys.a]\nkey = 'short'", "keys.a.key: string should have at least 8"),
         ("[keys.a]\nkey = 'secret-word'\nsha256='0'", "keys.a.sha256: string should match"),
         ("[keys.a]\nkey = 'secret-word'\nrights = ['all']", "keys.a.rights"),
         ("[keys.'a b']\nkey = 'secret-word'", "cannot be a name"),
-        ("[keys.a]\nkey = 'secret-word'\n[keys.b]\nkey = 'secret-word'", "'b' has the key of another"),
+        ("[keys.a]\nkey = 'secret-word'\n[keys.b]\nkey = 'secret-word'", "'b' has the same key as another"),
         ("[keys.a]\nkey = 'secret-word'\nrequests_per_second = 0", "greater than 0"),
     ],
 )

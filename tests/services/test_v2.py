@@ -184,7 +184,7 @@ def test_a_deadline_and_an_slo_that_cannot_be_met(serving: Serving) -> None:
 def test_unknown_places_and_methods_are_told_in_json(serving: Serving) -> None:
     assert serving.client.get("/v2/models/none").json()["error"] == "no model 'none'; there are: small, other"
     assert serving.client.get("/nowhere").status_code == 404
-    assert serving.client.put("/v2").json()["error"].startswith("PUT is not offered here")
+    assert serving.client.put("/v2").json()["error"].startswith("the method PUT is not allowed here")
 
 
 def test_versions_are_loaded_activated_and_unloaded(tmp_path: Path) -> None:
