@@ -220,11 +220,14 @@ def simulate(asked: argparse.Namespace) -> Figures:
 
 
 def schedulers_needed(figures: Figures, replicas: int, busy: float, fullest: float = 0.7) -> int:
-    """Return how many schedulers, each using at most `fullest` of a core, `replicas` replicas need."""
+    """Return how many schedulers, each using at most `fullest` of a core, `replicas` replicas need.
+
+    Each scheduler has its own replicas, and watches only these.
+    """
     rate = 1e3 * busy * replicas / figures["replica"]["request_cpu_ms"]
     used = rate * figures["scheduler"]["request_cpu_ms"] / 1e3
     watching = replicas * max(0.0, figures["scheduler"]["watched_service_cpu_ms_per_s"]) / 1e3
-    return max(1, int(np.ceil(used / max(0.05, fullest - watching))))
+    return max(1, int(np.ceil((used + watching) / fullest)))
 
 
 def _waits(arrivals: Any, services: Any, replicas: int, schedulers: int) -> Figures:

@@ -51,6 +51,7 @@ class Served:
 
     def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
         self.folder = folder
+        self._inputs_each: int = asked.inputs
         if asked.library is None:
             make_folder(folder)
             self.inputs = np.random.default_rng(0).random((200, 1, 6, 6), dtype=np.float32)
@@ -71,8 +72,10 @@ class Served:
         return file
 
     def messages(self, model: str = MODEL, slo_ms: float | None = None) -> list[bytes]:
-        """Return requests with one input each."""
-        return [infer_message(model, row[None], slo_ms) for row in self.inputs]
+        """Return requests with `--inputs` inputs each."""
+        each = self._inputs_each
+        starts = range(0, len(self.inputs) - each + 1, each)
+        return [infer_message(model, self.inputs[start : start + each], slo_ms) for start in starts]
 
 
 def _inputs(library: Path, data: str) -> Any:
@@ -348,6 +351,7 @@ def main() -> None:
     parser.add_argument("run", choices=RUNS)
     parser.add_argument("library", type=Path, nargs="?")
     parser.add_argument("--data", help="inputs for LIBRARY")
+    parser.add_argument("--inputs", type=int, default=1, help="inputs per request")
     parser.add_argument("--composition", default="default")
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--seconds", type=float)

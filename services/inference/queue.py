@@ -115,9 +115,16 @@ class RequestQueue:
 
     def expected_wait_s(self, priority: int = 1) -> float:
         """Expected wait of a new input of that priority."""
-        ahead = len(self._running) + self._reserved + 1 - self._runner.parallel
-        ahead += sum(count for each, count in self._counts.items() if each <= priority)
-        return max(0, ahead) * self.times.seconds_an_input
+        return max(0, self._ahead(priority) + 1 - self._runner.parallel) * self.times.seconds_an_input
+
+    def _ahead(self, priority: int) -> int:
+        """Number of inputs that run, or start before a new one of that priority."""
+        before = sum(count for each, count in self._counts.items() if each <= priority)
+        return len(self._running) + self._reserved + before
+
+    def _together(self, priority: int, inputs: int) -> int:
+        """Number of inputs that run once the last of `inputs` new ones has started."""
+        return min(self._runner.parallel, self._ahead(priority) + inputs)
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
         """Admit inputs and reserve places until they are put. Raises as `admit`."""
@@ -142,7 +149,7 @@ class RequestQueue:
         # any case: otherwise estimates made under load, even of another program, would never be corrected.
         if self.waiting or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
-            expected_s, tries = wait_s + self.times.bound_s, False
+            expected_s, tries = wait_s + self.times.bound_s(self._together(priority, inputs)), False
         else:
             expected_s = self.times.least_s * max(1.0, inputs / self._runner.parallel)
             tries = self._refused >= _MANY and time.monotonic() - self._put_s > _TRY_AFTER_S
@@ -157,7 +164,7 @@ class RequestQueue:
         """Queue one input; its `answer` raises `DeadlineError` once the deadline (may be infinite) passes."""
         self._refused = 0
         now_s = self._put_s = time.monotonic()
-        expected_s = self.expected_wait_s(priority) + self.times.mean_s
+        expected_s = self.expected_wait_s(priority) + self.times.expected_s(self._together(priority, 1))
         ask = Ask(self, x, priority, deadline_s, now_s, expected_s, self._loop.create_future())
         if deadline_s != math.inf:
             ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gati.engine.exits import Prediction
 from gati.errors import CancelledError, DeadlineError, OverloadError, UnavailableError
@@ -215,7 +217,37 @@ def test_service_times_follow_a_changed_load() -> None:
     assert times.mean_s == pytest.approx(0.010) and times.seconds_an_input == pytest.approx(0.005)
     for _ in range(100):
         times.add(0.030, running=1.0)
-    assert times.mean_s == pytest.approx(0.030, rel=0.05) and times.bound_s >= times.mean_s
+    assert times.mean_s == pytest.approx(0.030, rel=0.05) and times.bound_s(1) >= times.expected_s(1)
+
+
+@given(
+    alone_ms=st.floats(1.0, 50.0),
+    each_ms=st.floats(0.0, 20.0),
+    counts=st.lists(st.integers(1, 16), min_size=60, max_size=120).filter(
+        lambda all: len(set(all[-20:])) > 5
+    ),
+)
+def test_an_input_among_many_is_expected_to_take_longer(
+    alone_ms: float, each_ms: float, counts: list[int]
+) -> None:
+    each_ms = min(each_ms, alone_ms)  # inputs that run together take no longer than one after the other
+    times = ServiceTimes()
+    for running in counts:
+        times.add(1e-3 * (alone_ms + each_ms * (running - 1)), running=running)
+    for running in (1, 4, 16):
+        took_s = 1e-3 * (alone_ms + each_ms * (running - 1))
+        assert times.expected_s(running) == pytest.approx(took_s, rel=0.15)
+
+
+def test_times_of_a_full_engine_do_not_refuse_when_it_is_nearly_idle() -> None:
+    """Under overload 16 inputs ran at once; once refused, all others were, down to a single one running."""
+    times = ServiceTimes()
+    for _ in range(200):
+        times.add(0.032, running=16.0)
+    assert times.expected_s(16) == pytest.approx(0.032)
+    for running in (16, 14, 12, 9, 7, 4, 2, 1):
+        times.add(0.002 * running, running=running)
+    assert times.expected_s(2) < 0.010
 
 
 def test_places_are_kept_from_admission_until_the_inputs_are_put() -> None:
