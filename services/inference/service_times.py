@@ -18,8 +18,8 @@ class ServiceTimes:
 
     `mean_s` is the average time from start to answer, and `mean_running` the average number of inputs that
     ran then. `seconds_an_input` is the average time that an input adds to the wait of those behind it.
-    `least_s` is about the shortest time of recent inputs. `surprise` is the 0.98 quantile of the time by which
-    inputs exceed their expected time from arrival to answer.
+    `least_s` is about the shortest time of recent inputs. `surprise` is the 0.98 quantile of the time by
+    which inputs exceed their expected time from arrival to answer.
     """
 
     mean_s: float = 0.0
