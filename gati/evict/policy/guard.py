@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import Floats
 from gati.evict.policy.duels import Duels
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor, grown
@@ -123,6 +124,7 @@ class Gati(Laru):
         self._wrong_at = self._caught_at = -math.inf  # n when a prediction was last wrong, or caught
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
+        self._scores: Floats | None = None
         self._alarms = self._trials = 0
         self._served = self._followed = 0
 
@@ -223,6 +225,7 @@ class Gati(Laru):
         else:
             removed = []
             self._take(count, self._by_recency(), removed)
+        self._scores = None
         self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
         return removed
 
@@ -245,16 +248,22 @@ class Gati(Laru):
         self._named = grown(self._named, run.slot + 1)
         self._named[run.slot] = False
 
+    def _predicted(self) -> Floats:
+        """As the duel of this eviction has computed them, before the first block is evicted."""
+        scores, self._scores = self._scores, None
+        return super()._predicted() if scores is None else scores
+
     def _duel(self) -> None:
         """Begin a duel between LRU's next victim and that of predictions, without victims named before."""
         count = len(self._runs)
         open_to_both = self._leaf[:count] & ~self._named[:count]
         if not open_to_both.any():
             return
-        lru = int(np.where(self._leaf[:count], self._by_recency(), -np.inf).argmax())
+        lru = int(np.where(self._leaf[:count], self._recency[:count], np.inf).argmin())
         if self._named[lru]:  # both agree
             return
-        predicted = int(np.where(open_to_both, self._predicted(), -np.inf).argmax())
+        self._scores = self._predicted()
+        predicted = int(np.where(open_to_both, self._scores, -np.inf).argmax())
         runs = self._runs[lru], self._runs[predicted]
         if lru != predicted and runs[0] is not None and runs[1] is not None:
             self._named[predicted] = True
