@@ -1,4 +1,4 @@
-"""`/v1/completions` as an ASGI application: admission, routes, and errors as OpenAI's clients know them."""
+"""`/v1/completions` as an ASGI application: admission, routes, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from services.scheduler.keys import KeyRing
 _log = logging.getLogger("gati.completions")
 
 _LARGEST_BODY_BYTES = 4 * 2**20
-_COPIES_BYTES = 24  # a token in a list, in a tuple, and its number
+_COPIES_BYTES = 24  # a token in a list and in a tuple, and its int object
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 _KINDS |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -73,7 +73,7 @@ class CompletionsApp:
                 self._idle.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until what is under way is answered, but no longer."""
+        """Wait until all requests in progress are answered, or until the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -92,7 +92,7 @@ class CompletionsApp:
             self.metrics.refused.labels(type(error).__name__.removesuffix("Error").lower()).inc()
             respond = _refused(error)
         except Exception as error:
-            _log.error("mistake in a request", exc_info=error, extra={"path": request.url.path})
+            _log.error("unexpected error in a request", exc_info=error, extra={"path": request.url.path})
             respond = _error(500, "internal error; the log has its cause")
         await respond(request.scope, request.receive, access.send)
 
@@ -102,7 +102,7 @@ class CompletionsApp:
             return await self._complete(request, until_answered)
         if method in ("GET", "HEAD"):
             if path == "/metrics":
-                page = await self._pool.run(self.metrics.render)  # which waits for the step under way
+                page = await self._pool.run(self.metrics.render)  # which waits for the current step
                 return Response(page, media_type=CONTENT_TYPE_LATEST)
             if path == "/v2/health/live" or (path == "/v2/health/ready" and self.ready):
                 return _json({"live": True} if path.endswith("live") else {"ready": True})
@@ -141,7 +141,7 @@ class CompletionsApp:
 
 
 class _Streamed:
-    """The answer as server-sent events; the generation ends when the client goes."""
+    """The answer as server-sent events; the generation ends if the client disconnects."""
 
     def __init__(
         self, request: Request, running: RunningCompletion, head: Mapping[str, Any], *, tells_usage: bool
@@ -166,7 +166,7 @@ class _Streamed:
             if self._tells_usage:
                 await _event(send, {**self._head, "choices": [], "usage": self._running.usage()})
             await _event(send, "[DONE]")
-        except GatiError as error:  # the status is on its way already
+        except GatiError as error:  # the status has been sent already
             await _event(send, _document(error.http_status, str(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,4 +1,4 @@
-"""What a client asks of `/v1/completions`, read and checked."""
+"""Requests to `/v1/completions`, parsed and validated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gati.evict.engine.generation import GenerationRequest, Sampling
 from gati.evict.engine.tokens import Vocabulary
 
 _MOST_PROMPTS = 64
-_DEFAULT_TOKENS = 16  # as OpenAI has it
+_DEFAULT_TOKENS = 16  # OpenAI's default
 
 _Ids = Annotated[
     list[StrictInt], Field(fail_fast=True)
-]  # else there is an error for each of a million wrong ones
+]  # otherwise there would be an error for each of a million invalid ones
 _Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
 _Lists = Annotated[list[_Ids], Field(fail_fast=True)]
 _Stop = Annotated[StrictStr, Field(min_length=1, max_length=256)]
@@ -30,7 +30,10 @@ class _StreamOptions(BaseModel):
 
 
 class _Body(BaseModel):
-    """The parameters of OpenAI's API, and two of ours. What is not offered may be given as it is without."""
+    """The parameters of OpenAI's API, and two of ours.
+
+    Unsupported ones may be given with their default value.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,10 +46,10 @@ class _Body(BaseModel):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: StrictStr | None = None
-    # ours
+    # Gati's
     ignore_eos: bool = False
     continue_probability: float | None = Field(default=None, ge=0.0, le=1.0)
-    # not offered
+    # unsupported
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
@@ -60,7 +63,7 @@ class _Body(BaseModel):
 
 @dataclass(frozen=True)
 class AskedCompletion:
-    """One generation for each prompt, where their texts end, and how the answer comes."""
+    """A request: one generation per prompt, their stops, and the format of the answer."""
 
     model: str
     requests: Sequence[GenerationRequest]
@@ -70,7 +73,7 @@ class AskedCompletion:
 
 
 def read_completion(body: bytes, tokens: Vocabulary) -> AskedCompletion:
-    """Read a request. Raises RequestError, which names the parameter."""
+    """Parse a request. Raises a RequestError that names the invalid parameter."""
     try:
         asked = _Body.model_validate_json(body)
     except ValidationError as error:
@@ -98,7 +101,7 @@ def read_completion(body: bytes, tokens: Vocabulary) -> AskedCompletion:
 
 
 def _sampling(asked: _Body, number: int) -> Sampling:
-    """Prompts of one request draw differently, but the same each time."""
+    """Return settings for each prompt of a request, with seeds that differ but are reproducible."""
     seed = None if asked.seed is None else (asked.seed + number) % 2**63
     return Sampling(1.0 if asked.temperature is None else asked.temperature, seed)
 

@@ -1,4 +1,4 @@
-"""The engine's figures in the format of Prometheus."""
+"""Metrics of the engine in the Prometheus format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COUNTS = {
 
 
 class CompletionMetrics:
-    """One page over an engine."""
+    """The metrics page of an engine."""
 
     def __init__(self, engine: PrefixEngine) -> None:
         self._registry = CollectorRegistry()
@@ -48,13 +48,13 @@ class CompletionMetrics:
         )
 
     def first_token(self, generation: Generation) -> None:
-        """A generation has its first token."""
+        """Record the first token of a generation."""
         if generation.time_to_first_token_s is not None:
             prefix = "hit" if generation.hit_tokens else "miss"
             self._first_token.labels(prefix).observe(generation.time_to_first_token_s)
 
     def render(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return generate_latest(self._registry)
 
 
@@ -63,7 +63,7 @@ class _Figures(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of the page."""
+        """Yield all metric families, in the order of the page."""
         found = self._engine.figures()
         for name, text in _COUNTS.items():
             yield CounterMetricFamily(f"gati_engine_{name}", text, value=found[name])

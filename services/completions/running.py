@@ -1,4 +1,4 @@
-"""The generations of one request to the API, followed from the event loop."""
+"""The generations of one API request, read by the event loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from services.completions.asking import AskedCompletion
 
 
 class TextWriter:
-    """From tokens to the text that a client gets: half characters wait, and so does what may begin a stop.
+    """Turns tokens into text. It holds back incomplete characters, and text that may begin a stop.
 
-    `stopped`: one of `stops`, which is left out, was complete.
+    `stopped` means that one of `stops` was found; it is not part of the text.
     """
 
     def __init__(self, write: Callable[[int], str], stops: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class TextWriter:
         self.stopped = False
 
     def add(self, token: int, *, last: bool) -> str:
-        """Return the text that goes out with this token; with the last one, all that waited."""
+        """Return the text to send after this token; after the last one, including all that was held back."""
         if self.stopped:
             return ""
         text = self._held + self._write(token)
@@ -40,7 +40,7 @@ class TextWriter:
         return text[: len(text) - kept]
 
     def _possible(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a stop."""
+        """The number of trailing characters that may begin a stop."""
         longest = max((len(stop) for stop in self._stops), default=1)
         for count in range(min(longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-count:]) for stop in self._stops):
@@ -49,7 +49,7 @@ class TextWriter:
 
 
 class CompletionPiece(NamedTuple):
-    """Some text of choice number `choice`, one of which there is for each prompt; why it ended, if it did."""
+    """Some text of choice number `choice` (one per prompt), and the reason why it ended, if it did."""
 
     choice: int
     text: str
@@ -57,7 +57,7 @@ class CompletionPiece(NamedTuple):
 
 
 class RunningCompletion:
-    """A context manager: whatever still generates when it is left is cancelled."""
+    """A context manager that cancels unfinished generations when it is left."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RunningCompletion:
         self.generations: list[Generation] = []
 
     def __enter__(self) -> RunningCompletion:
-        """Submit every prompt, or none. Raises what the engine refuses with."""
+        """Submit all prompts, or none. Raises the engine's error if it refuses one."""
         loop = asyncio.get_running_loop()
 
         def tell(index: int, token: NextToken) -> None:
@@ -92,7 +92,7 @@ class RunningCompletion:
         self._cancel()
 
     async def pieces(self) -> AsyncIterator[CompletionPiece]:
-        """Texts as they come. Raises what a generation failed with."""
+        """Yield texts as they are generated. Raises the error of a failed generation."""
         left = len(self.generations)
         begun: set[int] = set()
         while left:
@@ -114,7 +114,7 @@ class RunningCompletion:
                 yield CompletionPiece(index, text, reason)
 
     def usage(self) -> dict[str, object]:
-        """Tokens, as OpenAI counts them."""
+        """Return token counts, as OpenAI defines them."""
         prompt = sum(len(each.request.prompt) for each in self.generations)
         generated = sum(len(each.generated) for each in self.generations)
         cached = sum(each.hit_tokens for each in self.generations)

@@ -30,7 +30,7 @@ from services.web import listen, url_of, web_server
 
 @dataclass(frozen=True)
 class CompletionsSettings:
-    """What is served, and with which means. Without a `network` a small one is drawn by `seed`."""
+    """The network and its resources. Without a `network`, a small random one is made from `seed`."""
 
     network: Path | None = None
     name: str | None = None
@@ -46,7 +46,7 @@ class CompletionsSettings:
 def completions_app(
     settings: CompletionsSettings, config: ServeConfig
 ) -> tuple[CompletionsApp, PrefixEngine]:
-    """Make the network, the engine and the application. Raises GatiError for what does not fit."""
+    """Create the network, the engine and the application. Raises GatiError for invalid settings."""
     if settings.network is None:
         decoder, name = Decoder.random(DecoderSettings(), settings.seed), f"random-{settings.seed}"
     else:
@@ -68,8 +68,8 @@ def serve_completions(
 ) -> None:
     """Serve until SIGTERM or SIGINT; `announce` gets the URL and the network's name once both answer.
 
-    Raises ConfigError when the port is taken or others could ask without a key, and UnavailableError when
-    the engine fails.
+    Raises ConfigError if the port is taken, or if other machines could connect without a key, and
+    UnavailableError if the engine fails.
     """
     logs.configure("completions", config.log_level)
     check_exposure(config)

@@ -1,4 +1,4 @@
-"""The live page: what a stream or a server does now, in a browser."""
+"""The live page: shows in a browser what a stream or a server is doing."""
 
 from services.live.page import RunningPage, live_router, serve_page
 from services.live.state import LiveSink, LiveState

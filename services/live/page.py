@@ -1,4 +1,4 @@
-"""The live page over HTTP: one HTML file, server-sent events, the newest picture."""
+"""The live page over HTTP: an HTML file, server-sent events, and the latest picture."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def live_router(
     heartbeat_s: float = 5.0,
     stopping: threading.Event | None = None,
 ) -> APIRouter:
-    """The routes `/` (the page), `/events` and `/frame.jpg`, to be included under a prefix or none.
+    """Return the routes `/` (the page), `/events` and `/frame.jpg`, to include with or without a prefix.
 
-    Viewers get news at most every `interval_s`, and a heartbeat every `heartbeat_s`. They are disconnected
-    when `stopping` is set.
+    Viewers get updates at most every `interval_s`, and a heartbeat every `heartbeat_s`. They are
+    disconnected when `stopping` is set.
     """
     router = APIRouter(include_in_schema=False)
     page_headers = {**_HEADERS, "Content-Security-Policy": _policy(_HTML)}
@@ -88,9 +88,9 @@ def live_router(
 
 
 def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> RunningPage:
-    """Show a state at `RunningPage.url` until it is closed; port 0 takes a free one.
+    """Serve the page of a state at `RunningPage.url` until it is closed; port 0 picks a free port.
 
-    **Raises:** `ConfigError` when the address cannot be had.
+    **Raises:** `ConfigError` if the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -105,7 +105,7 @@ def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> Runn
 
 
 class RunningPage:
-    """A live page in a separate thread, from `serve_page`."""
+    """A live page served by a separate thread; see `serve_page`."""
 
     def __init__(self, state: LiveState, host: str, listening: socket.socket) -> None:
         self.port: int = listening.getsockname()[1]
@@ -133,14 +133,14 @@ class RunningPage:
         self.close()
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
         until_s = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < until_s:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Let the viewers go and stop answering. May be called twice."""
+        """Disconnect viewers and stop serving; idempotent."""
         self._stopping.set()
         self._server.should_exit = True
         self._thread.join()
@@ -151,7 +151,7 @@ class RunningPage:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the program that streams."""
+    """A server that leaves signals to the program that runs the stream."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
 
 
 class _LocalNames:
-    """Refuses names that only rebound DNS would give this machine: pictures of a camera are private."""
+    """Refuses host names that only DNS rebinding could point here: a camera's pictures are private."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -179,7 +179,7 @@ class _LocalNames:
 async def _tell(
     state: LiveState, told: int | None, interval_s: float, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    """Everything, then what is new. A slow viewer gets what it missed in one piece."""
+    """Send the whole state, then updates. A slow viewer gets all that it missed as one update."""
     yield b"retry: 1000\n\n"
     last_s = time.monotonic()
     while True:
@@ -193,7 +193,7 @@ async def _tell(
             last_s = time.monotonic()
             yield b"event: heartbeat\ndata: {}\n\n"
         else:
-            yield b""  # for the caller to see whether the client is still there
+            yield b""  # so that the caller can check whether the client is still connected
         await asyncio.sleep(interval_s)
 
 
@@ -202,7 +202,7 @@ def _event(kind: str, identity: str, document: dict[str, Any]) -> bytes:
 
 
 def _told(state: LiveState, last_event_id: str) -> int | None:
-    """The last event that a returning viewer has seen; None for a new viewer, or one of an earlier run."""
+    """The last event a returning viewer has seen; None for new viewers and for those of an earlier run."""
     key, _, sequence = last_event_id.rpartition("-")
     if key != state.key or not re.fullmatch(r"[0-9]{1,15}", sequence) or int(sequence) > state.sequence:
         return None
@@ -210,7 +210,7 @@ def _told(state: LiveState, last_event_id: str) -> int | None:
 
 
 def _policy(html: str) -> str:
-    """A content security policy that lets the page's own script and style run, and nothing else."""
+    """A content security policy that allows only the page's own script and style."""
 
     def hashes(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)

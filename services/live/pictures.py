@@ -1,4 +1,4 @@
-"""The newest picture as a JPEG, encoded only on request."""
+"""The latest picture as a JPEG, encoded only when a viewer requests it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class _Picture(NamedTuple):
 
 
 class NewestPicture:
-    """Keeps one picture. Taking one in costs no more than keeping it: viewers pay for the encoding.
+    """Holds one picture. `put` only stores it: it is encoded when a viewer requests it.
 
-    At most `per_s` are encoded a second, however many ask.
+    At most `per_s` pictures per second are encoded, however many viewers there are.
     """
 
     def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,20 +37,20 @@ class NewestPicture:
 
     @property
     def number(self) -> int:
-        """Number of pictures so far."""
+        """The number of pictures so far."""
         newest = self._newest
         return 0 if newest is None else newest.number
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Width and height of an array, before it is made smaller; None for a JPEG, which has its own."""
+        """Width and height of an array before it is scaled down; None for a JPEG, which contains its size."""
         newest = self._newest
         if newest is None or isinstance(newest.content, bytes):
             return None
         return newest.content.shape[1], newest.content.shape[0]
 
     def put(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Add a JPEG, or an array that does not change any more. ValueError unless uint8 [H, W, 3]."""
+        """Store a JPEG, or an array that is not modified afterwards. ValueError unless uint8 [H, W, 3]."""
         if not isinstance(image, bytes) and (
             image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape
         ):
@@ -58,7 +58,7 @@ class NewestPicture:
         self._newest = _Picture(self.number + 1, image)
 
     def jpeg(self) -> bytes | None:
-        """The newest picture, or one that is at most `1 / per_s` older; None before the first."""
+        """Return the latest picture, or one that is at most `1 / per_s` older; None before the first."""
         with self._encoding:
             newest, encoded = self._newest, self._encoded
             if newest is None:

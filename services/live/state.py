@@ -20,7 +20,7 @@ from gati.video.frames import Region, redact
 from services.live.pictures import NewestPicture
 
 BASE = "base"
-RECALL = "recall"  # memory answers before the network is asked
+RECALL = "recall"  # memory answers before the network runs
 EventKind = Literal[
     "version", "alarm", "recovered", "retraining", "source", "trial", "setting", "memory", "resting", "kept",
     "failed",
@@ -29,13 +29,13 @@ SourceWord = Literal["running", "paused", "reconnecting", "ended", "error"]
 
 _END_RETRAINING: tuple[EventKind, ...] = ("version", "recovered", "trial", "kept", "failed")
 _POINTS = 600
-_RECENT = 200  # answers that rates and means are of
+_RECENT = 200  # answers in rates and means
 _EVENTS = 100
 _AUDITS = 60
 _REGIONS = 32
 _EXITS = 64
-_PICTURES_PER_S = 10.0  # encoded, at most
-_LONGEST = 300  # of a text, in characters
+_PICTURES_PER_S = 10.0  # encoded at most
+_LONGEST = 300  # characters of a text
 
 
 class _Point(NamedTuple):
@@ -56,13 +56,13 @@ class _Event(NamedTuple):
 
 
 class LiveState:
-    """The contents of a live page; all methods may be called from any thread, and never wait for a viewer.
+    """The contents of a live page. Thread-safe; no method waits for a viewer.
 
-    Everything is kept in windows: the last 600 answers, 100 events, 60 audits, 32 regions, one picture.
-    Viewers ask for what is new `since` the sequence number they have, so that none needs a queue.
+    It keeps the last 600 answers, 100 events, 60 audits, 32 regions and one picture. Viewers request what is
+    new `since` the last sequence number they have, so they need no queues.
 
-    `promise` is the agreement that is promised of the version that answers. `pictures` False is for servers,
-    which show none.
+    `promise` is the agreement promised for the active version. Servers, which show no pictures, set
+    `pictures` to False.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LiveState:
         pictures: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.key = secrets.token_hex(6)  # tells this state from that of an earlier run
+        self.key = secrets.token_hex(6)  # differs in each run
         self._title = _text(title)
         self._promise = _share(promise)
         self._shows_pictures = pictures
@@ -89,7 +89,7 @@ class LiveState:
         self._outcomes: deque[bool] = deque(maxlen=_AUDITS)
         self._audits: dict[str, Any] | None = None
         self._proof: dict[str, Any] | None = None
-        self._source_name = ("", "")  # as told, as shown
+        self._source_name = ("", "")  # as reported, as shown
         self._source: dict[str, Any] = {"state": "waiting", "reason": "", "since_s": clock()}
         self._version = ""
         self._alarm: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ class LiveState:
 
     @property
     def sequence(self) -> int:
-        """Grows with every event."""
+        """The sequence number; each event increases it."""
         return self._sequence
 
     def publish(self, result: Mapping[str, Any]) -> None:
@@ -142,15 +142,15 @@ class LiveState:
                 self._source = {"state": "running", "reason": "", "since_s": now_s}
 
     def frame(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Add a picture: a JPEG, or uint8 [H, W, 3] in RGB that does not change afterwards."""
+        """Add a picture: a JPEG, or uint8 [H, W, 3] in RGB that is not modified afterwards."""
         with self._lock:
             self._pictures.put(image)
             self._sequence += 1
 
     def audit(self, agreed: bool, n: int, losses: int) -> None:
-        """Add an audit of a given answer, with this version's counts of audits and disagreements.
+        """Add an audit of an answer, with the version's counts of audits and disagreements.
 
-        What is known of its agreement is a confidence sequence, which may be looked at after every audit.
+        The agreement is shown as a confidence sequence, which is valid after every audit.
         """
         lower, upper = watched_agreement(losses, n)
         with self._lock:
@@ -159,7 +159,7 @@ class LiveState:
             self._sequence += 1
 
     def no_audits(self) -> None:
-        """Restart the counts: another version answers, and earlier audits do not apply to it."""
+        """Reset the counts: another version is active, and earlier audits do not apply to it."""
         with self._lock:
             self._outcomes.clear()
             self._audits = None
@@ -174,9 +174,9 @@ class LiveState:
         *,
         waits: bool = False,
     ) -> None:
-        """Progress of the proof of caches that do not answer yet: those of `version`, or None.
+        """Set the progress of the proof of `version`, whose caches do not answer yet; None if there is none.
 
-        It `waits` where another version answers early until it is proven; else the base model answers.
+        If it `waits`, another version answers early until it is proven; otherwise the base model answers.
         """
         told: dict[str, Any] | None = None
         if version is not None:
@@ -190,14 +190,14 @@ class LiveState:
     def event(
         self, kind: EventKind, text: str, time_s: float | None = None, *, ends_alarm: bool = False
     ) -> None:
-        """Add an event at a stream time, by default that of the last answer.
+        """Add an event at a stream time (default: that of the last answer).
 
         `alarm` means that the caches stopped, until `recovered` or another event that `ends_alarm`;
-        `retraining` lasts until one of `version`, `recovered`, `trial`, `kept`, `failed`. ValueError for
-        another kind.
+        `retraining` lasts until `version`, `recovered`, `trial`, `kept` or `failed`. Raises ValueError for an
+        unknown kind.
         """
         if kind not in get_args(EventKind):
-            raise ValueError(f"no event is called {kind!r}; there are {', '.join(get_args(EventKind))}")
+            raise ValueError(f"unknown event {kind!r}; use one of {', '.join(get_args(EventKind))}")
         with self._lock:
             self._add_event(kind, text, time_s)
             if kind == "alarm":
@@ -209,9 +209,9 @@ class LiveState:
             self._retraining |= kind == "retraining"
 
     def source(self, state: SourceWord, reason: str = "") -> None:
-        """Tell how the source does. A change becomes an event by itself. ValueError for another word."""
+        """Set the state of the source. A change adds an event. Raises ValueError for an unknown state."""
         if state not in get_args(SourceWord):
-            raise ValueError(f"no source is {state!r}; there are {', '.join(get_args(SourceWord))}")
+            raise ValueError(f"unknown source state {state!r}; use one of {', '.join(get_args(SourceWord))}")
         with self._lock:
             before = self._source
             changed = before["state"] != state
@@ -222,19 +222,19 @@ class LiveState:
                 self._add_event("source", f"{state}: {reason}" if reason else state, None)
 
     def exits(self, names: Sequence[str]) -> None:
-        """The exits in the order of the network; the base model comes last by itself."""
+        """Set the exits in the order of the network; the base model is added as the last one."""
         with self._lock:
             self._order = [_text(name) for name in names if name != BASE][: _EXITS - 1] + [BASE]
             self._sequence += 1
 
     def promise(self, agreement: float | None) -> None:
-        """The agreement that is promised from now on; None when nothing is."""
+        """Set the agreement promised from now on, or None."""
         with self._lock:
             self._promise = _share(agreement)
             self._sequence += 1
 
     def since(self, sequence: int = 0) -> dict[str, Any]:
-        """The contents as JSON values; of answers and events only those after `sequence`."""
+        """Return the contents as JSON values, with answers and events after `sequence` only."""
         with self._lock:
             points = tuple(self._points)
             document: dict[str, Any] = {
@@ -260,7 +260,7 @@ class LiveState:
         return document
 
     def jpeg(self) -> bytes | None:
-        """The newest picture; encodes it in the caller's thread on first request."""
+        """Return the latest picture, encoded in the caller's thread at the first request."""
         return self._pictures.jpeg()
 
     # ----------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class LiveState:
 
 
 def _summary(points: Sequence[_Point]) -> dict[str, Any]:
-    """Counts and means of recent answers."""
+    """Return counts and means of recent answers."""
     latencies = sorted(point.latency_ms for point in points if point.latency_ms is not None)
     pairs = [
         (point.latency_ms, point.base_latency_ms)
@@ -310,7 +310,7 @@ def _summary(points: Sequence[_Point]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A bounded text that UTF-8 can hold."""
+    """Return a text of limited length that can be encoded as UTF-8."""
     text = str(value)[:_LONGEST]
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
@@ -339,18 +339,18 @@ def _region(value: Any) -> tuple[int, int, int, int] | None:
 
 
 class LiveSink:
-    """Shows results and their pictures on the live page of a state."""
+    """A sink that shows results and their pictures on a live page."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
         self._shown: tuple[str, int] | None = None
 
     def write(self, result: Result, frame: Frame) -> None:
-        """Show a result; its picture once, however many regions it has."""
+        """Show a result, and its picture once for all its regions."""
         self._state.publish(asdict(result))
         if self._shown != (frame.source, frame.index):
             self._shown = (frame.source, frame.index)
             self._state.frame(frame.image)
 
     def close(self) -> None:
-        """Nothing is left to do: the page stays for those who look at it."""
+        """Do nothing: the page stays available to its viewers."""

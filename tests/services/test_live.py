@@ -138,9 +138,9 @@ def test_a_change_of_the_source_is_an_event_by_itself() -> None:
 
 def test_words_that_mean_nothing_are_refused() -> None:
     state = LiveState()
-    with pytest.raises(ValueError, match="no event is called 'fire'; there are version, alarm"):
+    with pytest.raises(ValueError, match="unknown event 'fire'; use one of version, alarm"):
         state.event("fire", "")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no source is 'gone'; there are running, paused"):
+    with pytest.raises(ValueError, match="unknown source state 'gone'; use one of running, paused"):
         state.source("gone")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"uint8 \[H, W, 3\], not float64 \[4, 4\]"):
         state.frame(np.zeros((4, 4)))  # type: ignore[arg-type]
