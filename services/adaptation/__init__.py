@@ -1,7 +1,7 @@
-"""The adaptation service: one process for several models, away from every request.
+"""The adaptation service: one process for several models, separate from serving.
 
-It reads the samples that inference services keep in a record store, retrains the serving caches on them at
-intervals or when samples show the need, and publishes better ones in the model repository, where the
-inference services find them. `python -m services.adaptation SETTINGS` runs it; `gati serve` starts one for
-the models that have both.
+It reads the samples that inference services keep in a record store, retrains the active caches on them,
+at intervals or when the samples require it, and publishes better ones in the model repository, from which the
+inference services load them. `python -m services.adaptation SETTINGS` runs it; `gati serve` starts one for
+models that have both.
 """

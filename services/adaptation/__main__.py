@@ -1,8 +1,8 @@
 """Run the adaptation service: `python -m services.adaptation SETTINGS`, with its settings as JSON.
 
-It writes `{"listening": ADDRESS}` to stdout when it takes calls, and ends on SIGTERM or, if `gati serve`
-started it, with its stdin. Killed at any moment it loses nothing: samples are in the record store, versions
-in the repository.
+It writes `{"listening": ADDRESS}` to stdout when it accepts calls. It exits on SIGTERM or, if `gati serve`
+started it, when its stdin closes. If it is killed, nothing is lost: samples are in the record store, and
+versions in the repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("gati.adaptation")
 
 
 def main() -> int:
-    """Serve as the settings on the command line say; returns the exit status."""
+    """Serve with the settings from the command line; returns the exit status."""
     return run(AdaptationSettings, lambda settings: "adaptation", _serve)
 
 
@@ -46,7 +46,7 @@ async def _serve(settings: AdaptationSettings) -> None:
         looking.result()
     await server.drain(1.0)
     adaptations.close()
-    os._exit(0)  # without waiting for a training under way: it keeps nothing before it publishes
+    os._exit(0)  # do not wait for a training in progress: it stores nothing before publication
 
 
 if __name__ == "__main__":

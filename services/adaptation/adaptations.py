@@ -1,4 +1,4 @@
-"""Many models, one thread: they take turns, and one that fails delays no other."""
+"""Many models in one thread: they take turns, and a failing one does not delay the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Adapting(Protocol):
-    """One model, as `services.adaptation.model.ModelAdaptation`."""
+    """The interface of `services.adaptation.model.ModelAdaptation`."""
 
     def look(self, *, asked: bool = False) -> None:
         """Renew the caches if it is time, or on request."""
@@ -32,7 +32,7 @@ class Adapting(Protocol):
 
 @dataclass
 class _Slot:
-    """A model's place; `model` is None until it is open, and `failure` says why."""
+    """A model's slot; `model` is None until it is open, and `failure` is the reason."""
 
     described: AdaptedModel
     model: Adapting | None = None
@@ -47,7 +47,7 @@ class _Job(NamedTuple):
 class Turns:
     """Stride scheduling of one thread: the next turn goes to the model that has used least of its share.
 
-    `shares` are of any scale. A model that wanted no time for a while has saved none up.
+    `shares` may have any scale. A model that was idle does not accumulate unused time.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
@@ -58,7 +58,7 @@ class Turns:
         self._least = 0.0  # of the model with the last turn
 
     def next(self, waiting: Collection[str]) -> str:
-        """The next of the waiting models; equals in their order."""
+        """Return the next of the waiting models; ties are broken by their order."""
         for name in waiting:
             self._pass[name] = max(self._pass[name], self._least)
         chosen = min(waiting, key=lambda name: self._pass[name])
@@ -66,7 +66,7 @@ class Turns:
         return chosen
 
     def used(self, name: str, seconds: float) -> None:
-        """Count the time used in a turn."""
+        """Add the time that a turn has used."""
         self.used_s[name] += seconds
         self._pass[name] += seconds / self.shares[name]
 
@@ -90,11 +90,11 @@ class Adaptations:
         self._started = False
 
     def start(self) -> None:
-        """Take calls."""
+        """Accept calls."""
         self._started = True
 
     async def keep_looking(self) -> None:
-        """Look after every model periodically until cancelled; one that fails stops no other."""
+        """Check every model periodically until cancelled; a failing one does not stop the others."""
         await asyncio.gather(*map(self._keep_looking, self._slots))
 
     async def _keep_looking(self, name: str) -> None:
@@ -122,7 +122,7 @@ class Adaptations:
                 slot.model.close()
 
     async def adapt(self, model: str) -> Any:
-        """Look for better caches now."""
+        """Look for better caches immediately."""
         if model not in self._slots:
             raise NotFoundError(f"no model '{model}'; there are: {', '.join(self._slots)}")
         slot = self._slots[model]
@@ -133,11 +133,11 @@ class Adaptations:
         return self._status(slot)
 
     async def status(self) -> Any:
-        """The status of every model."""
+        """Return the status of every model."""
         return [self._status(slot) for slot in self._slots.values()]
 
     async def health(self) -> Any:
-        """Ready once calls are taken, even if a model cannot be opened."""
+        """Return ready once calls are accepted, even if a model cannot be opened."""
         return Health(ready=self._started, draining=False, state="serving" if self._started else "loading")
 
     # ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Adaptations:
         return found
 
     async def _run(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do work for a model in its turn; raises what the work raises."""
+        """Run `work` for a model in its turn; raises its errors."""
         job = _Job(work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(name, []).append(job)
         if self._working is None or self._working.done():
@@ -175,7 +175,7 @@ class Adaptations:
                 del self._waiting[name]
             result, error, used_s = await loop.run_in_executor(self._thread, self._timed, job.work)
             self._turns.used(name, used_s)
-            if job.done.done():  # its caller has gone
+            if job.done.done():  # its caller has disconnected
                 continue
             if error is None:
                 job.done.set_result(result)
@@ -183,12 +183,12 @@ class Adaptations:
                 job.done.set_exception(error)
 
     def _timed(self, work: Callable[[], Any]) -> tuple[Any, Exception | None, float]:
-        """The result or error of the work, and its processor time in this thread."""
+        """Return the result or error of `work`, and its processor time in this thread."""
         import torch
 
         torch.set_num_threads(self._settings.threads)
         began_s = time.thread_time()
         try:
             return work(), None, time.thread_time() - began_s
-        except Exception as error:  # raised at the caller; the next model has its turn
+        except Exception as error:  # raised in the caller; other models go on
             return None, error, time.thread_time() - began_s

@@ -1,4 +1,4 @@
-"""Adapting the caches of one model to the samples in its record store."""
+"""Adapts the caches of one model to the samples in its record store."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ModelAdaptation:
         self._ended(outcome.kind, f"{outcome.message}; it answers once the inference service has proven it")
 
     def _publish(self, deployed: Deployed) -> None:
-        """Make a version the active one of the repository, where the inference service finds it."""
+        """Activate a version in the repository, from which the inference service loads it."""
         if self._repository.active(self.name) != deployed.number:
             self._deployments.activate(deployed)
         self._published = deployed
@@ -140,7 +140,7 @@ class ModelAdaptation:
         self._hit_rate = deployed.promised
 
     def _latest_of(self, deployed: Deployed) -> Latest:
-        """A version by its name in samples: its number, or the name of the library's own composition."""
+        """Return a version's name in samples: its number, or the name of the library's composition."""
         name = str(deployed.number) if deployed.number else self._model.composition
         return Latest(name, deployed.promised, time.time())
 
@@ -153,7 +153,7 @@ class ModelAdaptation:
 
 
 def _as_inputs(records: Sequence[Record], served: Served) -> list[Record]:
-    """Images preprocessed for the network; other kinds unchanged."""
+    """Preprocess images for the network; return other inputs unchanged."""
     found = []
     for record in records:
         if record.kind == "image":

@@ -1,8 +1,8 @@
-"""When to renew caches, by the samples of the version that answered them.
+"""When to renew caches, according to samples of the version that answered.
 
 A published version does not answer immediately: the inference service proves it first. Samples name the
-version that answered; until they name the new one, their hits and losses are those of the old one, which has
-been replaced already. What follows is decided as for a stream (`gati.adaptation.triggers`).
+version that answered. Until they name the new one, their hits and losses are those of the old one, which
+has already been replaced. All other decisions are those of streams (`gati.adaptation.triggers`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from gati.adaptation.triggers import SETTLED, Signs, due, too_few
 from gati.composition.binomial import p_value
 from gati.samples.record import Record
 
-_SURE = 0.001  # chance of as many disagreements where the promise is kept
+_SURE = 0.001  # probability of that many disagreements if the promise holds
 _LEAST_WAIT_S = 60.0
 
 
 @dataclass
 class Latest:
-    """The version published last: its name in samples, when (seconds since 1970), and if it answers."""
+    """The latest published version: its name in samples, when it was published (seconds since 1970), and
+    whether it answers.
+    """
 
     name: str
     promised: float
@@ -30,7 +32,7 @@ class Latest:
 
 
 class Judged(NamedTuple):
-    """Why to renew now, or why not although it is time; `hit_rate` of the latest version."""
+    """The reason to renew now, or not to although it is time; and the `hit_rate` of the latest version."""
 
     reason: str | None
     skipped: str
@@ -39,10 +41,10 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Renew on alarm, when the hit rate falls to `falls_to` of the promised, and every `interval_s`.
+    """Renew after an alarm, if the hit rate falls to `falls_to` of the promised one, and every `interval_s`.
 
-    A version that is on trial gets `patience` intervals to be proven. `least` samples are needed to train on;
-    `kept` are at most in the window.
+    A version on trial has `patience` intervals to be proven. Training needs at least `least` samples, and the
+    window keeps at most `kept`.
     """
 
     accuracy: float
@@ -53,7 +55,7 @@ class Rules:
     patience: float = 3.0
 
     def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Judged:
-        """Judge the samples; notes in `latest` whether it has answered."""
+        """Judge the samples; sets in `latest` whether the version has answered."""
         since = [record for record in records if record.time_s >= latest.since_s]
         own = [record for record in since if record.source in (latest.name, "")]
         latest.seen |= bool(own)
@@ -82,5 +84,5 @@ class Rules:
         return Judged(*found, hit_rate)
 
     def too_few(self, count: int) -> str:
-        """Why this number of samples is not enough."""
+        """Return why this number of samples is insufficient."""
         return too_few(count, self.least, self.kept)

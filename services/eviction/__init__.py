@@ -1,6 +1,6 @@
-"""The eviction service: what a full prefix cache forgets, learned away from the engines that have one.
+"""The eviction service: learns for prefix caches of engines, in processes of its own.
 
-`gati evict serve DIR` answers `POST /v1/continue`, and runs `python -m services.eviction`, which reads what
-engines log of their accesses, fits predictors to it, and publishes those that would have missed less.
-Engines only ever write and read files in the folder: none of them waits for this service.
+`gati evict serve DIR` answers `POST /v1/continue`, and runs `python -m services.eviction`, which reads the
+access logs of engines, fits predictors to them, and publishes predictors that would have missed fewer blocks.
+Engines only write and read files in the folder, so they never wait for this service.
 """

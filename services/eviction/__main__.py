@@ -1,7 +1,7 @@
-"""Fit predictors to what engines log: `python -m services.eviction SETTINGS`, with its settings as JSON.
+"""Fit predictors to access logs: `python -m services.eviction SETTINGS`, with its settings as JSON.
 
-`gati evict serve` starts it at low priority. Killed at any moment it loses nothing: accesses are in the logs,
-versions in the repository.
+`gati evict serve` starts it at low priority. If it is killed, nothing is lost: accesses are in the logs,
+and versions in the repository.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TELL_EVERY_S = 1.0  # while much is read
 
 
 def main() -> int:
-    """Fit as the settings on the command line say; returns the exit status."""
+    """Fit with the settings from the command line; returns the exit status."""
     return run(FitterSettings, lambda settings: "fitter", _fit)
 
 
@@ -49,7 +49,7 @@ class _Fitting:
         self._tell_s = 0.0
 
     def look(self) -> None:
-        """Read and learn from what is new. Raises StorageError if a version still waits for the disk."""
+        """Read new log entries and learn from them. Raises StorageError if a version is still not stored."""
         for record in self._reader.read():
             if self._stopped.is_set():
                 return
@@ -61,7 +61,7 @@ class _Fitting:
         self._fitter.publish_waiting()
 
     def stop(self) -> None:
-        """Let `look` end soon."""
+        """Make `look` return soon."""
         self._stopped.set()
 
     def _tell(self) -> None:
@@ -71,7 +71,7 @@ class _Fitting:
             try:
                 atomic_write_text(status_of(self._settings.folder), text + "\n")
                 self._told = text
-            except StorageError as error:  # what was read must still be learned from
+            except StorageError as error:  # some entries were read but not learned from yet
                 _log.warning("the status is an old one", extra={"reason": str(error)})
         self._tell_s = time.monotonic() + _TELL_EVERY_S
 
@@ -92,7 +92,7 @@ async def _fit(settings: FitterSettings) -> None:
     )
     await asyncio.wait((stopped, looking), return_when=asyncio.FIRST_COMPLETED)
     fitting.stop()
-    os._exit(0)  # a fit under way is not waited for: nothing it has is kept before it is published
+    os._exit(0)  # do not wait for a fit in progress: it stores nothing before publication
 
 
 if __name__ == "__main__":

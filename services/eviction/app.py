@@ -1,4 +1,4 @@
-"""The REST front end of the eviction service: routes over what `continuations` and the fitter know."""
+"""The REST front end of the eviction service: continuations, and the state of the fitter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.scheduler.budget import check_json
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
-_INLINE_BYTES = 8_192  # a body that is answered faster than a thread is woken
+_INLINE_BYTES = 8_192  # for smaller bodies, waking a thread takes longer than the answer
 
 _MESSAGES = {
     "type": "array",
@@ -79,7 +79,7 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class EvictionState:
-    """What the routes answer from: the model of conversations, and the folder of accesses and versions."""
+    """Data of the routes: the continuation model, and the folder of access logs and versions."""
 
     continuations: Continuations
     folder: Path
@@ -87,25 +87,25 @@ class EvictionState:
 
 @router.post("/v1/continue", summary="Which conversations go on", responses=_REPLIES, openapi_extra=_BODY)
 async def continue_(request: Request) -> Response:
-    """How likely another prompt follows the newest one of a conversation, or of up to 1,024."""
+    """Return how likely another prompt follows the latest one, for one conversation or up to 1,024."""
     return await answer(request)
 
 
 @router.get("/v1/eviction", summary="What was read, fitted and published")
 async def eviction(request: Request) -> dict[str, Any]:
-    """The state of fitting, a few seconds old; `{}` where it has not begun."""
+    """Return the state of the fitter, a few seconds old; `{}` before it has started."""
     return read_status(_state(request).folder)
 
 
 @router.get("/v2/health/live", summary="Whether the server runs")
 async def live() -> dict[str, bool]:
-    """Always true where there is an answer."""
+    """Return true: the server runs."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", summary="Whether it answers")
 async def ready(request: Request) -> Response:
-    """Status 503 until the model of conversations is loaded, and when the server is about to end."""
+    """Status 503 until the continuation model is loaded, and while the server shuts down."""
     scheduler = scheduler_of(request)
     found = _state(request).continuations.ready and scheduler.ready
     return Json({"ready": found}, 200 if found else 503)
@@ -113,7 +113,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(request: Request) -> Response:
-    """Counts of engines, of fitting, and of this server."""
+    """Return metrics of engines, of the fitter, and of this server."""
     page = scheduler_of(request).metrics.render({}, {}, {}) + metrics_page(
         read_status(_state(request).folder)
     )
@@ -121,7 +121,7 @@ async def metrics(request: Request) -> Response:
 
 
 def create_eviction_app(scheduler: Scheduler, state: EvictionState) -> FastAPI:
-    """The application; `scheduler` has no models, but the limits and keys that all routes of Gati share."""
+    """Create the application. `scheduler` has no models, only the limits and keys that all routes share."""
     app = FastAPIOffline(
         redoc_url=None,
         title="Gati, learned eviction",
@@ -136,7 +136,7 @@ def create_eviction_app(scheduler: Scheduler, state: EvictionState) -> FastAPI:
 
 
 async def answer(request: Request) -> Response:
-    """The reply to `POST /v1/continue`. Raises what reading the request raises, and `UnavailableError`."""
+    """Return the reply to `POST /v1/continue`. Raises errors of the request, and `UnavailableError`."""
     scheduler, continuations = scheduler_of(request), _state(request).continuations
     with scheduler.under_way() as charge:
         with scheduler.receiving():
@@ -148,7 +148,7 @@ async def answer(request: Request) -> Response:
 
 
 def find_busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-    """The handler of `POST /v1/continue`, None for other requests."""
+    """Return the handler of `POST /v1/continue`, or None for other requests."""
     return answer if scope["method"] == "POST" and scope["path"] == "/v1/continue" else None
 
 

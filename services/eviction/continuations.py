@@ -1,4 +1,4 @@
-"""The continuation model that serves: loaded from its folder, and again whenever that changes."""
+"""The loaded continuation model; reloaded whenever its folder changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("gati.eviction")
 
 
 class Continuations:
-    """Predicts with the newest model in `folder` that can be read; None for no folder."""
+    """Predicts with the latest readable model in `folder`; without a folder (None) there is no model."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -24,16 +24,16 @@ class Continuations:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a model, where there should be one."""
+        """Whether a model is loaded, or none is expected."""
         return self._folder is None or self._model is not None
 
     @property
     def quick(self) -> bool:
-        """Whether the loaded model predicts faster than a thread is woken; so does having none."""
+        """Whether a prediction takes less time than waking a thread; also true without a model."""
         return self._model is None or self._model[0].quick
 
     def look(self) -> None:
-        """Load the model if the folder has another one; one that cannot be read changes nothing."""
+        """Load the model if the folder has a new one; an unreadable one is ignored."""
         if self._folder is None:
             return
         token = _token(self._folder)
@@ -50,7 +50,7 @@ class Continuations:
         _log.info("model of conversations loaded", extra={"version": name})
 
     def predict(self, prompts: Sequence[Prompts]) -> tuple[list[float], str]:
-        """The probabilities that conversations continue, and the version that predicted them.
+        """Return the probabilities that conversations continue, and the version that predicted them.
 
         Raises `UnavailableError` if no model is loaded.
         """
@@ -63,12 +63,12 @@ class Continuations:
 
 
 def _token(folder: Path) -> str:
-    """Changes when one of the files does."""
+    """Return a value that changes when one of the files does."""
     found = []
     for path in sorted(folder.glob("continuation.*")):
         try:
             status = path.stat()
-        except OSError:  # replaced at this moment: there will be another look
+        except OSError:  # being replaced at this moment; the next look finds it
             continue
         found.append(f"{path.name} {status.st_mtime_ns} {status.st_size} {status.st_ino}")
     return "\n".join(found)

@@ -1,4 +1,4 @@
-"""What clients of `POST /v1/continue` send: one conversation, or many."""
+"""Requests to `POST /v1/continue`: one conversation, or many."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ MOST_MESSAGES = 16_384
 
 
 class AskedConversations(NamedTuple):
-    """The newest prompt of each conversation with those before it, and whether they came as a list."""
+    """The latest prompt of each conversation with earlier ones, and whether the request was a list."""
 
     prompts: list[Prompts]
     listed: bool
 
 
 def read_asked(body: bytes) -> AskedConversations:
-    """Read `{"messages": [...]}` or `{"conversations": [{"messages": [...]}, ...]}`.
+    """Parse `{"messages": [...]}` or `{"conversations": [{"messages": [...]}, ...]}`.
 
-    **Raises:** `TooLargeError`, before anything is parsed where there may be too many messages;
-    `RequestError` for what is no such JSON, `DataError` for a conversation without a prompt and `TraceError`
-    for what is no message.
+    **Raises:** `TooLargeError`, before parsing, if there may be too many messages; `RequestError` for
+    other JSON, `DataError` for a conversation without a prompt, `TraceError` for an invalid message.
     """
-    objects = body.count(b"{") + body.count(b"[")  # each message takes at least one
+    objects = body.count(b"{") + body.count(b"[")  # each message has at least one
     if objects > 2 * (MOST_MESSAGES + MOST_CONVERSATIONS):
         raise TooLargeError(f"more than {MOST_MESSAGES} messages; send fewer conversations at once")
     try:

@@ -1,4 +1,4 @@
-"""`gati evict serve`: REST in this process, a process of low priority that fits, until SIGTERM."""
+"""`gati evict serve`: REST in this process, and a low-priority process that fits, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.web import listen, url_of, web_server
 
 _log = logging.getLogger("gati.eviction")
 
-_LOOK_EVERY_S = 1.0  # for another model of conversations
+_LOOK_EVERY_S = 1.0  # between checks for a new continuation model
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -37,10 +37,10 @@ def serve_eviction(
     continuation: Path | None,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and end. `announce` gets the URL once it answers.
+    """Serve until SIGTERM or SIGINT, then drain and exit. `announce` gets the URL once the server is ready.
 
-    **Raises:** `ConfigError` when the port is taken or others could ask without a key; `EvictError` where
-    `continuation` holds no model.
+    **Raises:** `ConfigError` if the port is taken, or if other machines could connect without a key;
+    `EvictError` if `continuation` contains no model.
     """
     logs.configure("eviction", config.log_level)
     check_exposure(config)
@@ -53,7 +53,7 @@ def serve_eviction(
     if not continuations.ready:
         from gati.evict.predict.continuation_stored import load_continuation
 
-        load_continuation(continuation or "")  # says what is wrong with it
+        load_continuation(continuation or "")  # raises if the model is unreadable
     listening = listen(config)
     uvloop.run(_serve(config, fitter, continuations, listening, announce))
 
@@ -75,7 +75,7 @@ async def _serve(
         loop.add_signal_handler(each, stop.set)
     loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
     await scheduler.start()
-    gc.freeze()  # what is there now stays; to look through it takes longer than an answer
+    gc.freeze()  # objects that exist now stay; collecting them would take longer than an answer
     serving = asyncio.create_task(server.serve([listening]))
     looking = asyncio.create_task(
         keep_on(
@@ -91,7 +91,7 @@ async def _serve(
     _log.info("draining")
     looking.cancel()
     scheduler.leaving = True
-    for listener in server.servers:  # no new connections; those that are here get their answers
+    for listener in server.servers:  # no new connections; open ones get their answers
         listener.close()
     await scheduler.drain()
     server.should_exit = True

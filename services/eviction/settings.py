@@ -12,8 +12,9 @@ from services.process import ProcessSettings
 class FitterSettings(ProcessSettings):
     """Settings of the process; `gati evict serve` fills them in.
 
-    `first_fit` and `step` are samples until the first fit and at most between fits; `trial_capacities` how
-    long a candidate is tried, in capacities of the caches; `log_bytes` what all access logs may hold.
+    `first_fit` is the number of samples before the first fit, and `step` the largest number between fits.
+    `trial_capacities` is the length of a candidate's trial, in capacities of the caches, and `log_bytes` the
+    largest size of all access logs together.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""What the fitter tells of itself, in a file that it writes every few seconds, and as metrics."""
+"""The fitter's status: a file that it writes every few seconds, and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GAUGES = {
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The state of fitting; empty if it has not begun or is not readable."""
+    """Return the state of the fitter; empty if it has not started, or if the file is not readable."""
     try:
         found = json.loads(status_of(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def metrics_page(status: Mapping[str, Any]) -> bytes:
-    """The state as Prometheus reads it."""
+    """Return the state in the Prometheus format."""
     registry = CollectorRegistry()
     registry.register(_Told(status))
     return generate_latest(registry)
@@ -51,7 +51,7 @@ class _Told:
         self._status = status
 
     def collect(self) -> list[Metric]:
-        """Every family that something is known of."""
+        """Yield all metric families that have values."""
         found: list[Metric] = []
         for key, (name, text) in _COUNTERS.items():
             if isinstance(value := self._status.get(key), (int, float)):

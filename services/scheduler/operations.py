@@ -28,7 +28,7 @@ _READY_TIMEOUT_S = 120.0
 
 @router.get("/v1/adaptation", summary="How models adapt", responses=documents.SERVER)
 async def adaptation(request: Request) -> dict[str, Any]:
-    """Every model with its versions, how far their proofs are, memory, and what retraining came to."""
+    """Return every model's versions, the progress of their proofs, its memory, and results of retraining."""
     scheduler = scheduler_of(request)
     return await adaptation_status(scheduler.models, scheduler.adaptation)
 
@@ -40,7 +40,7 @@ async def adaptation(request: Request) -> dict[str, Any]:
     openapi_extra=documents.INDEX_BODY,
 )
 async def index(request: Request) -> list[dict[str, Any]]:
-    """Every model with its versions and states."""
+    """Return every model with its versions and states."""
     scheduler = scheduler_of(request)
     only_ready = (await _document(request)).get("ready") is True
     rows: list[dict[str, Any]] = []
@@ -70,9 +70,9 @@ async def index(request: Request) -> list[dict[str, Any]]:
 async def load(request: Request, model: str) -> dict[str, Any]:
     """Load a composition in the background, and switch to it once it is warmed up.
 
-    Nothing is dropped: requests under way are answered by the version they started with. A version
+    Nothing is dropped: requests in progress are answered by the version they started with. A version
     without proof is `pending`: the previous one keeps serving until audits have proven it. Parameters:
-    `composition` (of the model's cache library; its own if none is named), `version` (what to call it).
+    `composition` of the model's cache library (default: the configured one), and `version`, its new name.
     """
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
@@ -105,7 +105,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     openapi_extra=documents.UNLOAD_BODY,
 )
 async def unload(request: Request, model: str) -> dict[str, Any]:
-    """Forget the version that `parameters` names, or end the model's process when they name none."""
+    """Unload the version that `parameters` names, or stop the model's processes if they name none."""
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
@@ -122,23 +122,23 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
 
 @router.get("/v2/models/stats", summary="Counts of all models", responses=documents.SERVER)
 async def all_statistics(request: Request) -> dict[str, Any]:
-    """As of one model, for all that answer."""
+    """Return the counts of every model that is ready."""
     found = await _statistics(scheduler_of(request), Model.statistics)
     return {"model_stats": [row for name, each in found.items() for row in _rows(name, each)]}
 
 
 @router.get("/v2/models/{model}/stats", summary="Counts of a model", responses=documents.MODEL)
 async def statistics(request: Request, model: str) -> dict[str, Any]:
-    """Inputs answered since its process began, and where each left the network."""
+    """Return the number of inputs answered since the process started, by version and exit."""
     found = scheduler_of(request).model(model)
     return {"model_stats": _rows(model, await found.statistics())}
 
 
 @router.get("/v1/models/{model}/replicas", summary="Replicas of a model", responses=documents.MODEL)
 async def replicas(request: Request, model: str) -> dict[str, Any]:
-    """The services that share a model's requests: their states, and what they are expected to take.
+    """Return the replicas that share a model's requests, with their states.
 
-    `input_ms` is what each outstanding input adds to the time of an answer, as learned from answers; null
+    `input_ms` is the time that each outstanding input adds to an answer, learned from earlier answers; null
     before the first.
     """
     found = scheduler_of(request).model(model)
@@ -151,7 +151,7 @@ async def replicas(request: Request, model: str) -> dict[str, Any]:
 
 @router.get("/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS)
 async def metrics(request: Request) -> Response:
-    """Counters, gauges and histograms; rates are for the reader to compute."""
+    """Return counters, gauges and histograms; they contain no rates."""
     scheduler = scheduler_of(request)
     found = await _statistics(scheduler, Model.statistics_by_replica)
     page = scheduler.metrics.render(found, scheduler.models, scheduler.pipelines)
@@ -162,7 +162,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _awake(model: Model) -> None:
-    """Start a model that sleeps. Raises `UnavailableError`, or `ConfigError`, where that fails."""
+    """Start a sleeping model. Raises `UnavailableError` or `ConfigError` if that fails."""
     if model.sleep.asleep or model.sleep.waking:
         model.wake()
         await model.wait_until_ready(_READY_TIMEOUT_S)
@@ -172,7 +172,7 @@ async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any
     async def of(model: Model) -> Any:
         try:
             return await ask(model)
-        except GatiError:  # it went between being asked whether it is ready and this
+        except GatiError:  # the model stopped after the check below
             return None
 
     models = {name: model for name, model in scheduler.models.items() if model.ready}
@@ -181,7 +181,7 @@ async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any
 
 
 def _rows(name: str, found: Any) -> list[dict[str, Any]]:
-    """Statistics as V2 has them: one entry a version."""
+    """Return statistics in the format of V2, one entry per version."""
     versions: dict[str, dict[str, int]] = {}
     for row in found.exits:
         versions.setdefault(row.version, {})[row.exit] = row.hits

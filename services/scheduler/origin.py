@@ -1,8 +1,8 @@
 """Cross-site requests: sent by a page of another site through the browser of a trusted user.
 
-A browser says where a request comes from: `Sec-Fetch-Site`, or at least `Origin`, with everything but
-reading. Without keys we also look at `Host`: a page whose name is made to point here (DNS rebinding) is of
-the same origin to the browser, but it cannot give another name than its own.
+Browsers report where a request comes from: `Sec-Fetch-Site`, or at least `Origin` for all methods that do
+not only read. Without keys, `Host` is checked as well: to the browser, a page whose host name points here
+(DNS rebinding) has the same origin, but it can only send its own host name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _JSON = ("application/json", "text/json")
 
 
 def check_site(request: Request) -> None:
-    """Refuse what another site's page made a browser send. Raises `ForbiddenError`.
+    """Refuse requests that another site's page made a browser send. Raises `ForbiddenError`.
 
-    Programs send neither header, and pass; so does reading, of which the page is not shown the answer.
+    Other programs send neither header, and pass. So do reads, because the page cannot see the answer.
     """
     if request.method in _READING:
         return
@@ -39,9 +39,9 @@ def check_site(request: Request) -> None:
 
 
 def check_host(request: Request, allowed: Iterable[str]) -> None:
-    """Refuse a name that is neither of this machine itself nor allowed. Raises `ForbiddenError`."""
+    """Refuse host names that are neither this machine's own nor allowed. Raises `ForbiddenError`."""
     given = request.headers.get("host")
-    if given is not None and not _is_allowed(given, tuple(allowed)):  # no browser leaves it out
+    if given is not None and not _is_allowed(given, tuple(allowed)):  # browsers always send it
         raise ForbiddenError(
             f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or "
             "set a key"
@@ -49,7 +49,7 @@ def check_host(request: Request, allowed: Iterable[str]) -> None:
 
 
 def check_json_content(request: Request) -> None:
-    """Refuse content that a form of any page could send. Raises `MediaTypeError`."""
+    """Refuse content types that a form on any page could send. Raises `MediaTypeError`."""
     kind = request.headers.get("content-type")
     if kind is None:
         if request.headers.get("origin") or request.headers.get("sec-fetch-site"):

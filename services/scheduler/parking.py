@@ -1,9 +1,8 @@
-"""Requests that wait while a replica is away: it was lost, and is expected back in seconds.
+"""Requests that wait while a lost replica restarts, which takes seconds.
 
-Until then the others have more to do than they can manage, and would refuse what still has time. So requests
-without an SLO wait here, in the order in which they came, for a place at another replica or for the one that
-comes back, as long as their timeouts allow. So they do for a while after its return, until what has gathered
-is done. Overload without a loss is refused as ever.
+Until then the others are overloaded, and would refuse requests that still have time. So requests without an
+SLO wait here, in order of arrival, for a place at any replica, as long as their timeouts allow; also for a
+while after the replica is back, until the backlog is done. Without a lost replica, overload is refused.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from gati.errors import DeadlineError, OverloadError
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.replicas import Asked
 
-_BACK_WITHIN_S = 30.0  # a replica that is away for longer is not waited for
-_DONE_WITHIN_S = 30.0  # after its return, what has gathered; at 0.8 of the load that takes 1.5 times as long
-_SAFETY = 0.7  # of the time that is left: estimates are no better
+_BACK_WITHIN_S = 30.0  # no waiting for a replica that is lost for longer
+_DONE_WITHIN_S = 30.0  # for the backlog after its return; at 0.8 of the load that takes 1.5 times as long
+_SAFETY = 0.7  # of the remaining time: estimates are not more precise
 
 
 class _Watched(Protocol):
@@ -34,34 +33,34 @@ class _Watched(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it accepts requests."""
         ...
 
 
 class Parking:
-    """Asks the replicas of one model. `replicas` says which there are, `clock` is in seconds."""
+    """Sends requests to the replicas of one model. `replicas` returns them, and `clock` seconds."""
 
     def __init__(
         self, replicas: Callable[[], Sequence[_Watched]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._lost_s: dict[int, float] = {}  # since when each is away
+        self._lost_s: dict[int, float] = {}  # since when each is lost
         self._parked: deque[asyncio.Future[None]] = deque()
-        self._woken = 0  # of the parked: they have not asked yet
-        self._behind_until_s = -math.inf  # one has come back, and what has gathered may not be done
-        self._most = math.inf  # that a replica takes, as far as is known
+        self._woken = 0  # of parked requests, which have not been sent
+        self._behind_until_s = -math.inf  # a replica has come back, and the backlog may not be done
+        self._most = math.inf  # inputs that a replica is known to accept
 
     @property
     def parked(self) -> int:
-        """Requests that wait."""
+        """The number of waiting requests."""
         return len(self._parked)
 
     async def ask(self, once: Callable[[Asked], Awaitable[Any]], inputs: int, asked: Asked) -> Any:
-        """The answer of `once`, which asks a replica; it is asked again where it was full.
+        """Return the answer of `once`, which asks a replica; call it again if the replica was full.
 
-        **Raises:** `OverloadError` where too many wait already, `DeadlineError` where no place became free in
-        time, and what `once` raises.
+        **Raises:** `OverloadError` if too many wait already, `DeadlineError` if no place became free in
+        time, and the errors of `once`.
         """
         end_s = self._clock() + asked.time_remaining_ms / 1e3
         if self._parked and asked.latency_slo_ms is None:
@@ -104,14 +103,14 @@ class Parking:
                 room -= 1
 
     def _left(self, asked: Asked, end_s: float) -> Asked:
-        """A request after it has waited."""
+        """Return a request's parameters after it has waited."""
         return asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
 
     def _ready(self) -> list[_Watched]:
         return [each for each in self._replicas() if each.ready]
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
-        """Whether a replica is away or has just come back, and there is time for what waits already."""
+        """Whether a replica is lost or has just come back, and the backlog leaves enough time."""
         self.look()
         now_s, ready = self._clock(), self._ready()
         if asked.latency_slo_ms is not None or not ready:
@@ -125,7 +124,7 @@ class Parking:
         return ahead + inputs <= _SAFETY * (end_s - now_s) * (inputs_a_s or math.inf)
 
     async def _place(self, end_s: float, *, first: bool) -> None:
-        """Wait for a place, before or behind those who wait. Raises `DeadlineError`."""
+        """Wait for a place, at the front or the end of the queue. Raises `DeadlineError`."""
         turn = asyncio.get_running_loop().create_future()
         (self._parked.appendleft if first else self._parked.append)(turn)
         try:

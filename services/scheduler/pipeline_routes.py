@@ -1,4 +1,4 @@
-"""Queries to pipelines, and what pipelines there are."""
+"""Routes of pipelines: queries, and descriptions."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _log = logging.getLogger("gati.rest")
 
 _AUDIO = "audio/"
 _MOST_PARTS = 16
-_FILE_BYTES = 4  # a pixel of an image's file, at most
+_FILE_BYTES = 4  # bytes of a file per pixel, at most
 _OTHER_BYTES = 64 * 1024  # of a form around the file, or of the file around the pixels
 _FORM_STEP_BYTES = 2**18
 
 
 @router.get("/v1/pipelines", summary="The pipelines")
 async def pipelines(request: Request) -> dict[str, Any]:
-    """Every pipeline with its stages and their options."""
+    """Return every pipeline with its stages and their options."""
     scheduler = scheduler_of(request)
     return {"pipelines": [_described(name, each) for name, each in scheduler.pipelines.items()]}
 
 
 @router.get("/v1/pipelines/{pipeline}", summary="A pipeline", responses=documents.PIPELINE)
 async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
-    """Its stages, and what their options were measured to do."""
+    """Return its stages, and the measurements of their options."""
     scheduler = scheduler_of(request)
     return _described(pipeline, scheduler.pipeline(pipeline))
 
@@ -64,14 +64,14 @@ async def query(request: Request, pipeline: str) -> Response:
     """Answer a query for one input: an image in a form or as the body, text or a recording as the body, a
     tensor as in V2.
 
-    `latency_slo_ms`, `timeout_ms`, `priority` and `place` come as parameters of the URL, fields of the form,
-    or `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
+    `latency_slo_ms`, `timeout_ms`, `priority` and `place` are parameters of the URL, fields of the form, or
+    `parameters` of the JSON. The answer contains every stage's option, exit, latency and budget.
     """
     return await answer(request, pipeline)
 
 
 async def answer(request: Request, pipeline: str) -> Response:
-    """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
+    """As `query`, called without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s(request)
     kind = f"pipelines/{pipeline}"
@@ -131,7 +131,7 @@ def _call_of(stage: Mapping[str, Any]) -> TracedCall:
 async def _read(
     request: Request, scheduler: Scheduler, charge: Charge, channels: int
 ) -> tuple[Any, dict[str, Any]]:
-    """The wire's `Tensor` of a query, and what it wishes."""
+    """Return the input as the wire's `Tensor`, and the parameters of a query."""
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
@@ -142,7 +142,7 @@ async def _read(
         largest_bytes = scheduler.config.largest_body_bytes
     elif kind == "text/plain":
         largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
-    else:  # a file is not larger than what it holds
+    else:  # a file is not larger than its pixels
         largest_bytes = min(scheduler.config.largest_body_bytes, _FILE_BYTES * most + _OTHER_BYTES)
     with scheduler.receiving(charge.owner):
         body = await read_body(request, largest_bytes, charge, scheduler.pool)
@@ -160,7 +160,7 @@ async def _read(
     if kind == "multipart/form-data":
         charge.add(_FORM_STEP_BYTES)
         whole = [body]
-        del body  # handed over: the file in it is read when this is gone
+        del body  # `whole` has it: it must be freed before the file is read
         body, fields = await _form(request, whole)
         wishes |= fields
     if not body:
@@ -170,14 +170,14 @@ async def _read(
     if kind == "text/plain":
         return _text(body), wishes
     if kind.startswith(_AUDIO):
-        charge.add(len(body))  # a copy, behind its length
+        charge.add(len(body))  # a copy, after its length
         return Tensor(BYTES, [1], packed_files([body])), wishes
     image = await scheduler.pool.run(decode_image, body, channels, most, charge, owner=charge.owner)
     return image, wishes
 
 
 def _text(body: bytes) -> Any:
-    """A text as the wire's `Tensor`. Raises `RequestError` where it is not UTF-8."""
+    """Return a text as the wire's `Tensor`. Raises `RequestError` if it is not UTF-8."""
     try:
         return text_tensor([body.decode("utf-8")])
     except UnicodeDecodeError as error:
@@ -185,12 +185,12 @@ def _text(body: bytes) -> Any:
 
 
 async def _form(request: Request, whole: list[bytes]) -> tuple[bytes, dict[str, Any]]:
-    """The file `image` of a form, and its other fields. The body is taken out of `whole`."""
+    """Return the file `image` of a form, and its other fields. Removes the body from `whole`."""
 
     async def stream() -> AsyncGenerator[bytes]:
         body = memoryview(whole.pop())
         for start in range(0, len(body), _FORM_STEP_BYTES):
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # let other requests run
             yield bytes(body[start : start + _FORM_STEP_BYTES])
 
     try:
@@ -249,7 +249,7 @@ def _described(name: str, served: ServedPipeline) -> dict[str, Any]:
 
 
 def _live(served: ServedPipeline) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the traffic has shown of every option; empty where the planner does not follow it."""
+    """Return what traffic has shown about each option; empty unless the planner is live."""
     if not isinstance(served.planner, LivePlanner):
         return {}
     return {(report.stage, report.option): _shown(report) for report in served.planner.report()}

@@ -1,4 +1,4 @@
-"""Running a query through a pipeline: the planner chooses, the models answer."""
+"""Runs queries through a pipeline: the planner chooses options, models answer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PipelineAnswer:
 class ServedPipeline:
     """A measured pipeline, its planner, and the model that serves each option.
 
-    `models` maps stage and option to the model's name in the configuration. A planner that follows the
-    traffic is told what every stage took, and plans again in the background.
+    `models` maps stage and option to the model's name in the configuration. A live planner gets the
+    times of every stage, and plans again in the background.
     """
 
     def __init__(
@@ -49,37 +49,37 @@ class ServedPipeline:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """All models that may be asked."""
+        """All models that may answer."""
         return tuple(dict.fromkeys(self._models.values()))
 
     @property
     def channels(self) -> int:
-        """Of the images that its models take: 1 is grey, 3 colour."""
+        """The number of channels of input images: 1 is grey, 3 colour."""
         model = self.models[0]
         return int(model.info.image_shape[2] or 3) if model.info is not None else 3
 
     @property
     def ready(self) -> bool:
-        """Whether every option can be asked."""
+        """Whether every option is available."""
         return all(model.available for model in self.models)
 
     async def answer(self, tensor: Any, timing: Timing, place: str | None = None) -> PipelineAnswer:
-        """Answer a query, the wire's `Tensor` of one image of `place`; cancelled, its stages are, too.
+        """Answer a query: the wire's `Tensor` of one input of `place`. Cancellation cancels its stages.
 
-        **Raises:** `DeadlineError` when the timeout passes between stages, and what the models refuse with.
+        **Raises:** `DeadlineError` if the timeout passes between stages, and refusals of the models.
         """
         run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms, timing.elapsed_ms())
         answer = PipelineAnswer("")
         running: set[asyncio.Task[dict[str, Any]]] = set()
         try:
             while not run.done:
-                if len(run.ready) == 1 and not running:  # nothing runs in parallel: no task is needed
+                if len(run.ready) == 1 and not running:  # a single stage needs no task
                     answer.stages.append(await self._stage(run, run.ready[0], tensor, timing, place))
                     continue
                 running |= {
                     asyncio.create_task(self._stage(run, name, tensor, timing, place)) for name in run.ready
                 }
-                await asyncio.sleep(0)  # they start, and are ready no more
+                await asyncio.sleep(0)  # they start, and leave `ready`
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 answer.stages += [task.result() for task in done]
         finally:
@@ -92,7 +92,7 @@ class ServedPipeline:
         return answer
 
     def close(self) -> None:
-        """Plan no more."""
+        """Stop planning."""
         if self.replanning is not None:
             self.replanning.close()
 
@@ -106,7 +106,7 @@ class ServedPipeline:
         model = self._models[name, step.option]
         slo_ms = None
         if timing.latency_slo_ms is not None and not run.labels:
-            # Only the first stage is refused for the SLO's sake: later there is work to lose.
+            # Only the first stage may be refused because of the SLO: later, work would be lost.
             slo_ms = step.remaining_ms - self._least_after(name)
         asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id, place)
         response = await model.infer(tensor, asked)
@@ -133,7 +133,7 @@ class ServedPipeline:
         }
 
     def _least_after(self, name: str) -> float:
-        """The least time of what follows a stage, with the figures that are planned with now."""
+        """Return the least time of the stages after `name`, with the current figures."""
         planned, least = self._least_after_ms
         if planned is not self.planner.pipeline:
             planned = self.planner.pipeline
@@ -143,7 +143,7 @@ class ServedPipeline:
 
 
 def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
-    """The least time of the stages after each, on the longest path, with their fastest options."""
+    """Return the least time of the stages after each one: the longest path, with the fastest options."""
     after: dict[str, float] = {}
     for name in reversed(list(pipeline.stages)):
         targets = [edge.target for edge in pipeline.edges_from[name]]

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (V2) with its extension for binary tensors: requests in, responses out.
+"""The Open Inference Protocol (V2) with its extension for binary tensors: parses requests, renders responses.
 
 A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
 width, channels], which are preprocessed), or several by the names that its network has for them, or `text`
@@ -42,20 +42,20 @@ _INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DATATYPES = (*DATATYPES, BYTES)
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
-_LONGEST_NUMBER = 40  # characters of one that comes as text
+_LONGEST_NUMBER = 40  # characters of a priority given as text
 _MOST_OUTPUTS = 64
 _LONGEST_PLACE = 128
 
 
 class Output(NamedTuple):
-    """An output that the client wants."""
+    """A requested output."""
 
     name: str
     binary: bool = False
 
 
 class InferenceRequest(NamedTuple):
-    """A parsed request: the tensor as it goes on the wire, and the other parameters."""
+    """A parsed request: the tensor in wire format, and the other parameters."""
 
     id: str | None
     tensor: Any
@@ -67,7 +67,7 @@ class InferenceRequest(NamedTuple):
 
 
 def split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
-    """The JSON of a request, and the binary tensors behind it. Raises `RequestError`."""
+    """Return the JSON of a request, and the binary tensors after it. Raises `RequestError`."""
     length = len(body)
     if header_length is not None:
         is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
@@ -86,12 +86,12 @@ def parse_request(
     arrays: Sequence[Any] = (),
     largest_batch: int | None = None,
 ) -> InferenceRequest:
-    """Read a request: JSON, and the binary tensors behind it.
+    """Parse a request: JSON, and the binary tensors after it.
 
-    `arrays` are the `InputArray`s of a model that takes several: they are packed to one. A larger batch than
-    the largest is refused before anything is made of it.
+    `arrays` are the `InputArray`s of a model with several inputs, which are packed into one tensor. Batches
+    that are too large are refused before they are converted.
 
-    **Raises:** `RequestError`, one line that says what is wrong where.
+    **Raises:** `RequestError`, one line that names the problem and its place.
     """
     document = _document(text)
     parameters = _mapping(document, "parameters")
@@ -115,7 +115,7 @@ def parse_request(
 
 
 def place(value: Any) -> str | None:
-    """What inputs show, such as a camera's name, or None. Raises `RequestError`."""
+    """Return the place of the inputs, such as a camera's name, or None. Raises `RequestError`."""
     if value is None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_PLACE:
@@ -124,14 +124,14 @@ def place(value: Any) -> str | None:
 
 
 def positive(values: Mapping[str, Any], name: str) -> float | None:
-    """A number above zero, or None where it is not given. Raises `RequestError`."""
+    """Return a number above zero, or None if it is missing. Raises `RequestError`."""
     value = values.get(name)
     if value is None:
         return None
     try:
         if isinstance(value, bool) or (isinstance(value, str) and len(value) > _LONGEST_NUMBER):
             raise ValueError
-        number = float(value)  # a query or a form has it as text
+        number = float(value)  # text in queries and forms
         if not (math.isfinite(number) and number > 0.0):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
@@ -140,7 +140,7 @@ def positive(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def priority(value: Any) -> int:
-    """A priority, 1 is the highest; 0 and nothing mean the usual one. Raises `RequestError`."""
+    """Return a priority; 1 is the highest, 0 and None mean the default. Raises `RequestError`."""
     if value is None or value == 0:
         return _DEFAULT_PRIORITY
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LONGEST_NUMBER:
@@ -153,7 +153,7 @@ def priority(value: Any) -> int:
 def render_response(
     head: dict[str, Any], answers: Sequence[Any], class_names: Sequence[str] | None, wanted: Sequence[Output]
 ) -> tuple[bytes, int | None]:
-    """The body of a response and, where tensors follow it in binary, the length of its JSON."""
+    """Return the body of a response and, if binary tensors follow it, the length of its JSON."""
     outputs, tail = [], []
     for output in wanted:
         datatype, shape, values = _values(output.name, answers, class_names)
@@ -174,7 +174,7 @@ def render_response(
 def _values(
     name: str, answers: Sequence[Any], class_names: Sequence[str] | None
 ) -> tuple[str, list[int], Any]:
-    """Datatype, shape and flat values of an output."""
+    """Return datatype, shape and flat values of an output."""
     count = len(answers)
     if name == "probabilities":
         rows = [np.frombuffer(each.probabilities, "<f4") for each in answers]
@@ -212,7 +212,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
-    """`timeout_ms`, or `timeout` in microseconds, as other servers have it."""
+    """Return `timeout_ms`, or `timeout`, which is in microseconds as in other servers."""
     microseconds = positive(parameters, "timeout")
     return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
 
@@ -228,7 +228,7 @@ def _check_batch(entries: list[dict[str, Any]], largest: int) -> None:
 
 
 def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Sequence[Any]) -> Any:
-    """The one tensor of a request, or the arrays that a model takes packed to one."""
+    """Return the tensor of a request, or its arrays packed into one."""
     if len(entries) == 1 and entries[0].get("name") in _INPUT_NAMES:
         return _tensor(entries[0], rest)
     names = [each.name for each in arrays]
@@ -268,7 +268,7 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
 
 
 def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
-    """Whether an array has the shape that the model takes, and as many rows as the first of its request."""
+    """Whether an array has the expected shape, and as many rows as the first one of its request."""
     longest = tuple(taken.shape)
     if taken.shorter and value.ndim == 2 and 0 < value.shape[1] <= longest[0]:
         return value.shape == first.shape
@@ -305,7 +305,7 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
 
 
 def _text(data: Any, shape: list[int]) -> Any:
-    """Texts as JSON has them, in a list or a list of lists of one. Raises `RequestError`."""
+    """Return texts from JSON: a list, or a list of lists with one each. Raises `RequestError`."""
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of texts")
     if len(data) != elements(shape):
@@ -325,17 +325,17 @@ def _is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of what was sent, for a message; of lists and objects, which may be deep, the kind."""
+    """Return the beginning of a value for a message; for lists and objects, which may be deep, the kind."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return str(value)[:40]
 
 
 def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
-    """Nested or flat data as an array of that shape."""
+    """Return nested or flat data as an array of that shape."""
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of numbers")
-    expected = elements(shape)  # before anything is made of the data
+    expected = elements(shape)  # before the data is converted
     try:
         array = array_of(data, DATATYPES[datatype])
     except (ValueError, TypeError, OverflowError) as error:

@@ -10,7 +10,7 @@ from gati.errors import OverloadError
 
 
 class _Bucket:
-    """Fills with `rate` a second, up to what comes in a second, or one. What is taken may leave a debt."""
+    """A token bucket that gains `rate` per second, up to max(rate, 1); it may be negative."""
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -20,19 +20,19 @@ class _Bucket:
         self._since_s = clock()
 
     def wait_s(self) -> float:
-        """Until something is in it."""
+        """The time until it is above zero."""
         now_s = self._clock()
         self._left = min(self._most, self._left + self._rate * (now_s - self._since_s))
         self._since_s = now_s
         return 0.0 if self._left > 0.0 else (1e-3 - self._left) / self._rate
 
     def take(self, count: float) -> None:
-        """Take from it, even below zero."""
+        """Take from it, possibly below zero."""
         self._left -= count
 
 
 class Quota:
-    """The remaining quota of one key; unlimited without `limit`. `clock` counts seconds."""
+    """The remaining quota of one key; unlimited without `limit`. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,13 +44,13 @@ class Quota:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether bytes have to be reported."""
+        """Whether `sent` must be called."""
         return self._bytes is not None
 
     def limit(
         self, requests_a_second: float | None, bytes_a_second: float | None, in_flight: int | None
     ) -> None:
-        """Set the bounds, None for none. The same ones again change nothing."""
+        """Set the limits (None: unlimited). Setting the same ones again changes nothing."""
         limits = (requests_a_second, bytes_a_second, in_flight)
         if limits == self._limits:
             return
@@ -61,7 +61,7 @@ class Quota:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request for as long as it takes. Raises `OverloadError` where the quota is used up."""
+        """Count a request while it runs. Raises `OverloadError` if the quota is used up."""
         if self._most_in_flight is not None and self._in_flight >= self._most_in_flight:
             raise OverloadError(f"this key has {self._in_flight} requests under way", retry_after_s=0.1)
         for bucket, what in ((self._requests, "requests"), (self._bytes, "bytes")):
@@ -77,6 +77,6 @@ class Quota:
             self._in_flight -= 1
 
     def sent(self, count: int) -> None:
-        """Count bytes of a body; those too many delay the requests after it."""
+        """Count bytes of a body; bytes beyond the quota delay later requests."""
         if self._bytes is not None:
             self._bytes.take(count)

@@ -1,4 +1,4 @@
-"""From the bytes of a request to what it asks for: charged first, and not in the event loop if it is long."""
+"""Reads inference requests: memory is charged first, and long ones are parsed outside the event loop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from services.scheduler.budget import Charge, check_json
 from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
 from services.scheduler.scheduler import Scheduler
 
-_COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
+_COPIES = 1  # of a binary tensor, between the body and the socket of a service
 _JSON_COPIES = 3  # the body, the parser's copy, and at least as much for the parsed values
-_LEAST_JSON = 0.125  # of the memory for JSON, however large the binary tensor after it
-_LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
+_LEAST_JSON = 0.125  # of the memory for JSON, whatever the size of the binary tensor after it
+_LONG_BYTES = 64 * 1024  # longer JSON is parsed outside the event loop
 
 
 async def read_inference(
     request: Request, scheduler: Scheduler, charge: Charge, info: Any = None
 ) -> InferenceRequest:
-    """Read a request of the Open Inference Protocol; `info` is the `ModelInfo` of a model that is known.
+    """Read a request of the Open Inference Protocol; `info` is the model's `ModelInfo` if it is known.
 
-    Raises `GatiError` for what cannot be taken.
+    Raises `GatiError` for requests that are refused.
     """
     largest_bytes = largest_body(request, scheduler.config)
     with scheduler.receiving(charge.owner):
@@ -35,7 +35,7 @@ async def read_inference(
 
 
 def largest_body(request: Request, config: ServeConfig) -> int:
-    """How large a tensor's body may be: where all of it is JSON, it is held with copies."""
+    """Return the largest allowed body of a tensor; less if all of it is JSON, of which copies are held."""
     if HEADER_LENGTH in request.headers:
         return config.largest_body_bytes
     return min(config.largest_body_bytes, config.largest_json_bytes // _JSON_COPIES)
@@ -44,7 +44,7 @@ def largest_body(request: Request, config: ServeConfig) -> int:
 async def parse_inference(
     request: Request, body: bytes, scheduler: Scheduler, charge: Charge, info: Any = None
 ) -> InferenceRequest:
-    """As `read_inference`, of a body that has been read."""
+    """As `read_inference`, for a body that has been read."""
     header_length = request.headers.get(HEADER_LENGTH)
     read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, info)
     if len(body) < _LONG_BYTES:
@@ -61,8 +61,10 @@ def _read(
     body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, info: Any
 ) -> InferenceRequest:
     text, rest = split(body, header_length)
-    copies = _JSON_COPIES if rest else _JSON_COPIES - 1  # cutting it off a binary tensor takes another one
-    # A large binary tensor leaves little memory for JSON, which only has to describe the tensor then.
+    copies = (
+        _JSON_COPIES if rest else _JSON_COPIES - 1
+    )  # separating it from a binary tensor makes another copy
+    # A large binary tensor leaves little memory for JSON, which then only describes the tensor.
     largest_bytes = max(largest_json_bytes - len(rest), int(_LEAST_JSON * largest_json_bytes))
     charge.add(check_json(text, largest_bytes, copies * len(text)) + _COPIES * len(rest))
     if info is None:

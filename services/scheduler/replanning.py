@@ -1,4 +1,4 @@
-"""Planning again in the background, with what the traffic and the audits of the models have shown."""
+"""Plans again in the background, with current figures from traffic and audits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.scheduler.models import Model
 
 _log = logging.getLogger("gati.scheduler")
 
-_LARGEST_PART = 0.05  # of the time is spent on planning again, in one thread
+_LARGEST_PART = 0.05  # share of the time for planning, in one thread
 
 
 class _Known(NamedTuple):
-    """What a model told last."""
+    """The latest report of a model."""
 
     version: str
     audits: int
@@ -26,16 +26,16 @@ class _Known(NamedTuple):
 
 
 class Replanning:
-    """Keeps the figures of one pipeline's planner current. Belongs to the event loop's thread.
+    """Keeps the figures of one pipeline's planner current. Call it from the event loop's thread.
 
-    `look` after each answer costs a comparison; now and then it starts a thread that plans again, at most
-    one, and never so often that planning takes more than a twentieth of the time.
+    `look` after each answer costs a comparison. From time to time it starts a thread that plans again: at
+    most one, and so rarely that planning takes at most a twentieth of the time.
     """
 
     def __init__(self, planner: LivePlanner, models: Mapping[tuple[str, str], Model]) -> None:
-        self.took_s = 0.0  # all planning together
+        self.took_s = 0.0  # all planning so far
         self._planner = planner
-        self._options: dict[Model, list[tuple[str, str]]] = {}  # that each model serves
+        self._options: dict[Model, list[tuple[str, str]]] = {}  # served by each model
         for option, model in models.items():
             self._options.setdefault(model, []).append(option)
         self._known: dict[Model, _Known] = {}
@@ -43,13 +43,13 @@ class Replanning:
         self._not_before_s = 0.0
 
     def look(self) -> None:
-        """Plan again if that is due, in the background."""
+        """Plan again in the background if it is due."""
         if not self._planner.due or self._task is not None or time.monotonic() < self._not_before_s:
             return
         self._task = asyncio.create_task(self._replan())
 
     def close(self) -> None:
-        """Begin no more; what runs ends by itself."""
+        """Start no more planning; a running one ends by itself."""
         if self._task is not None:
             self._task.cancel()
 
@@ -58,7 +58,7 @@ class Replanning:
         try:
             self.take_in_audits()
             await asyncio.to_thread(self._planner.refresh)
-        except GatiError as error:  # the plan that is there goes on
+        except GatiError as error:  # the current plan stays
             _log.error("not planned again", extra={"reason": str(error)})
         finally:
             ended_s = time.monotonic()
@@ -67,7 +67,7 @@ class Replanning:
             self._task = None
 
     def take_in_audits(self) -> None:
-        """Tell the planner what the models' certificates say, and what audits have come since."""
+        """Update the planner with the models' certificates and the audits since then."""
         for model, options in self._options.items():
             if not model.ready:
                 continue
@@ -77,7 +77,7 @@ class Replanning:
             if known is None or known.version != active.version or audits < known.audits:
                 counted = _counted(model.certificate(active.version))
                 self._planner.certify(options, counted, active.agreement)
-                # audits before now are of requests of which nothing else is known
+                # earlier audits are of requests without other figures
                 known = _Known(active.version, audits, losses)
             lost = max(0, losses - known.losses)
             agreed = max(0, audits - known.audits - lost)
@@ -87,7 +87,7 @@ class Replanning:
 
 
 def _counted(certificate: dict[str, Any] | None) -> float | None:
-    """The share of answers that agreed in a certificate's own counts; None without."""
+    """Return the share of answers that agreed in a certificate's counts, or None."""
     if not certificate or not certificate.get("n"):
         return None
     return 1.0 - float(certificate.get("losses", 0)) / float(certificate["n"])
