@@ -1,4 +1,4 @@
-"""One inference service of a model: connected, watched, and asked over Thrift."""
+"""One inference service of a model: its process, connection, health and calls over Thrift."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _SERVICE = Service(Inference)
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _CONTROL_TIMEOUT_S = 10.0
-_STATISTICS_TIMEOUT_S = 2.0  # a page over all models must not wait for one that hangs
-_BEATS = 4  # so often in that time it is asked; it is not ready while it owes an answer for longer
+_STATISTICS_TIMEOUT_S = 2.0  # a page of all models must not wait for one that hangs
+_BEATS = 4  # health checks in `hang_timeout_s`; it is not ready while one is overdue
 _LOAD_TIMEOUT_S = 600.0
-_GRACE_S = 0.25  # the service says itself that a deadline has passed; only a dead one does not
-_OBITUARY_S = 0.05  # until it is known what a process died of
-_PROCESS = secrets.token_hex(8)  # several schedulers may ask one service
+_GRACE_S = 0.25  # a live service reports by itself that a deadline has passed
+_OBITUARY_S = 0.05  # until the cause of a process's death is known
+_PROCESS = secrets.token_hex(8)  # several schedulers may use one service
 _REQUEST_IDS = itertools.count(1)
 
 
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """How services are reached: how long one may say nothing, and what an address needs."""
+    """Settings of connections to services: how long one may be silent, and credentials for an address."""
 
     hang_timeout_s: float = HANG_TIMEOUT_S
     secret: bytes | None = None
@@ -71,14 +71,14 @@ class Link:
 
 
 class _LostError(UnavailableError):
-    """The connection was lost; what of is known a moment later."""
+    """The connection was lost; the cause is known a moment later."""
 
 
 class Replica:
     """One inference service, by number. `start` keeps it connected until `stop`.
 
-    One that does not answer for `hang_timeout_s` is ended where it is ours, and started again. `told` is
-    awaited when it is known which versions it has; `changed` is called whenever it comes or goes.
+    If our process does not answer for `hang_timeout_s`, it is killed and restarted. `told` is awaited once
+    its versions are known; `changed` is called whenever it becomes available or unavailable.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Replica:
 
     @property
     def hopeless(self) -> str | None:
-        """The error that keeps its process from ever serving, if a restart cannot help."""
+        """The error because of which its process can never serve, if a restart cannot help."""
         return None if self._hosted is None else self._hosted.hopeless
 
     @property
     def state(self) -> str:
-        """The state in one word, for every client: without causes, which may be private."""
+        """The state in one word. All clients may see it, so it has no causes, which may be private."""
         if self.ready:
             return "ready"
         if self._asleep:
@@ -140,7 +140,7 @@ class Replica:
 
     @property
     def cause(self) -> str:
-        """Why it is not ready."""
+        """The reason why it is not ready."""
         if self._asleep:
             return ASLEEP
         if self._hosted is not None and not self._hosted.running:
@@ -149,13 +149,13 @@ class Replica:
 
     @property
     def active(self) -> Any:
-        """The `VersionInfo` of the version that answers, once it has been ready."""
+        """The `VersionInfo` of the active version, once it has been ready."""
         return next(version for version in self.info.versions if version.active)
 
     def start(self, *, woken: bool = False) -> None:
-        """Start its process if that is ours, and connect.
+        """Start its process if it is ours, and connect.
 
-        `woken`: it has served before, so a process that fails is never hopeless, but started again.
+        `woken` means that it has served before, so a failing process is always restarted.
         """
         self.wanted, self._asleep = True, False
         self._cause, self._state = "it is being started", "starting"
@@ -174,9 +174,9 @@ class Replica:
         )
 
     async def stop(self, timeout_s: float, *, asleep: bool = False) -> None:
-        """Refuse what is new, let what is under way be answered, and end its process where that is ours.
+        """Refuse new requests, wait for those in progress, and stop its process if it is ours.
 
-        `asleep`: until the next request.
+        `asleep` means that the next request starts it again.
         """
         self.wanted, self._asleep = False, asleep
         self._changed()
@@ -190,7 +190,7 @@ class Replica:
             await self._hosted.stop(timeout_s)
 
     def retire(self) -> None:
-        """Start no process again from now on."""
+        """Do not restart its process from now on."""
         if self._hosted is not None:
             self._hosted.retire()
 
@@ -201,7 +201,7 @@ class Replica:
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
-        """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with."""
+        """Answer a tensor. Cancellation drops it at the service, too. Raises the service's refusals."""
         client = self._connected()
         request_id = f"{_PROCESS}-{next(_REQUEST_IDS)}"
         request = InferRequest(
@@ -221,23 +221,23 @@ class Replica:
             client.post("cancel", request_id)
             raise
         except UnavailableError as error:
-            if client.connected:  # it says so itself
+            if client.connected:  # it reports that itself
                 raise
             raise _LostError(str(error), retry_after_s=error.retry_after_s) from error
 
     async def explained(self, error: UnavailableError) -> UnavailableError:
-        """The error for a caller: the process's own message, or how it died."""
+        """Return the error for a caller: the process's own message, or how it died."""
         if not isinstance(error, _LostError):
             return error
         await asyncio.sleep(_OBITUARY_S)
         return self.unavailable()
 
     def unavailable(self) -> UnavailableError:
-        """The error that says why it does not answer."""
+        """Return an error with the reason why it does not answer."""
         return UnavailableError(f"model '{self._model}' does not answer: {self.cause}", retry_after_s=1.0)
 
     async def statistics(self) -> Any:
-        """Its counts, and how its versions stand. Raises `UnavailableError`."""
+        """Return its counts, and the states of its versions. Raises `UnavailableError`."""
         found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
         if found.versions and any(version.active for version in found.versions):
             self.info.versions = found.versions
@@ -245,20 +245,20 @@ class Replica:
         return found
 
     async def load_version(self, version: str, composition: str | None) -> None:
-        """Load a version alongside those that serve."""
+        """Load a version while others serve."""
         source = VersionSource(version=version, composition=composition)
         await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
 
     async def activate(self, version: str) -> None:
-        """Let a loaded version answer, at once or when it is proven."""
+        """Make a loaded version the active one, immediately or once it is proven."""
         await self._connected().call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
 
     async def unload_version(self, version: str) -> None:
-        """Forget a version that is not active."""
+        """Unload a version that is not active."""
         await self._connected().call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
 
     async def describe(self) -> None:
-        """Look which versions it has."""
+        """Update the list of its versions."""
         await self._describe(self._connected())
 
     # ----------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Replica:
         return self._client
 
     def _failed(self, error: Exception) -> None:
-        """Why there is no connection."""
+        """Return the reason why there is no connection."""
         self._ready = False
         if not isinstance(error, UnavailableError):
             ours = isinstance(error, GatiError)
@@ -305,7 +305,7 @@ class Replica:
             await client.close()
 
     async def _catch_up(self, client: WireClient) -> None:
-        """Load what the others have; until nothing was loaded there meanwhile."""
+        """Load the versions of the other replicas, until no new ones were loaded there meanwhile."""
         seen = -1
         while seen != self._kept.changes:
             seen = self._kept.changes
@@ -313,7 +313,7 @@ class Replica:
             await self._describe(client)
 
     async def _load_again(self, client: WireClient) -> None:
-        """Load what had been loaded before the process, or we, began anew; what cannot be is forgotten."""
+        """Load the versions of before a restart of the process, or of this one; forget those that fail."""
         found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
         there = {each.version: each for each in found.versions}
         answering = self._kept.began(found.versions)
@@ -328,7 +328,7 @@ class Replica:
                 _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
 
     async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
-        """Load a version again; one that ends each process is forgotten. Raises what loading raises."""
+        """Load a version again; forget it if it crashes every process. Raises errors of loading."""
         source = VersionSource(version=version, composition=composition)
         try:
             await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
@@ -338,9 +338,9 @@ class Replica:
             raise
 
     async def _watch(self, client: WireClient) -> None:
-        """Ask how it is, again and again, until the connection is lost. One that hangs is ended.
+        """Check its health until the connection is lost. A process that hangs is killed.
 
-        Raises `UnavailableError` then.
+        Raises `UnavailableError` at the end.
         """
         every_s = self._link.hang_timeout_s / _BEATS
         while not await client.lost(every_s):
@@ -357,7 +357,7 @@ class Replica:
             self._changed()
 
     async def _health(self, client: WireClient) -> Any:
-        """Its health. A process that does not answer, or is stuck, is killed: raises `UnavailableError`."""
+        """Return its health. Kills a process that hangs or is stuck, and raises `UnavailableError`."""
         timeout_s = self._link.hang_timeout_s
         try:
             found = await client.call("health", timeout_s=timeout_s)
@@ -382,9 +382,9 @@ class Replica:
 
 
 def _was_loaded(found: Any, version: str, composition: str | None) -> bool:
-    """Whether the `VersionInfo` of that name, if there is one, is of that composition; None is no caches.
+    """Whether a version of that name, if there is one, has that composition; None means no caches.
 
-    The name may have been given to another one. A service that does not tell is taken by its name.
+    The name may have been reused. If the service does not report the composition, the name decides.
     """
     if found is None:
         return False

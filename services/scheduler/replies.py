@@ -1,4 +1,4 @@
-"""Replies that every endpoint gives in the same way: refusals and mistakes."""
+"""Replies of all endpoints: JSON, refusals and internal errors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _log = logging.getLogger("gati.rest")
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
 
-_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages: not for clients
+_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages, which clients must not see
 
 
 class Json(Response):
-    """A JSON document, numpy arrays and all."""
+    """A JSON document, which may contain numpy arrays."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The document as bytes."""
+        """Return the document as bytes."""
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Made(Response):
-    """A reply of which all is known: what it is made of is taken as it is."""
+    """A reply made of complete parts, which are not copied or checked."""
 
     def __init__(
         self, content: bytes, media_type: bytes, *headers: tuple[bytes, bytes], status: int = 200
@@ -43,7 +43,7 @@ class Made(Response):
 
 
 def refused(request: Request, found: GatiError) -> Response:
-    """The reply of a refusal: its status, one line, and when to retry."""
+    """Return the reply of a refusal: status, one line, and when to retry."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("refused", extra={"path": request.scope["path"], "reason": str(found)})
     headers = []
@@ -54,22 +54,22 @@ def refused(request: Request, found: GatiError) -> Response:
     if scheduler_of(request).draining:
         headers.append((b"connection", b"close"))
     if isinstance(found, NotAllowedError) and request.method == "GET":
-        # browsers ask for the key then
+        # makes browsers ask for the key
         headers.append((b"www-authenticate", b'Basic realm="gati", charset="UTF-8"'))
     return error(found.http_status, without_folders(str(found)), *headers)
 
 
 def without_folders(message: str) -> str:
-    """A message for clients, without paths of files on this machine."""
+    """Return a message for clients, without file paths of this machine."""
     return _FOLDERS.sub("", message) if "/" in message else message
 
 
 def mistake(request: Request, found: Exception) -> Response:
-    """The reply to an internal error; the log has the cause, the client does not see it."""
-    _log.error("mistake in a request", exc_info=found, extra={"path": request.scope["path"]})
+    """Return the reply to an internal error; the cause is logged, and hidden from the client."""
+    _log.error("unexpected error in a request", exc_info=found, extra={"path": request.scope["path"]})
     return error(500, "internal error; the log has its cause")
 
 
 def error(status: int, message: str, *headers: tuple[bytes, bytes]) -> Response:
-    """The body that every error has."""
+    """Return the body of an error."""
     return Made(orjson.dumps({"error": message}), JSON, *headers, status=status)

@@ -1,4 +1,4 @@
-"""Versions on all replicas of a model: loaded by one after the other while all of them answer."""
+"""Loads versions on all replicas of a model, one after the other, while all of them answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.scheduler.replicas import Replica
 
 
 class _Replicated(Protocol):
-    """A model, as far as it matters here; its replicas may come and go meanwhile."""
+    """The part of a model that matters here; its replicas may change meanwhile."""
 
     replicas: tuple[Replica, ...]
 
@@ -21,13 +21,13 @@ class _Replicated(Protocol):
 
 
 async def load_on_all(model: _Replicated, version: str, composition: str | None) -> list[Replica]:
-    """Load a version on each replica that answers, and let it answer; returns those replicas.
+    """Load and activate a version on each replica that answers; returns these replicas.
 
-    Raises what loading raises; none of them has the version then, unless it had one of that name before.
+    Raises errors of loading. Then none of them has the version, unless it had one of that name before.
     """
     done: list[Replica] = []
     died: set[Replica] = set()
-    while new := await _load(model, version, composition, done, died):  # some may have come meanwhile
+    while new := await _load(model, version, composition, done, died):  # some may be new
         for replica in new:
             await _unless_gone(model, replica, replica.activate(version))
         done += new
@@ -35,9 +35,9 @@ async def load_on_all(model: _Replicated, version: str, composition: str | None)
 
 
 async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
-    """Forget a version on each replica; returns those that answer.
+    """Unload a version on each replica; returns the replicas that answer.
 
-    Raises `RequestError` where it is the active one.
+    Raises `RequestError` if it is the active one.
     """
     ready = _ready(model)
     if len(ready) > 1:
@@ -51,13 +51,13 @@ async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
 
 
 async def describe_all(model: _Replicated, replicas: Sequence[Replica]) -> None:
-    """Look which versions they have."""
+    """Update the lists of their versions."""
     for replica in replicas:
         await _unless_gone(model, replica, replica.describe())
 
 
 def _ready(model: _Replicated) -> list[Replica]:
-    """The replicas that answer. Raises `UnavailableError` if none does."""
+    """Return the replicas that answer. Raises `UnavailableError` if none does."""
     ready = [replica for replica in model.replicas if replica.ready]
     if not ready:
         raise model.unavailable()
@@ -69,7 +69,7 @@ async def _load(
 ) -> list[Replica]:
     """Load a version on each replica that answers and is not `done`, one after the other.
 
-    Those that die meanwhile are added to `died`; one that dies again cannot load it.
+    Replicas that die meanwhile are added to `died`; one that dies again cannot load it.
     """
     new: list[Replica] = []
     had = {replica for replica in (model.replicas if done else _ready(model)) if replica.has(version)}
@@ -79,7 +79,7 @@ async def _load(
         except GatiError:
             if not todo[0].ready and (len(todo) > 1 or done or new) and todo[0] not in died:
                 died.add(todo[0])
-                continue  # it loads the version when it comes back
+                continue  # it loads the version when it is back
             for replica in (each for each in new if each not in had):
                 await _unless_gone(model, replica, replica.unload_version(version))
             raise
@@ -88,7 +88,7 @@ async def _load(
 
 
 async def _unless_gone(model: _Replicated, replica: Replica, call: Coroutine[Any, Any, None]) -> None:
-    """Await a call to a replica; nothing is raised where that has died, and others answer."""
+    """Await a call to a replica; raises nothing if the replica has died and others answer."""
     try:
         await call
     except GatiError:

@@ -1,9 +1,9 @@
-"""How many replicas a model has: as few as keep the wait for a replica short.
+"""Sets the number of replicas of a model: as few as possible with a short wait for a replica.
 
-What is looked at is the queueing delay, not how busy cores are: a network may keep all cores busy with an
-empty queue, and wait for a disk with a long one. Load that does not fit has to be seen for a moment before a
-replica comes, load that would fit into one less for a while before one goes; and after each change nothing
-is changed until the new number has had time to show.
+The criterion is the queueing delay, not the load of cores: a network may keep all cores busy with an empty
+queue, or wait for a disk with a long one. A replica is added after a short overload, and removed after a
+longer time in which one less would have sufficed. After each change, the number stays until its effect can be
+measured.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from services.scheduler.models import Model
 _log = logging.getLogger("gati.scheduler")
 
 _LOOK_S = 1.0
-_LATE_SHARE = 0.1  # of the requests of late: so many waited too long, or were refused
-_FULL = 0.7  # of what the replicas that stay can do, at most, when one goes
+_LATE_SHARE = 0.1  # share of recent requests that waited too long or were refused
+_FULL = 0.7  # largest load of the remaining replicas when one is removed
 _MOST_PATIENCE = 32
-_FEWEST = 3  # requests that say something
+_FEWEST = 3  # requests needed for a decision
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Between `fewest` and `most` replicas such that nine of ten requests wait no longer than `delay_ms`.
 
-    What counts are the requests of the last `up_s`. A replica comes when too many of them have waited too
-    long for `up_s`; one goes when one less would have done for `down_s`, or, after it had to come back soon,
-    for a multiple of that. Without a request for `idle_s`, all of them go until the next request.
+    It considers the requests of the last `up_s`. A replica is added if too many of them have waited too long
+    for `up_s`. One is removed if one less would have sufficed for `down_s`, or for a multiple of that if the
+    last one removed was needed again soon. Without a request for `idle_s`, all stop until the next request.
     """
 
     fewest: int
@@ -47,12 +47,12 @@ class Bounds:
 
 class _Answer(NamedTuple):
     at_s: float
-    waited_ms: float  # infinite: refused, for there was too much to do
+    waited_ms: float  # infinite: refused because of overload
     work_s: float  # of one replica
 
 
 class Sizing:
-    """Decides about the number of replicas of one model from what became of its requests."""
+    """Decides the number of replicas of one model from the waits and refusals of its requests."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
@@ -61,9 +61,9 @@ class Sizing:
         self._shrunk_s = -math.inf
         self._patience = 1
         self._changed_s = clock()
-        self._awaited_s = clock()  # when not all of them were there last
-        self._needed_s = clock()  # when all of them were needed last
-        self._enough_s = clock()  # when they were enough last
+        self._awaited_s = clock()  # when some of them were last missing
+        self._needed_s = clock()  # when all of them were last needed
+        self._enough_s = clock()  # when they last sufficed
 
     def answered(self, waited_ms: float, work_s: float) -> None:
         """Record a request: how long it waited for a replica, and how long it used one."""
@@ -74,18 +74,18 @@ class Sizing:
         self.answered(math.inf, 0.0)
 
     def wanted(self, count: int, ready: int) -> int:
-        """How many replicas there should be, of which there are `count` now, and `ready` answer."""
+        """Return the wanted number of replicas; now there are `count`, of which `ready` answer."""
         now_s, bounds = self._clock(), self._bounds
         while self._answers and self._answers[0].at_s < now_s - bounds.up_s:
             self._answers.popleft()
         late = sum(answer.waited_ms > bounds.delay_ms for answer in self._answers)
         is_late = len(self._answers) >= _FEWEST and late > _LATE_SHARE * len(self._answers)
-        busy = sum(answer.work_s for answer in self._answers) / bounds.up_s  # replicas that are, on average
+        busy = sum(answer.work_s for answer in self._answers) / bounds.up_s  # average number of replicas
         if is_late or busy > _FULL * (count - 1):
             self._needed_s = now_s
         if not is_late:
             self._enough_s = now_s
-        if ready < count:  # one that comes may be all that is needed
+        if ready < count:  # the starting one may suffice
             self._awaited_s = now_s
         if count != min(max(count, bounds.fewest), bounds.most):
             return self._change(min(max(count, bounds.fewest), bounds.most))
@@ -108,18 +108,18 @@ class Sizing:
 
 
 class Autoscaler:
-    """Gives one model as many replicas as its requests need, until it is cancelled."""
+    """Adjusts the number of replicas of one model to its requests, until it is cancelled."""
 
     def __init__(self, model: Model, bounds: Bounds, drain_timeout_s: float) -> None:
         self._model = model
         self._sizing = Sizing(bounds)
         self._idle_s = bounds.idle_s
-        self._input_s = 0.0  # that an input takes, on average over the replicas, as of the last look
+        self._input_s = 0.0  # time of an input, averaged over the replicas, at the last check
         self._drain_timeout_s = drain_timeout_s
         model.on_outcome = self._take
 
     async def keep_looking(self) -> None:
-        """Look every second, until cancelled."""
+        """Check every second, until cancelled."""
         what = f"replicas of '{self._model.name}'"
         await keep_on(what, self._look, every_s=_LOOK_S, longest_s=_LOOK_S)
 
@@ -142,5 +142,5 @@ class Autoscaler:
             self._sizing.answered(response.queue_ms, self._input_s * len(response.answers))
             return
         loads = [replica.load for replica in self._model.replicas if replica.ready]
-        if loads and all(load.outstanding for load in loads):  # else more replicas would refuse it, too
+        if loads and all(load.outstanding for load in loads):  # otherwise more replicas would refuse it, too
             self._sizing.refused()

@@ -1,4 +1,4 @@
-"""The scheduler's own state: models, pipelines, counts; what its endpoints have in common."""
+"""The scheduler's state, which all endpoints share: models, pipelines, and counts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from services.supervisor import Supervised
 
 _log = logging.getLogger("gati.scheduler")
 
-_MANY = 8  # requests at work
-_QUIET_S = 1.0  # between lines of the log about who was not let in
+_MANY = 8  # requests that are being processed
+_QUIET_S = 1.0  # between log lines about refused connections
 # Of the event loop: beyond it, requests are refused before they are read. It takes many turns for each, so
 # that is a part of the smallest SLO, within bounds.
 _LARGEST_LAG_OF_SLO = 1 / 24
@@ -64,13 +64,13 @@ class Scheduler:
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._autoscalers = autoscalers
         self._looking: list[asyncio.Task[None]] = []
-        self.leaving = False  # no longer ready, and still answering
+        self.leaving = False  # not ready, but still answering
         self.draining = False
         self._under_way = 0
-        self._receiving = 0  # of them: their clients have not sent all
+        self._receiving = 0  # of these, requests whose bodies are incomplete
         kinds = (("models", models), ("pipelines", pipelines))
         self._entrances = {f"{kind}/{name}": Entrance() for kind, served in kinds for name in served}
-        self._nowhere = Entrance()  # for names that are not served: paths must not make the counts grow
+        self._nowhere = Entrance()  # for unknown names: paths must not make the counts grow
         self._not_let_in = _SeldomSaid("not let in")
         self._crowded = _SeldomSaid("refused at the door")
         self._lag = LagMeter()
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether everything that should answer does, or will when it is asked."""
+        """Whether all models and pipelines that should answer do, or start at the next request."""
         wanted = [model for model in self.models.values() if model.wanted]
         return not (self.leaving or self.draining) and all(model.available for model in wanted)
 
@@ -97,18 +97,18 @@ class Scheduler:
     def check_lag(self, path: str) -> None:
         """Refuse a request while the event loop is far behind. Raises `CrowdedError`.
 
-        The model or pipeline with the most requests is refused first: the fewer another one gets, the larger
-        the lag at which it is refused.
+        Requests of the model or pipeline with the most requests are refused first: the fewer requests another
+        one gets, the larger the lag at which they are refused.
         """
         name = "/".join(path.split("/", 4)[2:4])  # such as models/NAME
         if name not in self._entrances:
             name = ""
         self._shares.add(name)
-        # With few at work it is another program that holds us up, and refusing would not help.
+        # With few requests, another program causes the delay, and refusing would not help.
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
             return
         least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
-        # Without an SLO delays do no harm, only a queue that grows does.
+        # Without an SLO delays do no harm, only a growing queue does.
         lag_ms = self._lag.standing_ms if least_slo_ms == math.inf else self._lag.lag_ms
         largest_ms = min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
         if lag_ms * self._shares.of_largest(name) > largest_ms:
@@ -117,26 +117,26 @@ class Scheduler:
             )
 
     def turned_away(self, error: GatiError, client: tuple[str, int] | None) -> None:
-        """Count who was not let in. The log has one line a second at most: it is no place to be filled."""
+        """Count refused connections. To keep the log small, it gets at most one line per second."""
         reasons = {401: "not_allowed", 403: "forbidden", 415: "media_type"}
         self.metrics.rejected.labels(reasons.get(error.http_status, "not_allowed")).inc()
         self._not_let_in.say({"client": client and client[0], "reason": str(error)})
 
     def crowded(self, error: CrowdedError, path: str) -> None:
-        """Count a request that was refused at the door."""
+        """Count a request that was refused before it was read."""
         self.metrics.rejected.labels(error.thrift_code.lower()).inc()
         self._crowded.say({"path": path[:LONGEST_PATH], "reason": str(error)})
 
     @property
     def _waited_ms(self) -> float:
-        return self._lag.waited_ms / 2  # a request came at some time while the event loop was late
+        return self._lag.waited_ms / 2  # a request arrived at some time while the event loop was late
 
     def arrival_s(self, request: Request) -> float:
-        """When a request came that is seen only now, about."""
+        """Return about when a request arrived that is only noticed now."""
         return time.monotonic() - self._waited_ms / 1e3 - waited_s(request.scope)
 
     async def drain(self) -> None:
-        """Refuse what is new, wait until everything is answered, and stop the models."""
+        """Refuse new requests, wait until all others are answered, and stop the models."""
         self.draining = True
         self._lag.stop()
         for task in self._looking:
@@ -159,13 +159,13 @@ class Scheduler:
         await asyncio.gather(*ours, asyncio.to_thread(self.telemetry.close))
 
     def model(self, name: str) -> Model:
-        """The model of that name. Raises `NotFoundError`."""
+        """Return the model of that name. Raises `NotFoundError`."""
         if name not in self.models:
             raise NotFoundError(f"no model '{name[:64]}'; there are: {', '.join(self.models) or 'none'}")
         return self.models[name]
 
     def pipeline(self, name: str) -> ServedPipeline:
-        """The pipeline of that name. Raises `NotFoundError`."""
+        """Return the pipeline of that name. Raises `NotFoundError`."""
         if name not in self.pipelines:
             known = ", ".join(self.pipelines) or "none"
             raise NotFoundError(f"no pipeline '{name[:64]}'; there are: {known}")
@@ -179,7 +179,7 @@ class Scheduler:
         priority: int,
         traceparent: str | None,
     ) -> Timing:
-        """A request's limits; without a timeout it ends at a multiple of its SLO."""
+        """Return a request's limits; the default timeout is a multiple of its SLO."""
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
@@ -189,7 +189,7 @@ class Scheduler:
         return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
 
     def entrance(self, name: str) -> Entrance:
-        """What is known of the requests for `models/NAME` or `pipelines/NAME`."""
+        """Return the statistics of requests for `models/NAME` or `pipelines/NAME`."""
         return self._entrances.get(name, self._nowhere)
 
     def check_room(self, name: str, arrived_s: float) -> None:
@@ -202,18 +202,18 @@ class Scheduler:
             raise
 
     def under_way(self, name: str = "") -> _UnderWay:
-        """Count a request for `models/NAME` or `pipelines/NAME`, what it holds, and why it is refused.
+        """Count a request for `models/NAME` or `pipelines/NAME`, its memory, and the reason if it is refused.
 
-        A context manager that gives its charge. Raises `UnavailableError` when draining.
+        A context manager that returns its charge. Raises `UnavailableError` while draining.
         """
         if self.draining:
             raise UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
         return _UnderWay(self, name)
 
     def receiving(self, name: str = "") -> _Receiving:
-        """The body of a request under way is read: it waits for its client, and is not at work yet.
+        """Mark a request in progress as waiting for its client, while its body is being read.
 
-        Otherwise bodies that never come would make the server look busy, and keep out others.
+        Otherwise bodies that never arrive would make the server look busy, and lead to refusals.
         """
         return _Receiving(self, name)
 
@@ -222,19 +222,19 @@ class Scheduler:
         return self._under_way - self._receiving
 
     def asked(self, name: str, timing: Timing, place: str | None = None) -> Asked:
-        """Parameters for the inference service of the model `models/NAME`: the remaining time.
+        """Return parameters for the inference service of the model `models/NAME`: the remaining time.
 
-        What most requests took outside the service is taken off, as far as this model is the one with the
-        most requests: what a flood of others takes is no reason to refuse one of a few, which might be in
-        time, and that would make room for no one.
+        The time that most requests take outside the service is subtracted, in full only for the model with
+        the most requests: delays by a flood of other requests are no reason to refuse one of a few, which may
+        still be in time, and whose refusal would hardly reduce the load.
 
-        Raises `OverloadError` where none is left of the SLO, `DeadlineError` where none is left at all.
+        Raises `OverloadError` if nothing is left of the SLO, and `DeadlineError` if the timeout has passed.
         """
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
             entrance = self.entrance(name)
-            alone = entrance.at_work == 1  # what was learned under load says nothing of it
+            alone = entrance.at_work == 1  # estimates made under load do not apply
             outside_ms = 0.0 if alone else entrance.outside.value * self._shares.of_largest(name)
             slo_ms -= max(elapsed_ms, outside_ms)
             if slo_ms <= 0.0:
@@ -247,12 +247,12 @@ class Scheduler:
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id, place)
 
     def answered(self, name: str, latency_ms: float, service_ms: float) -> None:
-        """Take in an answered request: how long it took, and for how much of that a service had it."""
+        """Record an answered request: its latency, and the part of it inside a service."""
         self.entrance(name).answered(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
 
 
 class _UnderWay:
-    """A request under way. No generator: there are thousands a second."""
+    """A request in progress. Not a generator, because there are thousands per second."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
@@ -280,7 +280,7 @@ class _UnderWay:
 
 
 class _Receiving:
-    """The body of a request under way is read."""
+    """The body of a request in progress is being read."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
@@ -297,7 +297,7 @@ class _Receiving:
 
 
 class _SeldomSaid:
-    """A line of the log, once a second at most: it says how often there was reason `since` the last one."""
+    """A log line that appears at most once per second, with the number of events `since` the last one."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -305,7 +305,7 @@ class _SeldomSaid:
         self._said_s = -math.inf
 
     def say(self, extra: dict[str, object]) -> None:
-        """There is reason for it."""
+        """Record an event."""
         self._since += 1
         now_s = time.monotonic()
         if now_s - self._said_s >= _QUIET_S:
@@ -314,6 +314,6 @@ class _SeldomSaid:
 
 
 def scheduler_of(request: Request) -> Scheduler:
-    """The scheduler that a request came to."""
+    """Return the scheduler of a request."""
     scheduler: Scheduler = request.app.state.scheduler
     return scheduler

@@ -1,8 +1,8 @@
 """Traces and metrics for OpenTelemetry, by OTLP over HTTP. Off unless `otlp_endpoint` is set.
 
-A request is one span of kind server, each call of an inference service a span below it. Spans are made when
-the request has ended, from times that are measured anyway, and are sent in the background: a collector that
-is slow or away costs spans, never requests.
+A request is one span of kind server, and each call of an inference service is a child span. Spans are made
+when the request has ended, from times that are measured anyway, and sent in the background: a collector that
+is slow or unreachable costs spans, never requests.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^
 _VERSION = re.compile(r"/versions/[^/]+")
 _SEND_EVERY_S = 15.0
 _LAST_SEND_S = 3.0
-_GIVE_UP_S = 1.0  # for one that is under way then
+_GIVE_UP_S = 1.0  # for a request to the collector in progress
 _SERVER_ERROR = 500
 
 
 class Telemetry(Protocol):
-    """Is told of every request that has ended."""
+    """Receives every request that has ended."""
 
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Note a request with the status of its reply, after so many seconds."""
+        """Record a request with its status and its duration in seconds."""
 
     def close(self) -> None:
-        """Send what is left. May take seconds."""
+        """Send the remaining spans and metrics. May take seconds."""
 
 
 class _NoTelemetry:
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to send."""
+        """Do nothing."""
 
 
 NO_TELEMETRY: Telemetry = _NoTelemetry()
 
 
 def open_telemetry(config: ServeConfig) -> Telemetry:
-    """What the configuration asks for. Raises `ConfigError` where the extra is not installed."""
+    """Return the configured telemetry. Raises `ConfigError` if the extra is not installed."""
     if config.otlp_endpoint is None:
         return NO_TELEMETRY
     try:
@@ -72,10 +72,9 @@ def open_telemetry(config: ServeConfig) -> Telemetry:
 class OpenTelemetry:
     """Spans and metrics to the collector at `endpoint`, such as http://localhost:4318.
 
-    `sampling` is the share of requests of which spans are sent, unless the client's `traceparent` decides.
-    Metrics count all. Headers for the collector, certificates and attributes of the service are taken from
-    the variables that OpenTelemetry names for them (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_RESOURCE_ATTRIBUTES`
-    and so on).
+    `sampling` is the share of requests with spans, unless the client's `traceparent` decides. Metrics count
+    all requests. Headers for the collector, certificates and attributes of the service come from the
+    environment variables of OpenTelemetry (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_RESOURCE_ATTRIBUTES` ...).
     """
 
     def __init__(self, endpoint: str, sampling: float = 1.0) -> None:
@@ -90,7 +89,7 @@ class OpenTelemetry:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         class Ids(RandomIdGenerator):
-            """Gives a request without a parent the trace id that its answer and its log lines name."""
+            """Gives a request without a parent the trace id of its answer and log lines."""
 
             named = 0
 
@@ -125,7 +124,7 @@ class OpenTelemetry:
         )
 
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Make the spans of a request that has just ended, and count it."""
+        """Create the spans of a request that has just ended, and count it."""
         path: str = scope["path"]
         if path.startswith(WATCHED_PATHS):
             return
@@ -158,7 +157,7 @@ class OpenTelemetry:
         )
         if span.is_recording():
             within = set_span_in_context(span)
-            for call in trace.calls:  # whose clock may have begun a little earlier
+            for call in trace.calls:  # whose clock may have started slightly earlier
                 called_ns, answered_ns = (
                     min(now_ns, began_ns + int(1e6 * ms)) for ms in (call.started_ms, call.ended_ms)
                 )
@@ -171,7 +170,7 @@ class OpenTelemetry:
         span.end(now_ns)
 
     def _parent(self, scope: Scope) -> Context:
-        """The span of the client that sent `traceparent`, or none."""
+        """Return the context of the client's span from `traceparent`, or None."""
         from opentelemetry.context import Context
         from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -186,13 +185,13 @@ class OpenTelemetry:
         return set_span_in_context(NonRecordingSpan(there), Context())
 
     def close(self) -> None:
-        """Send what is left, within seconds: a collector that is away is tried again and again."""
+        """Send the remaining data, in a thread: retries of an unreachable collector take seconds."""
         sending = threading.Thread(target=self._close, name="gati-telemetry", daemon=True)
         sending.start()
         sending.join(_LAST_SEND_S)
         if sending.is_alive():
             for exporter in self._exporters:
-                exporter.shutdown()  # it tries no more
+                exporter.shutdown()  # stops its retries
             sending.join(_GIVE_UP_S)
             _log.warning("the last spans and metrics were not sent", extra={"waited_s": _LAST_SEND_S})
 

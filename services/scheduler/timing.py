@@ -1,4 +1,4 @@
-"""When a request arrived, how long it may take, and the trace it belongs to."""
+"""A request's arrival, time limits, and trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{
 
 
 class TraceParent(NamedTuple):
-    """Who asked, as a W3C traceparent says; all in hexadecimal digits."""
+    """The caller according to a W3C traceparent; all values are hexadecimal digits."""
 
     trace_id: str
     span_id: str
@@ -20,7 +20,7 @@ class TraceParent(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Time limits of a request. `arrived_s` is of `time.monotonic`; `latency_slo_ms` None is no limit.
+    """Time limits of a request. `arrived_s` is a time of `time.monotonic`; `latency_slo_ms` may be None.
 
     After `timeout_ms` the client has given up.
     """
@@ -32,21 +32,20 @@ class Timing(NamedTuple):
     trace_id: str
 
     def elapsed_ms(self) -> float:
-        """Since it arrived."""
+        """The time since it arrived."""
         return 1e3 * (time.monotonic() - self.arrived_s)
 
 
 def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
-    """How long at least one service worked on a query, of its stages' times in milliseconds.
+    """Return the time in which at least one service worked on a query, from its stages' times in ms.
 
-    A stage says when it was asked (`started_ms`), after how long it had answered (`latency_ms`) and how much
-    of that its service took (`service_ms`). Stages that ran side by side count once, so that this is never
-    more than the whole query took.
+    A stage has its start (`started_ms`), its duration (`latency_ms`), and the part of it inside the service
+    (`service_ms`). Concurrent stages count once, so the result is never more than the duration of the query.
     """
     spans = []
     for stage in stages:
         service_ms = min(stage["service_ms"], stage["latency_ms"])
-        way_ms = (stage["latency_ms"] - service_ms) / 2  # there, and as long back
+        way_ms = (stage["latency_ms"] - service_ms) / 2  # as long each way
         began_ms = stage["started_ms"] + way_ms
         spans.append((began_ms, began_ms + service_ms))
     total_ms = covered_ms = 0.0
@@ -57,7 +56,7 @@ def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
 
 
 def trace_id_of(traceparent: str | None) -> str:
-    """The trace id of a W3C traceparent, or a new one."""
+    """Return the trace id of a W3C traceparent, or a new one."""
     found = parse_traceparent(traceparent)
     return secrets.token_hex(16) if found is None else found.trace_id
 

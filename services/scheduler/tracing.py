@@ -9,8 +9,8 @@ from typing import Any
 from starlette.types import Scope
 
 _KEY = "gati.trace"
-WATCHED_PATHS = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
-LONGEST_PATH = 200  # characters of one that are told
+WATCHED_PATHS = ("/v2/health/", "/metrics")  # requested every few seconds by monitoring
+LONGEST_PATH = 200  # characters of a path, in traces
 
 
 @dataclass(frozen=True)
@@ -25,26 +25,29 @@ class TracedCall:
 
 @dataclass
 class RequestTrace:
-    """Filled in by who answers. Empty for what was refused before, and made only where somebody follows."""
+    """Notes of a request, filled in by its handler; empty if it was refused earlier.
+
+    Made only for requests that are followed.
+    """
 
     trace_id: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
     calls: list[TracedCall] = field(default_factory=list)
 
     def answered(self, trace_id: str, attributes: Mapping[str, Any], calls: Iterable[TracedCall]) -> None:
-        """Note the answer, and the calls that gave it."""
+        """Record the answer, and the calls that produced it."""
         self.trace_id = trace_id
         self.attributes.update(attributes)
         self.calls.extend(calls)
 
 
 def follow(scope: Scope) -> None:
-    """Have notes made of the request with that scope."""
+    """Start notes of the request with that scope."""
     scope[_KEY] = RequestTrace()
 
 
 def trace_of(scope: Scope) -> RequestTrace | None:
-    """The notes of the request with that scope; None where none are taken."""
+    """Return the notes of the request with that scope; None if it is not followed."""
     found: RequestTrace | None = scope.get(_KEY)
     return found
 
@@ -52,7 +55,7 @@ def trace_of(scope: Scope) -> RequestTrace | None:
 def called(
     model: str, version: str, exits: Sequence[str], between_ms: tuple[float, float], service_ms: float
 ) -> TracedCall:
-    """A call of the service of `model`, which had the inputs for `service_ms`; `exits` has one for each."""
+    """Return a call of the service of `model`, which took `service_ms`; `exits` has one exit per input."""
     attributes = {
         "gati.model": model,
         "gati.version": version,

@@ -31,19 +31,19 @@ _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 
 @router.get("/v2", summary="The server", responses=documents.SERVER)
 async def server() -> dict[str, Any]:
-    """Name, version and extensions."""
+    """Return name, version and extensions of the server."""
     return {"name": "gati", "version": __version__, "extensions": _EXTENSIONS}
 
 
 @router.get("/v2/health/live", summary="Whether the scheduler runs")
 async def live() -> dict[str, bool]:
-    """Always true where there is an answer."""
+    """Return true: the server runs."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
-    """Ready is loaded and warmed up, or asleep until the next request: every model that is not unloaded."""
+    """Ready if every model that is not unloaded is loaded and warmed up, or asleep until the next request."""
     scheduler = scheduler_of(request)
     waiting = {name: model.state for name, model in scheduler.models.items() if not model.available}
     asleep = [name for name, model in scheduler.models.items() if model.sleep.asleep]
@@ -54,19 +54,19 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
 async def metadata(request: Request, model: str) -> dict[str, Any]:
-    """Metadata, and the certificate of the version that answers."""
+    """Return metadata, and the certificate of the active version."""
     return _metadata(scheduler_of(request).model(model), None)
 
 
 @router.get("/v2/models/{model}/versions/{version}", summary="A version", responses=documents.MODEL)
 async def version_metadata(request: Request, model: str, version: str) -> dict[str, Any]:
-    """Metadata of a loaded version."""
+    """Return metadata of a loaded version."""
     return _metadata(scheduler_of(request).model(model), version)
 
 
 @router.get("/v2/models/{model}/ready", summary="Whether a model answers", responses=documents.READY)
 async def model_ready(request: Request, model: str) -> Response:
-    """200 when it answers, or is asleep until the next request; 503 with the cause when not."""
+    """200 if it answers, or is asleep until the next request; otherwise 503 with the cause."""
     found = scheduler_of(request).model(model)
     document: dict[str, Any] = {"name": model, "ready": found.available, "state": found.state}
     if not found.available:
@@ -80,7 +80,7 @@ async def model_ready(request: Request, model: str) -> Response:
     responses=documents.READY,
 )
 async def version_ready(request: Request, model: str, version: str) -> Response:
-    """200 when it is loaded, 404 when not."""
+    """200 if it is loaded, otherwise 404."""
     found = scheduler_of(request).model(model)
     if found.ready:
         found.version(version)
@@ -94,12 +94,12 @@ async def version_ready(request: Request, model: str, version: str) -> Response:
     openapi_extra=documents.INFER_BODY,
 )
 async def infer(request: Request, model: str) -> Response:
-    """Answer one or more inputs with the version that is active.
+    """Answer one or more inputs with the active version.
 
-    Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
-    `priority` (1 is first), `place` (what the inputs show, such as a camera: answers are remembered for it).
-    Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
-    is promised of the answer, and what that rests on) and, where that is one, the `certificate`.
+    Parameters of the request: `latency_slo_ms` (refused with 429 if it cannot be met), `timeout_ms`,
+    `priority` (1 is first), `place` (such as a camera's name: memory is kept per place).
+    Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (the
+    promise about the answer, and its basis) and, if there is one, the `certificate`.
     """
     return await answer(request, model, None)
 
@@ -111,16 +111,16 @@ async def infer(request: Request, model: str) -> Response:
     openapi_extra=documents.INFER_BODY,
 )
 async def version_infer(request: Request, model: str, version: str) -> Response:
-    """As without a version, with a loaded one."""
+    """As `infer`, with a loaded version."""
     return await answer(request, model, version)
 
 
 async def answer(request: Request, name: str, version: str | None) -> Response:
-    """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
+    """As `infer`, called without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s(request)
     kind = f"models/{name}"
-    if version is None:  # each version has a queue of its own
+    if version is None:  # each version has its own queue
         scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
@@ -174,7 +174,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
         "service_ms": found.latency_ms,
         "queue_ms": found.queue_ms,
     }
-    if len(exits) == 1:  # of a batch only where all left at the same place; the output `exit` has each
+    if len(exits) == 1:  # of a batch only if all exits are the same; the output `exit` has each
         parameters["exit"] = found.answers[0].exit
     parameters["from_cache"] = "base" not in exits
     if slo_ms is not None:
@@ -188,7 +188,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
 
 
 def proof_of(version: Any) -> dict[str, int] | None:
-    """Progress of a version's proof, from its `VersionInfo`; None without a proof."""
+    """Return the progress of a version's proof, from its `VersionInfo`; None without a proof."""
     proof = version.proof
     if proof is None:
         return None
@@ -196,7 +196,7 @@ def proof_of(version: Any) -> dict[str, int] | None:
 
 
 def _arrays(info: Any) -> list[dict[str, Any]]:
-    """What the network takes."""
+    """Return the inputs of the network."""
     if not info.inputs:
         return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
     return [
@@ -206,7 +206,7 @@ def _arrays(info: Any) -> list[dict[str, Any]]:
 
 
 def _raw(info: Any) -> tuple[str, dict[str, Any]] | None:
-    """The metadata of the BYTES input that a model accepts instead; None if it has no such input."""
+    """Return the metadata of the BYTES input that a model accepts instead; None if it has no such input."""
     if info.text is not None:
         known = {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length}
         return "text", {"tokenizer": known}
@@ -221,7 +221,7 @@ def _inputs(info: Any) -> list[dict[str, Any]]:
 
 
 def _alternatives(info: Any) -> dict[str, Any]:
-    """Which inputs go together where a model takes text or recordings, or what is made of them."""
+    """Return which inputs go together if a model accepts text or recordings, or the arrays made from them."""
     raw = _raw(info)
     if raw is None:
         return {}
