@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gati.engine.graph.apart import converting_apart
-from gati.engine.threads import in_background
+from gati.engine.threads import work_alongside
 
 Job = Callable[[], None]
 
@@ -129,7 +129,7 @@ class Background:
             _spare_the_old(-1)
 
     def _run(self) -> None:
-        in_background(_NICENESS)
+        work_alongside(_NICENESS)
         with converting_apart():
             while (job := self._next()) is not None:
                 self._do(job)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
-from gati.engine.threads import let_others_first, limit_threads, one_thread
+from gati.engine.threads import one_thread, work_alongside
 from gati.errors import BackendError
 
 _PATIENCE_S = 0.05  # an input that waits longer gives its queue priority over longer ones
@@ -142,8 +142,7 @@ class ConcurrentEngine:
         return (engine.inline(x) if self._early else engine.base(x))[0]
 
     def _run(self, engine: Engine) -> None:
-        limit_threads(1)  # with more, workers would compete for the cores
-        let_others_first(self._niceness)
+        work_alongside(self._niceness)
         self._ready.wait()
         most = 1 if engine.compiled else self._largest_batch
         while (taken := self._take(most)) is not None:

@@ -131,7 +131,7 @@ class WorkerLookups(ParallelLookups):
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
-        self._started.wait()
+        self._started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
         self._confine()
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def let_others_first(niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
-def in_background(niceness: int) -> None:
-    """Let the calling thread work next to others: at a lower priority, with one torch thread."""
+def work_alongside(niceness: int) -> None:
+    """Let the calling thread work next to others: with one torch thread, and at a lower priority."""
     limit_threads(1)
     let_others_first(niceness)

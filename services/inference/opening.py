@@ -44,7 +44,7 @@ def _in_new_thread(work: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True)
 class Opened:
-    """A version, opened by the loader's thread."""
+    """A version that is open and warmed up."""
 
     engine: Engine
     runner: Runner

@@ -115,16 +115,19 @@ class RequestQueue:
 
     def expected_wait_s(self, priority: int = 1) -> float:
         """Expected wait of a new input of that priority."""
-        return max(0, self._ahead(priority) + 1 - self._runner.parallel) * self.times.seconds_an_input
+        return self._wait_s(self._ahead(priority))
 
     def _ahead(self, priority: int) -> int:
         """Number of inputs that run, or start before a new one of that priority."""
         before = sum(count for each, count in self._counts.items() if each <= priority)
         return len(self._running) + self._reserved + before
 
-    def _together(self, priority: int, inputs: int) -> int:
+    def _wait_s(self, ahead: int) -> float:
+        return max(0, ahead + 1 - self._runner.parallel) * self.times.seconds_an_input
+
+    def _together(self, ahead: int, inputs: int) -> int:
         """Number of inputs that run once the last of `inputs` new ones has started."""
-        return min(self._runner.parallel, self._ahead(priority) + inputs)
+        return min(self._runner.parallel, ahead + inputs)
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
         """Admit inputs and reserve places until they are put. Raises as `admit`."""
@@ -148,8 +151,9 @@ class RequestQueue:
         # An idle service judges by its shortest times and, after many refusals in a row, accepts an input in
         # any case: otherwise estimates made under load, even of another program, would never be corrected.
         if self.waiting or self._running:
-            wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
-            expected_s, tries = wait_s + self.times.bound_s(self._together(priority, inputs)), False
+            ahead = self._ahead(priority)
+            wait_s = self._wait_s(ahead) + (inputs - 1) * self.times.seconds_an_input
+            expected_s, tries = wait_s + self.times.bound_s(self._together(ahead, inputs)), False
         else:
             expected_s = self.times.least_s * max(1.0, inputs / self._runner.parallel)
             tries = self._refused >= _MANY and time.monotonic() - self._put_s > _TRY_AFTER_S
@@ -164,7 +168,8 @@ class RequestQueue:
         """Queue one input; its `answer` raises `DeadlineError` once the deadline (may be infinite) passes."""
         self._refused = 0
         now_s = self._put_s = time.monotonic()
-        expected_s = self.expected_wait_s(priority) + self.times.expected_s(self._together(priority, 1))
+        ahead = self._ahead(priority)
+        expected_s = self._wait_s(ahead) + self.times.expected_s(self._together(ahead, 1))
         ask = Ask(self, x, priority, deadline_s, now_s, expected_s, self._loop.create_future())
         if deadline_s != math.inf:
             ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)

@@ -68,14 +68,15 @@ class _OneAtATime:
         self._engine = engine
         self._ask = engine if early else engine.base
         # Overlapped lookups confine their thread to some cores, so that engine needs a thread of its own.
-        self._thread = _engine_thread() if early and engine.overlapped else _shared_thread()
+        self._owns_thread = early and engine.overlapped
+        self._thread = _engine_thread() if self._owns_thread else _shared_thread()
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._thread.submit(self._answer, x)
 
     def close(self) -> None:
         self._thread.submit(self._engine.close).result()
-        if self._thread is not _shared_thread():
+        if self._owns_thread:
             self._thread.shutdown(wait=True)
 
     def _answer(self, x: Tensor) -> Prediction:

@@ -38,9 +38,8 @@ class ServiceTimes:
         self.least_s = took_s if self.inputs == 1 else min(took_s, self.least_s * _FORGETTING)
         memory = min(_MEMORY, 1.0 - 1.0 / self.inputs)  # a plain mean at first
         more, longer_s = running - self.mean_running, took_s - self.mean_s
-        if self.inputs > 1:
-            self._variance = memory * (self._variance + (1.0 - memory) * more * more)
-            self._covariance = memory * (self._covariance + (1.0 - memory) * more * longer_s)
+        self._variance = memory * (self._variance + (1.0 - memory) * more * more)
+        self._covariance = memory * (self._covariance + (1.0 - memory) * more * longer_s)
         self.mean_running += (1.0 - memory) * more
         self.mean_s += (1.0 - memory) * longer_s
         self.seconds_an_input = memory * self.seconds_an_input + (1.0 - memory) * share_s

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
-from gati.engine.threads import in_background
+from gati.engine.threads import work_alongside
 from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
@@ -60,7 +60,7 @@ class Versions:
         self._standing, self._unlock = open_standing(settings)
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
-        self._prober = ThreadPoolExecutor(1, "gati-prober", initializer=in_background, initargs=(_NICENESS,))
+        self._prober = ThreadPoolExecutor(1, "gati-prober", initializer=work_alongside, initargs=(_NICENESS,))
         self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
         self._loaded: dict[str, LoadedVersion] = {}
         self._roster: ServedRoster | None = None  # set when the first version is activated

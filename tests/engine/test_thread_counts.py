@@ -14,7 +14,7 @@ from gati.engine import placement
 from gati.engine.concurrent import ConcurrentEngine
 from gati.engine.engine import Engine
 from gati.engine.placement import WorkerLookups
-from gati.engine.threads import in_background, limit_threads, one_thread
+from gati.engine.threads import limit_threads, one_thread, work_alongside
 from services.inference.runner import open_runner
 from tests.engine.networks import traced_network
 from tests.engine.test_graph_backends import exits, requests
@@ -60,7 +60,7 @@ def test_threads_that_are_limited_together_leave_the_others_as_they_were() -> No
 
         def work(begin: threading.Barrier = begin) -> int:
             begin.wait(LONG_S)
-            in_background(0)
+            work_alongside(0)
             return torch.get_num_threads()
 
         with ThreadPoolExecutor(8) as threads:

@@ -224,7 +224,7 @@ def test_service_times_follow_a_changed_load() -> None:
     alone_ms=st.floats(1.0, 50.0),
     each_ms=st.floats(0.0, 20.0),
     counts=st.lists(st.integers(1, 16), min_size=60, max_size=120).filter(
-        lambda all: len(set(all[-20:])) > 5
+        lambda found: len(set(found[-20:])) > 5
     ),
 )
 def test_an_input_among_many_is_expected_to_take_longer(
