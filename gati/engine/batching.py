@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gati.engine.exits import BASE, Lookup, doubtful_class, doubtful_score
 
-Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and where they come from
+Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and the exit that returned them
 
 
 class BatchStage(NamedTuple):
@@ -26,10 +26,10 @@ class BatchStage(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """The outcome of one segment for the rows of a batch; rows neither answered nor unsure continue.
+    """The outcome of one segment for a batch; rows that are neither answered nor unsure continue.
 
-    A row is unsure if a score is near the threshold, or two classes are nearly equal. It must be computed
-    alone, because kernels for batches round differently.
+    A row is unsure if its score is near the threshold, or if the two largest values of its answer are nearly
+    equal. It must be computed alone, because kernels for batches round differently.
     """
 
     answers: dict[int, Answer]
@@ -56,7 +56,7 @@ class BatchedSegment:
 def segments_of(
     stages: Sequence[BatchStage], last: Callable[..., Tensor], tolerance: float
 ) -> tuple[BatchedSegment, ...]:
-    """The path of a batch, segment by segment. Results are on the CPU, where many rows are looked at."""
+    """The path of a batch, segment by segment. Answers are on the CPU, where each row's exit is decided."""
 
     def through(stage: BatchStage) -> Callable[[tuple[Tensor, ...]], SegmentOutcome]:
         def run(carried: tuple[Tensor, ...]) -> SegmentOutcome:
@@ -88,7 +88,7 @@ def segments_of(
 
 
 def answer_rows(segments: Sequence[BatchedSegment], x: Tensor) -> list[Answer | None]:
-    """The answer of each row of `x` [B, ...], None for a row that must be computed alone."""
+    """The answer for each row of `x` [B, ...]; None for a row that must be computed alone."""
     answers: list[Answer | None] = [None] * x.shape[0]
     waiting = list(range(x.shape[0]))  # original row of each row still in the batch
     carried: tuple[Tensor, ...] = (x,)

@@ -13,12 +13,12 @@ from gati.errors import BackendError, LibraryError, first_line
 
 
 def listed(shape: Sequence[int]) -> str:
-    """A shape as text for messages."""
+    """A shape as text, for messages."""
     return ", ".join(map(str, shape))
 
 
 def check_placement(leaving: EngineExit, backend: str) -> None:
-    """Raise BackendError for a placement that is unknown, or not possible on the backend."""
+    """Raise BackendError for a placement that is unknown or that the backend does not support."""
     if leaving.placement == "overlapped" and not isinstance(get_backend(backend), SegmentBackend):
         raise BackendError(
             f"backend '{backend}' runs lookups inside its graph; compose with --placement inline"
@@ -30,7 +30,7 @@ def check_placement(leaving: EngineExit, backend: str) -> None:
 
 
 def check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int) -> None:
-    """Try a lookup on a hidden output [1, ...]; raise LibraryError for one that does not fit there."""
+    """Run a lookup on a hidden output [1, ...]; raise LibraryError if it does not fit the block."""
     try:
         probabilities, score = lookup(hidden)
     except (RuntimeError, ValueError, IndexError) as error:

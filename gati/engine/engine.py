@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
 
 _T = TypeVar("_T")
-_ALONE = threading.RLock()  # held while a network runs that writes to tensors of its own
+_ALONE = threading.RLock()  # held while running a network that writes to its own tensors
 
 
 class Engine:
@@ -39,18 +39,17 @@ class Engine:
     its batch or on timing: the engine waits for an overlapped lookup before the next lookup starts, and
     before it returns the base model's answer. In batches larger than one, lookups are inline.
 
-    Sequences run at their real length, see `gati.model.lengths`; the first one of a length waits until that
-    length is prepared (`examples` has one of each). Engines of reduced precision, and engines with overlapped
-    lookups, run only the longest length.
+    Sequences run at the shortest of a few lengths that fits, see `gati.model.lengths`. The first sequence of
+    a length waits until the engine has prepared that length; `examples` returns an input of each length. With
+    reduced precision or overlapped lookups, the engine runs the longest length only.
 
-    `graphs` are files in which a backend that compiles graphs stores those of the early-exit network and of
-    the base model, so that the next engine need not convert them again.
+    `graphs` are two files: a backend that compiles graphs stores the early-exit network in the first and the
+    base model in the second, so that the next engine need not convert them again.
 
-    The engine is thread-safe: each request has its own buffers. On most backends concurrent requests share
-    the cores, so `ConcurrentEngine` has a higher throughput. The cores for overlapped lookups serve one
-    request at a time; lookups of concurrent requests are inline. The engine is a context manager: `close`
-    releases the cores that overlapped lookups take at the first request (on the CPU, the calling thread is
-    confined to the other cores until then).
+    The engine is thread-safe. On most backends concurrent requests compete for the cores, so
+    `ConcurrentEngine` has a higher throughput. The cores for overlapped lookups serve one request at a time;
+    lookups of concurrent requests are inline. The first request, or `open`, reserves these cores, and on the
+    CPU confines the calling thread to the others; `close` releases them. The engine is a context manager.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
-        # reduced precision rounds differently at other lengths; cores for lookups are for one length only
+        # reduced precision rounds differently at each length; overlapped lookups support one length only
         any_length = get_backend(backend).in_float32() and not self._path.overlapped
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
         self._shorter: dict[int, Engine] = {}
@@ -97,7 +96,7 @@ class Engine:
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
 
     def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
-        """Call `ask` for the rows of `x` [B, ...] at their real lengths; answers are in the order of rows."""
+        """Call `ask` once per length, with the rows of `x` [B, ...] cut to it; answers are in row order."""
         x = self.checked(x)
         if self._lengths is None:
             return list(ask(self, x))
@@ -110,10 +109,10 @@ class Engine:
         return [answers[row] for row in range(len(taken))]
 
     def _at(self, length: int) -> Engine:
-        """The engine for inputs of that length."""
+        """The engine for inputs of `length`, made on first use."""
         if length == self.traced.input_shape[-1] or not isinstance(self.traced, TracedSequences):
             return self
-        with self._making:  # takes seconds; other requests wait for the same engine
+        with self._making:  # takes seconds; concurrent requests wait for the same engine
             if length not in self._shorter:
                 self._shorter[length] = self._like(self.traced.at(length), f"-{length}")
             return self._shorter[length]
@@ -144,7 +143,7 @@ class Engine:
             ]
 
     def base(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
-        """Classify with the whole base model, which runs in the same way, without lookups."""
+        """Classify with the base model on the same backend, without lookups."""
         return self._by_length(x, Engine._base_answers)
 
     def _base_answers(self, x: Tensor) -> list[Prediction]:
@@ -152,7 +151,7 @@ class Engine:
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
     def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
-        """Classes [B] of the base model as the user gave it, to which agreement refers.
+        """Classes [B] of the user's own base model in PyTorch, the reference for agreement.
 
         Up to rounding they equal those of `base`, unless the backend computes in reduced precision.
         """
@@ -172,21 +171,22 @@ class Engine:
         return get_backend(self.backend).precision
 
     def segments(self, *, early: bool = True) -> tuple[BatchedSegment, ...]:
-        """The path of a batch as segments, to run one by one; a single one if it cannot be divided.
+        """The segments that a batch runs one by one; with `early` False, those of the base model.
 
-        They return class scores or probabilities, which `prediction` turns into an answer. With `early`
-        False they are the base model. Call them in inference mode.
+        Answers in their outcomes are class scores or probabilities, for `prediction`. If batches are not
+        possible, there is a single segment, which leaves every row to be computed alone. Call segments in
+        inference mode.
         """
         whole = self.traced.changes_itself or self._lengths is not None
         pieces = None if whole else self._path.pieces(early=early)
         return pieces or (BatchedSegment(_each_alone, (True,)),)
 
     def twin(self) -> Engine:
-        """Another engine like this one, for the number of threads that torch has now."""
+        """A second engine with the same settings, compiled for torch's current number of threads."""
         return self._like(self.traced)
 
     def _like(self, traced: TracedModel, suffix: str = "") -> Engine:
-        """Another engine with the same exits; its graphs are stored in files with that suffix."""
+        """An engine for `traced` with the same exits; `suffix` is added to the names of its graph files."""
         graphs = self._graphs
         if graphs is not None and suffix:
             early, base = (path.with_stem(f"{path.stem}{suffix}") for path in graphs)
@@ -204,7 +204,7 @@ class Engine:
 
     @property
     def compiled(self) -> bool:
-        """Whether the backend runs the network as one graph, one request at a time."""
+        """Whether the backend runs the network as one graph, with batch size 1."""
         return self._path.compiled
 
     @property
@@ -218,7 +218,7 @@ class Engine:
         return self._path.overlapped
 
     def open(self) -> None:
-        """Take the cores or stream for overlapped lookups; otherwise the first request does it."""
+        """Reserve the cores or stream for overlapped lookups; otherwise the first request does it."""
         self._path.open()
 
     def close(self) -> None:
@@ -233,7 +233,11 @@ class Engine:
         self.close()
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` [B, ...], checked, where the path of requests takes it. Raises `DataError` as `__call__`."""
+        """Check `x` [B, ...] and return it on the network's device.
+
+        An engine of several lengths also pads it to the longest one. With a faster path for single requests
+        (see `replays`), a single request stays on its device. Raises `DataError` as `__call__`.
+        """
         traced = self.traced
         if self._lengths is not None and isinstance(x, Tensor):
             x = self._lengths.padded(x)
@@ -255,7 +259,7 @@ class Engine:
         return self.to_run_on(x)
 
     def to_run_on(self, x: Tensor) -> Tensor:
-        """`x` on the network's device, or a copy of it if the network modifies its input in place."""
+        """`x` on the network's device; a copy if the network modifies its input in place."""
         if x.device != self.traced.device:
             return x.to(self.traced.device)
         return x.clone() if self.traced.changes_input else x

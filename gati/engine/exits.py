@@ -1,4 +1,4 @@
-"""Predictions, the exits that give them, and results that are too close to decide in a batch."""
+"""Predictions, the exits that return them, and results that a batch may round to another decision."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gati.types import Placement
 
 BASE = "base"  # Prediction.exit of a request that ran the whole network
 
-# Kernels for one row and for many round differently. If scores or class scores are this close to a different
-# decision, they are computed again for the single input, so the batch never changes an answer.
+# Kernels round differently for one row and for many. If a lookup's score or two class scores are this close
+# to another decision, the input is computed again alone, so the batch never changes an answer.
 # Reduced precision (TF32 on CUDA, half types) rounds more coarsely.
 _TIE_TOLERANCE = 1e-4
 _COARSE_TIE_TOLERANCE = 1e-2
 
 
 class Prediction(NamedTuple):
-    """The answer to one request: `probabilities` [K] on the CPU, `exit` a block's name or `base`."""
+    """The answer to one request: `probabilities` [K] on the CPU; `exit` is a block's name or `base`."""
 
     class_index: int
     probabilities: Tensor
@@ -56,13 +56,13 @@ def tie_tolerance(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def doubtful_score(scores: Tensor, threshold: float, tolerance: float) -> Tensor:
-    """Whether each score [B] is so close to the threshold that rounding may decide: bool [B]."""
+    """Return bool [B]: whether rounding may decide if a score is a hit, because it is near the threshold."""
     if not math.isfinite(threshold):
         return torch.zeros_like(scores, dtype=torch.bool)
     return (scores - threshold).abs() <= tolerance * max(1.0, abs(threshold))
 
 
 def doubtful_class(class_scores: Tensor, tolerance: float) -> Tensor:
-    """Whether the two largest values of each row [B, K] are so close that rounding may decide: bool [B]."""
+    """Return bool [B]: whether rounding may decide a row's class: its two largest values are nearly equal."""
     first, second = class_scores.topk(2, dim=1).values.unbind(1)
     return first - second <= tolerance * first.abs().clamp(min=1.0)

@@ -1,6 +1,6 @@
-"""Lookups that run in parallel with the next segment instead of inside their own.
+"""Lookups that run in parallel with the network's next blocks.
 
-They run on a worker thread with its own core on the CPU, and on a second stream on CUDA, one at a time. The
+They run one at a time: on the CPU on a worker thread with its own core, on CUDA on a second stream. The
 engine submits a hidden output, continues with the network, and checks between blocks whether the answer has
 arrived.
 """
@@ -24,24 +24,24 @@ from gati.engine.backends.base import Lookup
 from gati.engine.threads import limit_threads
 
 # The number of blocks that the host may queue ahead of the running one. Without a limit, a fast host queues
-# the whole network before the first lookup has ended, and a hit saves nothing.
+# the whole network before the first lookup ends, and a hit saves nothing.
 _BLOCKS_AHEAD = 2
 _FIRST_WAIT_S = 0.01  # for a lookup that has no measured time yet
 
 
 class Answer(NamedTuple):
-    """The result of a lookup: probabilities [B, K] and the score of the first row."""
+    """The result of a lookup for one input: probabilities [1, K] and the score."""
 
     probabilities: Tensor
     score: float
 
 
 class ParallelLookups(ABC):
-    """Runs one lookup at a time in parallel with the base model. A context manager: `close` frees all."""
+    """Runs one lookup at a time in parallel with the base model; as a context manager, open inside it."""
 
     @abstractmethod
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
-        """Start `lookup(hidden)`; the answer of the previous one must have been taken."""
+        """Start `lookup(hidden)`; call `answer` for the previous lookup first."""
 
     @abstractmethod
     def finished(self) -> bool:
@@ -49,23 +49,23 @@ class ParallelLookups(ABC):
 
     @abstractmethod
     def answer(self) -> Answer:
-        """Wait for the answer and take it. Raises whatever the lookup raised."""
+        """Wait for the lookup and return its answer. Raises whatever the lookup raised."""
 
     def keep_pace(self) -> None:  # noqa: B027 - only streams need it
-        """Keep the host from running far ahead of the device; called between blocks."""
+        """Stop the host from queueing many blocks ahead of the device; called between blocks."""
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Return the taken cores inside the context, to measure the base model alone."""
+        """Release the reserved cores inside the context, to measure the base model alone."""
         yield
 
     @abstractmethod
     def open(self) -> None:
-        """Take cores or a stream."""
+        """Reserve a core or create a stream."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what `open` took; may be called twice."""
+        """Release the core or stream; may be called twice."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -76,12 +76,12 @@ class ParallelLookups(ABC):
 
 
 def parallel_lookups(device: torch.device) -> ParallelLookups:
-    """Return the class that runs lookups in parallel with the base model on `device`."""
+    """Return an object, not opened yet, that runs lookups in parallel with the base model on `device`."""
     return StreamLookups(device) if device.type == "cuda" else WorkerLookups()
 
 
 class _Work:
-    """One lookup, run by the worker or by a caller that cannot wait for it; the first answer counts."""
+    """One lookup, run by the worker, and by the caller too if the worker is late; the first answer counts."""
 
     __slots__ = ("done", "elapsed_s", "found", "hidden", "lookup", "wanted")
 
@@ -108,10 +108,11 @@ class _Work:
 class WorkerLookups(ParallelLookups):
     """A worker thread pinned to the last core of the process; the calling thread keeps the others.
 
-    If the answer does not arrive within the lookup's best time so far, the calling thread computes it itself.
-    So a worker without a free core delays a request by little more than an inline lookup. While open, the
-    calling thread uses at most as many threads as it has cores left. `close` restores affinity and thread
-    count; call it from the thread that called `open`. With a single core nothing is pinned.
+    `answer` waits for the worker as long as the lookup's best time so far, then the calling thread runs the
+    lookup itself. So even if the worker's core is busy, `answer` takes about twice as long as the lookup.
+    While open, the calling thread uses at most as many torch threads as cores remain. `close` restores
+    affinity and thread count; call it from the thread that called `open`. With a single core nothing is
+    pinned.
     """
 
     def __init__(self) -> None:
@@ -145,7 +146,7 @@ class WorkerLookups(ParallelLookups):
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Give the calling thread all of its cores and threads inside the context."""
+        """Restore all cores and threads of the calling thread inside the context."""
         if self._thread is None:
             yield
             return
@@ -161,11 +162,11 @@ class WorkerLookups(ParallelLookups):
         self._inbox.put(self._work)
 
     def finished(self) -> bool:
-        """Whether the worker is done."""
+        """Whether the worker has an answer."""
         return self._work is not None and self._work.found is not None
 
     def answer(self) -> Answer:
-        """Take the worker's answer, or compute it here if it does not arrive in time."""
+        """Return the worker's answer; if it does not arrive in time, run the lookup in this thread."""
         work = self._work
         if work is None:
             raise RuntimeError("no lookup was submitted")
@@ -204,7 +205,7 @@ class WorkerLookups(ParallelLookups):
 
 
 class StreamLookups(ParallelLookups):
-    """A second CUDA stream: an event orders it after the hidden output, and its score is polled."""
+    """A second CUDA stream: lookups wait for an event after the hidden output; the host polls another."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -242,7 +243,7 @@ class StreamLookups(ParallelLookups):
         hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
 
     def finished(self) -> bool:
-        """Whether the score has reached the host; queries the event without synchronising."""
+        """Whether the score has reached the host; queries an event without synchronising."""
         return _is_complete(self._done)
 
     def answer(self) -> Answer:
@@ -253,7 +254,7 @@ class StreamLookups(ParallelLookups):
         return Answer(self._probabilities.clone(), self._score.item())
 
     def keep_pace(self) -> None:
-        """Let the host queue only a few blocks during a lookup."""
+        """Wait while too many blocks are queued and the lookup still runs."""
         mark = self._marks[self._blocks % _BLOCKS_AHEAD]
         if self._blocks >= _BLOCKS_AHEAD:
             while not _is_complete(mark) and not _is_complete(self._done):
@@ -268,7 +269,7 @@ class StreamLookups(ParallelLookups):
 
 
 def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
-    """A CUDA event (torch leaves its constructor untyped)."""
+    """A CUDA event, typed here because torch leaves its constructor untyped."""
     return torch.cuda.Event(enable_timing=timing)
 
 
