@@ -1,7 +1,7 @@
 """Conversion in a separate process, for background threads while the process serves requests.
 
-torch's exporter is pure Python: it holds the GIL for seconds, and its garbage keeps the collector busy for a
-quarter of a second. Threads that answer requests in the same process would have to wait.
+torch's exporter is pure Python: it holds the GIL for seconds, and collecting its garbage takes a quarter of a
+second. Threads that answer requests in the same process would have to wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gati.model.program import compiled, packed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-IDLE_S = 60.0  # after which the process ends: it holds some 400 MB, and versions are minutes apart
+IDLE_S = 60.0  # without requests, then the process exits: it holds some 400 MB, versions are minutes apart
 _LENGTH = struct.Struct(">Q")
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def converting_apart() -> Iterator[Apart]:
-    """Run this thread's conversions inside the context in a separate process, started when needed."""
+    """Run this thread's conversions inside the context in a separate process, started on first use."""
     process = Apart()
     token = _process.set(process)
     try:
@@ -44,36 +44,36 @@ def converting_apart() -> Iterator[Apart]:
 
 
 def process_apart() -> Apart | None:
-    """The process that converts for the calling thread, if there is one."""
+    """The calling thread's conversion process, if there is one."""
     return _process.get()
 
 
 class Apart:
-    """A process that converts, started on first use. Not thread-safe; must be closed."""
+    """A conversion process, started on first use. Not thread-safe; must be closed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def convert(self, module: nn.Module, example: tuple[Tensor, ...], name: str) -> bytes | None:
-        """The module as an ONNX model; None if the process cannot convert it, so this one should.
+        """The module as an ONNX model; None if the caller should convert it in its own process instead.
 
         **Raises:** `ModelError` for an operator that ONNX does not have.
         """
         request = _pickled((module, example, name))
         if request is None:
             return None
-        for _ in range(2):  # it may just have ended because it was idle
+        for _ in range(2):  # again, because the process may just have exited after being idle
             try:
                 kind, answer = self._ask(request)
             except (OSError, EOFError) as error:
-                _log.debug("the process that converts has ended: %s", error)
+                _log.debug("the conversion process has ended: %s", error)
                 self.close()
                 continue
             if kind == "refused":
                 raise ModelError(str(answer))
             if kind == "converted":
                 return bytes(answer)
-            _log.info("%s cannot be converted in a separate process: %s", name, answer)
+            _log.info("cannot convert %s in a separate process: %s", name, answer)
             return None
         return None
 
@@ -84,7 +84,7 @@ class Apart:
             return
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # unsent data does not matter
+                with suppress(OSError):  # unsent data is flushed, to a process that may have exited
                     pipe.close()
         process.kill()  # it has no state to lose
         process.wait()
@@ -101,7 +101,7 @@ class Apart:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """Start the process; it inherits the priority of the calling thread."""
+    """Start the conversion process; it inherits the priority of the calling thread."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "gati.engine.graph.converting"],
@@ -113,7 +113,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles the functions of a traced network, which belong to no module, by their source."""
+    """Pickles functions of a traced network by their source, because no module can import them."""
 
     def reducer_override(self, value: Any) -> Any:
         """As `pickle.Pickler.reducer_override`."""
@@ -123,12 +123,12 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(value: Any) -> bytes | None:
-    """Pickle a value; None if that is impossible, such as for a class that was defined in a function."""
+    """Pickle a value; None if that fails, for example for a class defined inside a function."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=5).dump(value)
     except Exception as error:  # pickling user objects may raise anything
-        _log.info("cannot be sent to another process: %s", error)
+        _log.info("cannot pickle the network for the conversion process: %s", error)
         return None
     return buffer.getvalue()
 

@@ -5,8 +5,7 @@
                                         else  segment 2 -> lookup 2 -> If ...
                                                                          else  the last segment's answer
 
-Inner graphs read values of outer graphs by name, so nothing is copied, and parts that are not needed do not
-run.
+Inner graphs read values of outer graphs by name, so nothing is copied. Segments after a hit do not run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gati.engine.graph.convert import OPSET, Converter, Piece, to_piece
 from gati.engine.graph.stages import INPUT, OUTPUTS, GraphStages
 from gati.model.preprocess import Preprocessing
 
-_IR_VERSION = 8  # the oldest with this operator set, so that most runtimes can read it
+_IR_VERSION = 8  # the oldest version with this operator set, which most runtimes can read
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float64): TensorProto.DOUBLE,
@@ -36,10 +35,10 @@ _TYPES = {
 def assemble(
     stages: GraphStages, name: str, raw: Preprocessing | None = None, convert: Converter | None = None
 ) -> onnx.ModelProto:
-    """The early-exit network as one model, for one input at a time.
+    """The early-exit network as one model with batch size 1.
 
-    With `raw` it takes the image itself, uint8 [1, H, W, C], and starts with that preprocessing. `convert`
-    keeps converted pieces and can be shared among models of one network.
+    With `raw`, the model takes an image, uint8 [1, H, W, C], and starts with that preprocessing. `convert`
+    keeps converted pieces; models of one network can share it.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
@@ -77,7 +76,10 @@ class _Assembly:
     def graph(
         self, segment: int, exits: int, inputs: tuple[str, ...], score: str, name: str
     ) -> onnx.GraphProto:
-        """The graph from segment number `segment` on, after `exits` exits; `score` is the last lookup's."""
+        """The graph from segment number `segment` on, after `exits` exits.
+
+        `score` names the score of the previous lookup; it is empty before the first one.
+        """
         stages = self._stages
         pieces: list[Piece] = []
         results = OUTPUTS if exits == 0 else tuple(f"after_{exits}/{output}" for output in OUTPUTS)
@@ -108,7 +110,7 @@ class _Assembly:
         else_branch = self.graph(segment, exits + 1, inputs, own_score, f"go on after {leaving.block}")
         ending = [
             _constant(f"{leaves}/threshold", np.float32(threshold)),
-            # False for NaN, which is a miss. With GreaterOrEqual, OpenVINO evaluates it as true.
+            # False for NaN, which is a miss. For GreaterOrEqual, OpenVINO returns true.
             helper.make_node(
                 "LessOrEqual", [f"{leaves}/threshold", own_score], [f"{leaves}/hit"], name=f"{leaves}/hit"
             ),
@@ -127,7 +129,7 @@ class _Assembly:
 
 
 def _answer(probabilities: str, index: int, score: str, results: Sequence[str]) -> list[onnx.NodeProto]:
-    """Nodes that compute `results`; a branch must compute its outputs, so names alone are not enough."""
+    """Nodes that compute `results`: ONNX requires that a branch computes its outputs with its own nodes."""
     nodes = [
         helper.make_node("Identity", [probabilities], [results[0]], name=results[0]),
         _constant(results[1], np.array([index], dtype=np.int64)),

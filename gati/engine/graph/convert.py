@@ -1,4 +1,4 @@
-"""One stage of the network as an ONNX graph without branches, ready to be put into a larger one."""
+"""One stage of the network as an ONNX graph without branches, to become part of a larger graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPSET = 18
 
 @dataclass(frozen=True)
 class Piece:
-    """Nodes and weights of a stage, with names that are unique among stages; `outputs` in order."""
+    """Nodes and weights of a stage, with names unique among stages; `outputs` are names, in order."""
 
     nodes: tuple[onnx.NodeProto, ...]
     weights: tuple[onnx.TensorProto, ...]
@@ -39,7 +39,7 @@ class Converter:
         self._converted: dict[Hashable, onnx.ModelProto] = {}
 
     def __call__(self, stage: GraphStage, name: str) -> onnx.ModelProto:
-        """The stage as a separate model, a copy. Raises `ModelError` as `to_piece`; `name` is for it."""
+        """The stage as a separate model, a copy. Raises `ModelError` as `to_piece`, which mentions `name`."""
         if stage.key is None:
             return _converted(stage, name)
         if stage.key not in self._converted:
@@ -49,7 +49,7 @@ class Converter:
         return copy
 
     def forget_lookups(self) -> None:
-        """Drop converted lookups, whose caches are replaced over time, and keep pieces of the network."""
+        """Drop converted lookups, since learned caches are replaced over time; keep segments."""
         for key in [key for key in self._converted if isinstance(key, tuple) and _is_lookup(key)]:
             del self._converted[key]
 
@@ -59,14 +59,14 @@ def _is_lookup(key: tuple[Hashable, ...]) -> bool:
 
 
 def to_piece(stage: GraphStage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
-    """Convert a stage, which will read the values `inputs` of the surrounding graph.
+    """Convert a stage whose inputs are the values `inputs` of the surrounding graph.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
     model = convert(stage, prefix)
     graph = model.graph
     if len(graph.input) != len(inputs) or model.functions:
-        raise AssertionError("a converted stage has other inputs than the stage, or functions of its own")
+        raise AssertionError("a converted stage has a wrong number of inputs, or functions")
     names = dict(zip((value.name for value in graph.input), inputs, strict=True))
     _rename(graph, names, prefix)
     outputs = tuple(names.get(value.name, f"{prefix}{value.name}") for value in graph.output)
@@ -74,7 +74,7 @@ def to_piece(stage: GraphStage, inputs: tuple[str, ...], prefix: str, convert: C
 
 
 def _converted(stage: GraphStage, name: str) -> onnx.ModelProto:
-    """Convert in the calling thread's separate process if there is one and it can, else in this process."""
+    """Convert in the calling thread's conversion process if that is possible, else in this process."""
     process = process_apart()
     model = None if process is None else process.convert(stage.module, stage.example, name)
     return convert_here(stage.module, stage.example, name) if model is None else _parsed(model)
@@ -87,7 +87,7 @@ def _parsed(model: bytes) -> onnx.ModelProto:
 
 
 def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
-    """Convert a stage's module. Raises `ModelError` as `to_piece`."""
+    """Convert a stage's module in this process. Raises `ModelError` as `to_piece`."""
     printed = io.StringIO()
     try:
         with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(printed):
@@ -110,7 +110,7 @@ def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], nam
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the original error in a chain, which names the operator."""
+    """Type and first line of the root cause of an error, which names the operator."""
     cause: BaseException | None = error
     while cause is not None:
         error, cause = cause, cause.__cause__
@@ -134,7 +134,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _rename(graph: Any, names: Mapping[str, str], prefix: str) -> None:
-    """Rename every value and node for the larger graph, and drop metadata about this machine."""
+    """Rename every value and node for the larger graph, and remove metadata about this machine."""
 
     def renamed(name: str) -> str:
         return names.get(name, f"{prefix}{name}") if name else name

@@ -1,4 +1,4 @@
-"""The process that `apart` starts: it converts requests from its standard input."""
+"""The conversion process that `apart` starts: requests on standard input, answers on standard output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gati.errors import ModelError
 
 
 def main() -> None:
-    """Convert requests until the process is idle for too long or its parent closes the pipe."""
+    """Convert requests until none arrives for `IDLE_S` or the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     torch.set_num_threads(1)
     with open(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # printed text must not mix with answers
+        os.dup2(2, 1)  # printed text must not mix with the answers
         with suppress(EOFError, BrokenPipeError):
             while select.select([requests], [], [], IDLE_S)[0]:
                 write_message(answers, pickle.dumps(_answer(read_message(requests))))

@@ -1,4 +1,4 @@
-"""Reusing torch's table of ONNX operators across exports, since building it takes half of an export."""
+"""Reusing torch's table of ONNX operators across exports: building it takes half the time of an export."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _exporting = threading.RLock()
 
 @contextmanager
 def one_table_of_operators() -> Iterator[None]:
-    """Let exports inside the context share one operator table. Only one thread at a time is inside.
+    """Let exports inside the context share one operator table; other threads wait to enter the context.
 
-    The table is internal to torch: if a release keeps it elsewhere, exports are slower but still work.
+    The table is internal to torch: if a release moves it, exports are slower but still work, and no thread
+    waits.
     """
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         made = ONNXRegistry.__dict__["from_torchlib"]
     except (ImportError, KeyError) as error:
-        _log.info("torch's table of ONNX operators has moved (%s): exports will be slow", error)
+        _log.info("cannot find torch's table of ONNX operators (%s): exports will be slower", error)
         yield
         return
     with _exporting:

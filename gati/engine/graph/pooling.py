@@ -1,7 +1,7 @@
 """Adaptive pooling written with operators that every exporter and runtime supports.
 
-ONNX has no adaptive pooling. If the map divides evenly, it equals plain pooling. Otherwise its cells overlap,
-and it is done in one dimension after the other.
+ONNX has no adaptive pooling. If the output size divides the size of the feature map, it equals plain pooling.
+Otherwise its cells overlap, and rows and columns are pooled one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 
 
 def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
-    """The same program with its 2D adaptive pooling decomposed."""
+    """The same program with 2D adaptive pooling decomposed."""
     written_out = {
         _aten.adaptive_avg_pool2d.default: average_pool,
         _aten.adaptive_max_pool2d.default: maximum_pool,
@@ -28,7 +28,7 @@ def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
 
 
 def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Averages over the cells of a grid: [..., H, W] -> [..., *output_size]."""
+    """Average over each cell of a grid: [..., H, W] -> [..., *output_size]."""
     height, width = x.shape[-2:]
     rows, columns = output_size
     if height % rows == 0 and width % columns == 0:
@@ -40,7 +40,7 @@ def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def maximum_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima over the cells of a grid, and their indices, which are valid only if the map divides evenly."""
+    """Maximum of each cell, and its index, which is 0 unless `output_size` divides the size of the map."""
     height, width = x.shape[-2:]
     rows, columns = output_size
     if height % rows == 0 and width % columns == 0:

@@ -1,7 +1,7 @@
 """The early-exit network in 8-bit integers: an ONNX graph quantised after training, in OpenVINO's format.
 
-It is quantised once with thresholds that no score reaches. Every calibration input then runs every lookup and
-every segment, so value ranges cover all inputs and not only those that missed the earlier caches. The real
+It is quantised once, with thresholds that no score reaches. So every calibration input runs every lookup and
+every segment, and value ranges cover all inputs, not only those that missed the earlier caches. The real
 thresholds are set afterwards.
 """
 
@@ -35,7 +35,7 @@ class Quantised:
         self._model = model
 
     def with_thresholds(self, thresholds: Sequence[float]) -> bytes:
-        """One file with the network and these thresholds, one per exit."""
+        """The network with `thresholds`, one per exit, as one file (a ZIP archive of OpenVINO's two)."""
         import openvino
 
         found = 0
@@ -55,7 +55,7 @@ class Quantised:
 
 
 def quantised(model: bytes, calibration: Tensor) -> Quantised:
-    """Quantise an assembled ONNX model on inputs [n, ...], one at a time."""
+    """Quantise an assembled ONNX model, calibrated on inputs [n, ...] one at a time."""
     import nncf
     from openvino import Core
 
@@ -108,7 +108,7 @@ def _to_file(model: Any) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars and advice of NNCF."""
+    """Hide NNCF's progress bars and advice."""
     logger = logging.getLogger("nncf")
     level = logger.level
     logger.setLevel(logging.ERROR)

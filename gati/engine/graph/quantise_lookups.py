@@ -1,8 +1,8 @@
-"""Lookups in 8-bit integers inside a float32 network: their ONNX pieces quantised after training.
+"""Lookups in 8-bit integers inside a float32 network: their ONNX models are quantised after training.
 
 The result is plain ONNX with `QuantizeLinear` and `DequantizeLinear` around convolutions and matrix products,
 which OpenVINO and ONNX Runtime run in integers. The last layer, the probabilities and the score stay in
-float32: thresholds need more than 256 steps.
+float32: 256 score values are too few for thresholds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IN_INTEGERS = (*_WITH_WEIGHTS, "Relu", "Clip", "MaxPool")
 class QuantisingConverter(Converter):
     """Converts like `plain`, and quantises lookups on calibration inputs [n, ...].
 
-    It keeps what it has quantised, also for further networks: see `for_network`.
+    It keeps quantised lookups, so several networks can share them, see `for_network`.
     """
 
     def __init__(self, plain: Converter, calibration: Tensor) -> None:
@@ -56,10 +56,10 @@ class QuantisingConverter(Converter):
 
 
 def quantise_lookup(model: onnx.ModelProto, hidden: npt.NDArray[np.float32]) -> onnx.ModelProto:
-    """Quantise a converted lookup on hidden outputs [n, ...], one at a time.
+    """Quantise a converted lookup, calibrated on hidden outputs [n, ...] one at a time.
 
     Weights get one scale per output channel, activations one per tensor. A lookup with fewer than two layers
-    is returned unchanged, since the last layer is never quantised.
+    with weights is returned unchanged, since the last one is never quantised.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -84,7 +84,7 @@ def quantise_lookup(model: onnx.ModelProto, hidden: npt.NDArray[np.float32]) -> 
 
 
 class _Rows:
-    """Calibration inputs as ONNX Runtime reads them: one after the other, then None."""
+    """Calibration inputs for ONNX Runtime, which reads one at a time until None."""
 
     def __init__(self, name: str, hidden: npt.NDArray[np.float32]) -> None:
         self._name = name

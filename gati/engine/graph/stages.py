@@ -1,4 +1,4 @@
-"""The pieces of an early-exit network as modules for one input: segments, and the lookups at their ends."""
+"""The pieces of an early-exit network as modules with batch size 1: segments, and lookups at their ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OUTPUTS = ("probabilities", "exit", "score")
 
 
 class _Segment(nn.Module):
-    """A segment: carried tensors in, carried tensors out."""
+    """A segment: takes and returns the carried tensors."""
 
     def __init__(self, run: FlatFunction) -> None:
         super().__init__()
         self.run = run
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Return what the rest of the network needs, the hidden output first."""
+        """Return the tensors that the rest of the network needs, the hidden output first."""
         # Copies, because a segment may modify its inputs in place.
         outputs: tuple[Tensor, ...] = self.run(*(tensor.clone() for tensor in carried))
         return outputs
@@ -47,7 +47,7 @@ class _LastSegment(nn.Module):
 
 
 class _Lookup(nn.Module):
-    """A lookup: hidden output in, probabilities [1, K] and score [1] out."""
+    """A lookup: takes a hidden output, returns probabilities [1, K] and a score [1]."""
 
     def __init__(self, cache: nn.Module) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Lookup(nn.Module):
 class GraphStage(NamedTuple):
     """A piece of the network with example inputs of batch size 1.
 
-    Pieces of one network with equal `key` are equal, so each key is converted only once.
+    Within one network, pieces with the same `key` are equal, so each key is converted only once.
     """
 
     module: nn.Module
@@ -72,13 +72,13 @@ class GraphStage(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphStages:
-    """The early-exit network for one input: segments, each but the last followed by an optional lookup.
+    """The early-exit network for batch size 1: segments, each but the last followed by an optional lookup.
 
-    `thresholds` are the exits' thresholds as float32, such that comparing float32 scores gives equal results.
+    `thresholds` are those of the exits, rounded up to float32, which decides equally for float32 scores.
     """
 
     segments: tuple[GraphStage, ...]
-    lookups: tuple[GraphStage | None, ...]  # one per segment
+    lookups: tuple[GraphStage | None, ...]  # one per segment; None without an exit
     exits: tuple[EngineExit, ...]
     thresholds: tuple[float, ...]
     classes: int
@@ -89,9 +89,9 @@ class GraphStages:
         return self.segments[0].example[0]
 
     def trail(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Probabilities [K] and score of every exit for one input [1, ...], then those of the whole network.
+        """Probabilities [K] and score of every exit for one input [1, ...].
 
-        The network itself has no score: None.
+        The last entry has the network's probabilities, with None as score.
         """
         trail: list[tuple[Tensor, Tensor | None]] = []
         carried: tuple[Tensor, ...] = (x,)
