@@ -28,7 +28,8 @@ def path_for(
 ) -> RequestPath:
     """Return the path of requests on a backend; `exits` in forward order, `graphs` as for `Engine`.
 
-    Raises BackendError for an unknown backend or an unsupported placement, and as the backend.
+    Raises BackendError for an unknown backend or an unsupported placement, LibraryError for a lookup that
+    does not fit its block, and whatever the backend raises.
     """
     for leaving in exits:
         check_placement(leaving, backend)

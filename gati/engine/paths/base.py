@@ -11,31 +11,31 @@ from gati.engine.batching import Answer, BatchedSegment
 
 
 class RequestPath(ABC):
-    """Network and lookups prepared on a backend. Thread-safe; call it in inference mode."""
+    """Network and lookups, prepared on a backend. Thread-safe; call it in inference mode."""
 
-    compiled: ClassVar[bool] = False  # one graph, one request at a time
-    overlapped: ClassVar[bool] = False  # lookups have cores or a stream of their own
-    replays: ClassVar[bool] = False  # single requests, which are copied from wherever they are, are faster
+    compiled: ClassVar[bool] = False  # one graph, with batch size 1
+    overlapped: ClassVar[bool] = False  # lookups have their own cores or stream
+    replays: ClassVar[bool] = False  # single requests are faster, and may be on any device
     logits: bool  # whether `base` returns logits
 
     @abstractmethod
     def answer(self, x: Tensor) -> Answer:
-        """Class scores or probabilities [1, K] for `x` [1, ...], and the exit that they come from."""
+        """Class scores or probabilities [1, K] for `x` [1, ...], and the exit that returned them."""
 
     def inline(self, x: Tensor) -> Answer:
-        """As `answer`, without taking cores for lookups."""
+        """As `answer`, with all lookups inline: reserves no cores or stream."""
         return self.answer(x)
 
     @abstractmethod
     def base(self, x: Tensor) -> Tensor:
-        """Class scores [B, K] of the base model, which runs in the same way, for `x` [B, ...]."""
+        """Class scores [B, K] of the base model for `x` [B, ...], computed on the same backend."""
 
     def pieces(self, *, early: bool) -> tuple[BatchedSegment, ...] | None:
-        """The path of a batch in pieces, without lookups unless `early`; None if rows run one by one."""
+        """The segments of a batch, without lookups unless `early`; None if rows run one by one."""
         return None
 
-    def open(self) -> None:  # noqa: B027 - most paths take nothing
-        """Take cores or a stream; otherwise the first request does it."""
+    def open(self) -> None:  # noqa: B027 - most paths have nothing to open
+        """Reserve cores or a stream; otherwise the first request does it."""
 
     def close(self) -> None:  # noqa: B027
-        """Release what `open` took; call it from the thread that made the requests."""
+        """Release the cores or stream; call it from the thread that made the requests."""

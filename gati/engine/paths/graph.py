@@ -19,7 +19,7 @@ from gati.types import OutputsKind
 
 
 class GraphPath(RequestPath):
-    """Lookups and decisions inside one graph. `graphs` are files for it and for the base model's graph."""
+    """Lookups and decisions inside one graph. `graphs` are files that store it and the base model's graph."""
 
     compiled: ClassVar[bool] = True
     logits = False  # graphs return probabilities
@@ -53,7 +53,7 @@ class GraphPath(RequestPath):
         return torch.cat([graph.answer(row)[0] for row in rows_of(x)])
 
     def _make_base(self) -> Graph:
-        with self._base_made:  # takes seconds; other requests wait for the same graph
+        with self._base_made:  # takes seconds; concurrent requests wait for the same graph
             if self._base is None:
                 kept = None if self._kept is None else self._kept[1]
                 self._base = self._backend.early_exit(self._traced, (), self._outputs_kind, kept)

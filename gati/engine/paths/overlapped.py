@@ -1,4 +1,4 @@
-"""Lookups that run while the network continues, cut at every block to stop soon after a hit."""
+"""Lookups that run while the network continues; it is cut at every block, to stop soon after a hit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gati.model.cuts import Segment
 
 
 class _Step(NamedTuple):
-    """One segment of the path taken by a single request, and the lookup at its end, if any."""
+    """One segment of a single request's path, with the lookup at its end, if any."""
 
     run: Callable[..., Any]
     lookup: Lookup | None = None
@@ -30,8 +30,8 @@ class _Step(NamedTuple):
 class OverlappedPath(SegmentsPath):
     """Lookups run on separate cores or a separate stream, for one request at a time.
 
-    Lookups of concurrent requests are inline. The path waits for a lookup before the next one starts, and
-    before it returns the base model's answer, so no answer depends on timing.
+    Lookups of concurrent requests are inline. A request waits for each lookup before the next one starts, and
+    before it returns the base model's answer, so answers do not depend on timing.
     """
 
     overlapped: ClassVar[bool] = True

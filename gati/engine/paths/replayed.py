@@ -1,4 +1,4 @@
-"""Single requests on the backend's own path, including lookups and decisions."""
+"""Single requests on a backend's own path, which includes lookups and decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments and lookups in turn, until a lookup hits."""
+"""Segments and lookups, run in turn until a lookup hits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ready:
     whole: Callable[[Tensor], Tensor]
     segments: tuple[Segment, ...]
     stages: tuple[BatchStage, ...]
-    tolerance: float  # closer results of a batch are computed again, one by one
+    tolerance: float  # rows of a batch with closer results are computed again alone
     logits: bool
     changes_input: bool
 
@@ -35,7 +35,7 @@ class Ready:
 def made_ready(
     backend: SegmentBackend, traced: TracedModel, exits: Sequence[EngineExit], outputs_kind: OutputsKind
 ) -> Ready:
-    """Cut the network at `exits`, in forward order, and check each lookup. Raises LibraryError as those."""
+    """Cut the network at `exits`, in forward order. Raises LibraryError for a lookup that does not fit."""
     path = backend.path(traced, [leaving.block for leaving in exits])
     stages = []
     carried: Any = (traced.example(),)
@@ -59,7 +59,7 @@ def made_ready(
 def finest_pieces(
     backend: SegmentBackend, traced: TracedModel, exits: Sequence[EngineExit]
 ) -> tuple[Segment, ...]:
-    """The network cut at every block, to stop soon after a hit, or only at the exits if it cannot be."""
+    """The network cut at every block, to stop soon after a hit; if that is impossible, only at the exits."""
     try:
         return backend.path(traced, traced.blocks).segments
     except CutError:  # some block cannot be cut: check for hits at the exits only
@@ -100,7 +100,7 @@ class SegmentsPath(RequestPath):
 def settled_scores(
     network: Callable[[Tensor], Tensor], x: Tensor, tolerance: float, *, changes_input: bool
 ) -> Tensor:
-    """Class scores [B, K] of a network; rows that are too close to decide are computed again alone."""
+    """Class scores [B, K]; rows whose two largest scores are nearly equal are computed again alone."""
     if x.shape[0] == 1:
         return network(x)
     scores = network(x.clone() if changes_input else x)
