@@ -1,4 +1,4 @@
-"""Backends by name; importing this package registers those that come with Gati."""
+"""Backends by name; importing this package registers Gati's own backends."""
 
 from gati.engine.backends.base import (
     BACKENDS,

@@ -1,4 +1,4 @@
-"""Backends, which run the network: the interface between the engine and a runtime."""
+"""Backends run the network: the interface between the engine and a runtime."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Backend(ABC):
     """A way to run a network with its exits.
 
-    With a `precision` other than "f32", the network's answers may differ from those of the user's network.
-    With another `lookup_precision`, the lookups may differ from the library's tables.
+    With a `precision` other than "f32", answers may differ from those of the user's network. With a reduced
+    `lookup_precision`, results of lookups may differ from the library's tables.
     """
 
     name: ClassVar[str]
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "f32"
     lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = None  # None: as `precision`
-    same_network_as: ClassVar[str | None] = None  # the backend that differs only in lookups
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # kinds of device on which its costs can be measured
-    automatic: ClassVar[tuple[str, ...]] = ()  # kinds of device on which `--backend auto` tries it
+    same_network_as: ClassVar[str | None] = None  # a backend that runs the same network with other lookups
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # device types on which its costs can be measured
+    automatic: ClassVar[tuple[str, ...]] = ()  # device types on which `--backend auto` tries it
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages and tools that it needs are installed."""
+        """Whether the backend's packages and tools are installed."""
         return True
 
     @classmethod
     def in_float32(cls) -> bool:
-        """Whether network and lookups compute in float32, so that the library's tables hold."""
+        """Whether network and lookups compute in float32, so that the library's tables are valid."""
         return cls.precision == "f32" and cls.lookup_precision in (None, "f32")
 
 
@@ -53,7 +53,7 @@ class Backend(ABC):
 class Path:
     """The network prepared on a backend: as a whole, `base`, and as `segments`.
 
-    Both run in the same way, so that the gain is not due to a slower baseline.
+    Both are prepared in the same way, so that the gain is not due to a slower baseline.
     """
 
     base: Callable[[Tensor], Tensor]
@@ -61,7 +61,7 @@ class Path:
 
 
 class SingleExit(NamedTuple):
-    """An exit on a single request's path, `position` in forward order; score >= `threshold` is a hit."""
+    """An exit on a single request's path; `position` is its index, score >= `threshold` is a hit."""
 
     position: int
     lookup: Lookup
@@ -74,10 +74,9 @@ class SinglePath(ABC):
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """Answer `x` [1, ...]: return an exit's probabilities [1, K] and its index.
+        """Answer `x` [1, ...]: return the probabilities [1, K] of the exit that hit, and its index.
 
-        For an input that misses every cache, return the network's class scores [1, K] and the number of
-        exits.
+        If every lookup misses, return the network's class scores [1, K] and the number of exits.
         """
 
 
@@ -90,23 +89,26 @@ class SegmentBackend(Backend):
 
     @abstractmethod
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """`cache` as a function from hidden outputs like `hidden` [B, ...] to [B, K] and scores [B]."""
+        """`cache` as a function from hidden outputs [B, ...] to probabilities [B, K] and scores [B].
+
+        `hidden` is an example of the hidden outputs.
+        """
 
     def single(
         self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
     ) -> SinglePath | None:
         """The backend's own path for single requests through `segments`; None to call them one by one.
 
-        `exits` are by block.
+        The keys of `exits` are blocks.
         """
         return None
 
     def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """As `path`, with segments as single requests run them, for measurements on one thread."""
+        """As `path`, for measurements on one thread: segments run as they do in single requests."""
         return self.path(traced, blocks)
 
     def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `lookup`, as a single request runs it, for measurements."""
+        """As `lookup`, for measurements: the lookup runs as it does in a single request."""
         return self.lookup(cache, hidden)
 
 
@@ -115,17 +117,20 @@ class Graph(ABC):
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """Answer `x` [1, ...] on the CPU: probabilities [1, K], and the exit's index (their number: none)."""
+        """Answer `x` [1, ...] on the CPU: return probabilities [1, K] and the index of the exit that hit.
+
+        If every lookup misses, the index is the number of exits.
+        """
 
 
 class GraphBackend(Backend):
     """Runs the whole early-exit network as one compiled graph, including lookups and decisions.
 
-    A backend that is `calibrated` needs typical inputs [n, ...] before it can make a graph.
+    A `calibrated` backend needs calibration inputs [n, ...] to make a graph.
     """
 
     automatic: ClassVar[tuple[str, ...]] = ("cpu",)
-    stored_as: ClassVar[str] = "onnx"  # format of stored graphs; backends of one format share them
+    stored_as: ClassVar[str] = "onnx"  # format of stored graphs; backends with the same format share them
     calibrated: ClassVar[bool] = False
 
     def early_exit(
@@ -137,14 +142,15 @@ class GraphBackend(Backend):
     ) -> Graph:
         """Compile the network with `exits` in forward order; without exits, the base model.
 
-        Conversion takes seconds, so the result is written to `kept`, or read from it if the file exists.
-        Raises BackendError for a network that is not on the CPU, ModelError for an operator that ONNX lacks.
+        Conversion takes seconds, so the converted model is read from the file `kept` if it exists, else
+        written to it. Raises BackendError for a network that is not on the CPU, ModelError for an operator
+        that ONNX lacks, and CutError for a cut that a graph cannot express.
         """
         if kept is not None and kept.is_file():
             return self.compile(kept.read_bytes())
         (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
-            with suppress(StorageError):  # with a read-only library, convert each time
+            with suppress(StorageError):  # the library may be read-only; the next engine converts again
                 atomic_write_bytes(kept, model)
         return self.compile(model)
 
@@ -157,10 +163,10 @@ class GraphBackend(Backend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """The models of several settings that differ only in thresholds, as `compile` takes them.
+        """Yield a model for `compile` for each of `settings`, lists of exits that differ only in thresholds.
 
         `convert` keeps converted pieces of the network across calls. The network is also cut after the blocks
-        in `cuts`: with the same cuts, calls can share pieces.
+        in `cuts`; calls with the same cuts can share pieces.
         """
         from gati.engine.graph.assemble import assemble
         from gati.engine.graph.convert import Converter
@@ -176,7 +182,7 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def compile(self, model: bytes) -> Graph:
-        """Compile a model for as many threads as torch has."""
+        """Compile a model for torch's current number of threads."""
 
 
 BACKENDS: dict[str, type[Backend]] = {}
@@ -198,7 +204,7 @@ def get_backend(name: str, **options: Any) -> Backend:
     """Return the backend named `name`.
 
     Raises:
-        BackendError: no backend has that name, or its requirements are not installed.
+        BackendError: no backend has that name, or the machine lacks what it needs.
     """
     if name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; choose one of auto, {', '.join(sorted(BACKENDS))}")

@@ -1,4 +1,4 @@
-"""Functions of batches as captured CUDA graphs, one for each of a few sizes."""
+"""Functions of batches as captured CUDA graphs, one for each of a few batch sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from gati.engine.backends.cuda_device import Device
 from gati.engine.backends.replayed import as_tuple, capture
 
-LARGEST_CAPTURED = 32  # rows; launching operators one by one costs larger batches little
+LARGEST_CAPTURED = 32  # rows; in larger batches the launches of single operators cost little
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Captured:
 
 
 class GraphTurns:
-    """Graphs of one device share memory, so they run one after the other, whatever stream they are on."""
+    """Graphs of one `Device` share memory, so they run one after the other, even on different streams."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -34,9 +34,10 @@ class GraphTurns:
 class BatchGraphs:
     """`operators`, a function of tensors, as graphs for batches of 1, 2, 4, 8, 16 and 32 rows.
 
-    Other batches are filled up to the next size with rows whose results are dropped; larger ones are not
-    captured. `takes_rows` and `gives_rows` say which inputs and outputs have one row per input; a function
-    that gives a single tensor has `gives_rows` None. `block` is for messages. Thread-safe.
+    Batches of other sizes run in the graph of the next size, and results of its surplus rows are dropped.
+    Larger batches are not captured. `takes_rows` and `gives_rows` say which inputs and outputs have one row
+    per input; `gives_rows` is None if the function returns a single tensor. `block` is for messages.
+    Thread-safe.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BatchGraphs:
         self._graphs: dict[int, _Captured] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """What `operators` returns for `tensors`."""
+        """The result of `operators` for `tensors`."""
         rows = tensors[self._takes_rows.index(True)].shape[0]
         if not 0 < rows <= LARGEST_CAPTURED:
             return self.operators(*tensors)

@@ -1,19 +1,19 @@
 """Single requests as captured CUDA graphs: the order of launches, and when the host waits.
 
-A request is copied into pinned memory, from where the first graph reads it. Each segment with its inline
-lookup is one graph, which reads the static outputs of the previous one, and ends with one copy of score and
-probabilities to pinned memory; an event follows it, and the host waits only for that event.
+A request is copied into pinned memory, from which the first graph reads it. Each segment with its inline
+lookup is one graph. It reads the static outputs of the previous graph and ends with one copy of score and
+probabilities to pinned memory. An event follows the copy, and the host waits only for that event.
 
 **Inline lookups.** While the host waits for a score, the device would idle: reading the score back and
 launching the next graph take a *round trip*, which is measured when the path is built. If the next segment
-takes the device no longer than that, it is launched before the score is known. On a miss this hides the round
-trip. On a hit the unneeded segment ends by the time another request could start, so it delays no request. For
-a longer segment the host waits: there a hit saves work, and a round trip costs little. On a hit, at most that
-one segment has been launched. The exit that answers depends only on the input.
+takes the device no longer than a round trip, it is launched before the score is known. On a miss this hides
+the round trip. On a hit, at most that one segment was launched in vain, and it ends by the time another
+request could start, so it delays no request. Before a longer segment the host waits for the score: there a
+hit saves work, and a round trip costs little. The exit that answers depends only on the input.
 
-**Overlapped lookups** are separate graphs on the lane `lookups`: an event starts each after its segment, and
-the host joins it. Meanwhile the network continues block by block up to the next lookup, with at most two
-blocks queued.
+**Overlapped lookups** are separate graphs on the lane `lookups`. Each waits for an event after its segment,
+and the host waits for its result. Meanwhile the network continues block by block up to the next lookup, with
+at most two blocks queued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gati.engine.backends.cuda_device import Device
 from gati.engine.backends.replayed import Flag, Run, ToHost, as_tuple, capture, flagged
 from gati.model.cuts import Segment
 
-_BLOCKS_AHEAD = 2  # most blocks queued during an overlapped lookup, so that a hit saves work
+_BLOCKS_AHEAD = 2  # blocks queued at most during an overlapped lookup, so that a hit saves work
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Lookup:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A segment as a graph; `sends` is what the graph itself copies to the host."""
+    """A segment as a graph; `sends` is the result that the graph itself copies to the host."""
 
     graph: Any
     lookup: _Lookup | None = None
@@ -76,7 +76,7 @@ class CapturedPath(SinglePath):
         self._marks = [device.event() for _ in range(_BLOCKS_AHEAD)]
         self._pending: _Lookup | None = None
         self._latest: _Piece | None = None  # launched last
-        self._running = False  # whether a piece may still run that the answered request did not need
+        self._running = False  # whether a piece that the last request did not need may still run
         self._exits = len(exits)
         self._incoming, self._request = device.pinned(request), device.static(request)
         self._incoming.copy_(request)
@@ -92,7 +92,7 @@ class CapturedPath(SinglePath):
         """As `SinglePath.answer`."""
         with self._lock:
             self._incoming.copy_(x)
-            if self._running:  # and this request may come on another stream
+            if self._running:  # wait for it: this request may come on another stream
                 self._device.wait(self._tail, "main")
                 self._running = False
             try:
@@ -102,7 +102,7 @@ class CapturedPath(SinglePath):
                     self._device.wait(self._pending.flag.known, "main")
                     self._pending = None
                 self._device.record(self._tail, "main")
-                self._device.synchronize(self._tail)  # the next request overwrites what is copied
+                self._device.synchronize(self._tail)  # a copy may still read what the next request overwrites
                 raise
 
     # Capture ------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class CapturedPath(SinglePath):
     def _piece_run(self, segment: Segment, leaving: SingleExit | None, flag: Flag | None) -> Run:
         """A segment to capture, with the copies from and to the host.
 
-        An inline lookup is included; for an overlapped one the hidden output is returned in addition.
+        It includes an inline lookup. For an overlapped one it also returns the hidden output.
         """
         first = not self._pieces
 
@@ -217,7 +217,7 @@ class CapturedPath(SinglePath):
             piece.sends.launched()
 
     def _fork(self, lookup: _Lookup) -> None:
-        """Queue an overlapped lookup after its segment; an inline one was launched with it."""
+        """Queue an overlapped lookup after its segment; an inline one was launched with the segment."""
         if lookup.inline:
             return
         self._device.record(self._forked, "main")
@@ -226,7 +226,7 @@ class CapturedPath(SinglePath):
         lookup.flag.launched()
 
     def _keep_pace(self, ahead: int) -> None:
-        """Let the host queue only a few blocks during an overlapped lookup."""
+        """Wait while too many blocks are queued and the overlapped lookup still runs."""
         pending = self._pending
         if pending is None or pending.inline:
             return
@@ -243,7 +243,7 @@ class CapturedPath(SinglePath):
 class CapturedNetwork:
     """A network without exits, captured at the first single request; `batches` runs batches. Thread-safe.
 
-    A single request may be anywhere, and its result is on the host.
+    A single request may be on any device; its result is on the CPU.
     """
 
     def __init__(

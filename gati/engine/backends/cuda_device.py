@@ -1,4 +1,4 @@
-"""The few GPU calls that captured requests need, so that everything else can be tested without a GPU."""
+"""The few GPU calls of captured requests; code that uses them can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CAPTURING = threading.Lock()  # one capture at a time in a process
 class Device(Protocol):
     """Two ordered lanes of work with events between them; on CUDA, lanes are streams.
 
-    `main` is the caller's current stream. Only `synchronize`, the two measuring calls and, if necessary,
-    `taken` make the host wait.
+    `main` is the caller's current stream. Only `synchronize`, `device_ms`, `host_ms` and, if
+    necessary, `taken` make the host wait.
     """
 
     def static(self, like: Tensor) -> Tensor:
@@ -36,22 +36,21 @@ class Device(Protocol):
     ) -> tuple[Any, tuple[Tensor, ...]]:
         """`run(*inputs)` as a graph, and its outputs, which each replay overwrites.
 
-        Leaves `inputs` as they are. Copies from and to pinned memory become part of the graph. Graphs of one
-        lane share memory: they are
-        replayed one after the other, never concurrently.
+        Capturing does not change `inputs`. Copies from and to pinned memory become part of the graph. Graphs
+        of one lane share memory, so they must be replayed one after the other.
         """
 
     def replay(self, graph: Any, lane: Lane) -> None:
         """Queue a graph."""
 
     def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
-        """Queue a copy, into static or into pinned memory."""
+        """Queue a copy into static or pinned memory."""
 
     def event(self) -> Any:
-        """A new event that is not recorded yet."""
+        """A new event, not recorded yet."""
 
     def record(self, event: Any, lane: Lane) -> None:
-        """Queue the event: it happens when all earlier work on the lane is done."""
+        """Record the event: it happens when all earlier work on the lane is done."""
 
     def wait(self, event: Any, lane: Lane) -> None:
         """Make later work on the lane wait for the event; an unrecorded event counts as happened."""
@@ -63,22 +62,22 @@ class Device(Protocol):
         """Make the host wait for the event."""
 
     def taken(self, tensor: Tensor) -> Tensor:
-        """A copy on the device, ordered after the work queued on `main`, that later replays do not change."""
+        """A copy on the device, ordered after the work on `main`; later replays do not change it."""
 
     def device_ms(self, queue: Callable[[], None]) -> float:
-        """The device time of the work that `queue` queues on `main`."""
+        """The device time of the work that `queue` puts on `main`."""
 
     def host_ms(self, work: Callable[[], None]) -> float:
-        """The host time of `work`, which itself waits for the device."""
+        """The host time of `work`, which must itself wait for the device."""
 
 
 class CudaDevice:
-    """The calls on a CUDA device. `main` is the stream current when a call is made."""
+    """The calls on a CUDA device. `main` is the current stream at the time of each call."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Captures and warm-up of a lane stay on one stream: memory of a shared pool and cuBLAS workspaces
-        # belong to a stream, so concurrent lanes never share either.
+        # Captures and warm-up of a lane use one stream. A memory pool and cuBLAS workspaces belong to it,
+        # so concurrent lanes never share them.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             "main": torch.cuda.Stream(device),
             "lookups": torch.cuda.Stream(device),
@@ -87,7 +86,7 @@ class CudaDevice:
 
     def static(self, like: Tensor) -> Tensor:
         """As `Device.static`."""
-        with torch.inference_mode(False):  # written to from both modes
+        with torch.inference_mode(False):  # it is written to in and outside inference mode
             return torch.empty(like.shape, dtype=like.dtype, device=self._device).copy_(like)
 
     def pinned(self, like: Tensor) -> Tensor:
@@ -107,7 +106,7 @@ class CudaDevice:
                 for _ in range(_WARM_UP_CALLS):
                     run(*map(_copy, inputs))
             current.wait_stream(stream)
-            # "thread_local": other threads keep serving, and allocating, meanwhile.
+            # "thread_local": other threads may serve requests and allocate memory during a capture.
             with torch.cuda.graph(
                 graph, pool=self._pools[lane], stream=stream, capture_error_mode="thread_local"
             ):
@@ -155,7 +154,7 @@ class CudaDevice:
         return tensor.clone()
 
     def device_ms(self, queue: Callable[[], None]) -> float:
-        """As `Device.device_ms`, the median of a few, by CUDA events."""
+        """As `Device.device_ms`: the median of a few runs, timed by CUDA events."""
         times = []
         for _ in range(_TIMED_CALLS):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -167,7 +166,7 @@ class CudaDevice:
         return median(times)
 
     def host_ms(self, work: Callable[[], None]) -> float:
-        """As `Device.host_ms`, the median of a few."""
+        """As `Device.host_ms`: the median of a few runs."""
         times = []
         for _ in range(_TIMED_CALLS):
             torch.cuda.synchronize(self._device)
@@ -181,7 +180,7 @@ class CudaDevice:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy that is of inference mode where `tensor` is: compiled code is compiled for one of the two."""
+    """A copy, an inference tensor only if `tensor` is one: compiled code is specialised for one kind."""
     with torch.inference_mode(tensor.is_inference()):
         return tensor.clone()
 

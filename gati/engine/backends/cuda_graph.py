@@ -1,4 +1,4 @@
-"""CUDA graphs: single requests are launched per segment instead of operator by operator."""
+"""CUDA graphs: one launch per segment instead of one per operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEEDS = "backend cuda-graph needs a CUDA device; load with --device cuda"
 
 
 class CapturingBackend(TorchBackend):
-    """On CUDA, replays graphs of what `operators` and `plain_lookup` return; on the CPU, calls these."""
+    """On CUDA, replays graphs of the functions of `operators` and `plain_lookup`; on the CPU, calls them."""
 
     def operators(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The network and its segments as functions."""
@@ -47,7 +47,7 @@ class CapturingBackend(TorchBackend):
         return Path(CapturedNetwork(device, plain.base, batches), tuple(segments))
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `SegmentBackend.lookup`, for batches as graphs."""
+        """As `SegmentBackend.lookup`; batches run as graphs."""
         plain, device = self.plain_lookup(cache, hidden), self.device(hidden.device)
         return plain if device is None else BatchGraphs(GraphTurns(device), plain, (True,), (True, True))
 
@@ -82,17 +82,17 @@ class CapturingBackend(TorchBackend):
         return Path(CapturedNetwork(device, plain.base, plain.base), segments)
 
     def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `SegmentBackend.timed_lookup`; a separate graph, which costs one more launch."""
+        """As `SegmentBackend.timed_lookup`; a separate graph, so the time includes one more launch."""
         lookup, device = self.plain_lookup(cache, hidden), self.device(hidden.device)
         return lookup if device is None else CapturedLookup(device, lookup, hidden)
 
     def device(self, device: torch.device) -> Device | None:
-        """The calls on `device`; None if requests are not captured there."""
+        """The `Device` for captured requests on `device`; None if requests are not captured there."""
         return CudaDevice(device) if device.type == "cuda" else None
 
 
 def _is_empty(traced: TracedModel, segment: Segment) -> bool:
-    """Whether the segment ends at the network's input."""
+    """Whether the segment has no operators, because it ends at the network's input."""
     return segment.block is not None and traced.block_kinds[segment.block] == INPUT_KIND
 
 
@@ -110,7 +110,7 @@ class CudaGraphBackend(CapturingBackend):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Return why it cannot run on this machine, or None if it can."""
+        """Return why the backend cannot run on this machine, or None if it can."""
         return why_no_cuda()
 
     @classmethod
@@ -124,7 +124,7 @@ class CudaGraphBackend(CapturingBackend):
         return cls.available()
 
     def device(self, device: torch.device) -> Device | None:
-        """The calls on `device`. Raises BackendError if it is not a CUDA device."""
+        """The `Device` for captured requests. Raises BackendError if `device` is not a CUDA device."""
         if device.type != "cuda":
             raise BackendError(_NEEDS)
         return CudaDevice(device)

@@ -1,7 +1,7 @@
 """Lookups in 8-bit integers inside a network that computes in float32.
 
-The network's answers do not change, so a miss costs no agreement. Lookups may be inexact, because their
-thresholds are certified on the engine's own answers, and every request pays for them.
+The network's answers do not change, so a miss costs no agreement. Every request runs lookups, so faster ones
+help. They may be inexact, because their thresholds are certified on the engine's own answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Int8Lookups(GraphBackend):
     """A graph backend whose lookups are quantised after training on `calibration` [n, ...].
 
-    Without calibration inputs it can only run stored graphs, and networks without exits.
+    Without calibration inputs it runs only stored graphs and networks without exits.
     """
 
     lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = "int8"
@@ -37,7 +37,7 @@ class Int8Lookups(GraphBackend):
 
     def __init__(self, calibration: Tensor | None = None) -> None:
         super().__init__()
-        if find_spec("onnxruntime") is None:  # it quantises for all runtimes
+        if find_spec("onnxruntime") is None:  # it quantises the lookups for every runtime
             raise BackendError(
                 f"backend '{self.name}' needs onnxruntime, not installed here: "
                 "pip install 'gati[onnxruntime]'"

@@ -50,8 +50,8 @@ class OnnxRuntimeBackend(GraphBackend):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        # Spinning between layers halves the time of small networks. But if threads spin between requests,
-        # the thread pools of several sessions compete for the cores.
+        # Threads that spin between layers halve the time of small networks. But if they spin between requests
+        # too, the thread pools of several sessions compete for the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         return _OnnxRuntimeGraph(
             onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

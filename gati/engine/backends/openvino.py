@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Slot(NamedTuple):
-    """Buffers for one request at a time: the input array, and the infer request that has the outputs."""
+    """Buffers for one request at a time: the input array, and the infer request with the outputs."""
 
     input: npt.NDArray[Any]
     request: Any
@@ -36,7 +36,7 @@ class _OpenVinoGraph(Graph):
         self._idle = [self._slot()]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """As `Graph.answer`; the result is a copy, since the slot's tensors are reused."""
+        """As `Graph.answer`; returns a copy, since the slot's tensors are reused."""
         try:
             slot = self._idle.pop()  # atomic, like `append`: two threads never get the same slot
         except IndexError:
@@ -46,7 +46,7 @@ class _OpenVinoGraph(Graph):
         request.infer()
         probabilities = torch.from_numpy(request.get_output_tensor(0).data.copy())
         exit = int(request.get_output_tensor(1).data[0])
-        self._idle.append(slot)  # not after a failure, which may leave it in an unknown state
+        self._idle.append(slot)  # not after a failure, which leaves its state unknown
         return probabilities, exit
 
     def _slot(self) -> _Slot:
@@ -76,7 +76,7 @@ class OpenVinoBackend(GraphBackend):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages are there."""
+        """Whether the packages are installed."""
         return all(find_spec(name) is not None for name in cls.needed)
 
     def compile(self, model: bytes) -> Graph:
@@ -107,7 +107,7 @@ class OpenVinoBf16Backend(OpenVinoBackend):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages are installed and the processor has the instructions."""
+        """Whether the packages are installed and the processor computes in bfloat16."""
         return super().installed() and _computes_in("BF16")
 
 
@@ -115,7 +115,7 @@ class OpenVinoBf16Backend(OpenVinoBackend):
 class OpenVinoInt8Backend(OpenVinoBackend):
     """OpenVINO on the CPU in 8-bit integers, quantised after training by NNCF on `calibration` [n, ...].
 
-    Without calibration inputs it can only run stored graphs.
+    Without calibration inputs it runs only stored graphs.
     """
 
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "int8"
@@ -137,7 +137,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """As `GraphBackend.assembled`, quantised once; during calibration no input leaves early."""
+        """As `GraphBackend.assembled`, quantised once; during calibration no input exits early."""
         from gati.engine.graph.quantise import quantised, without_exits
 
         if self._calibration is None:
@@ -166,7 +166,7 @@ _CORES: list[Any] = []
 
 
 def core() -> Any:
-    """The OpenVINO runtime of this process, which owns the thread pools."""
+    """The process's OpenVINO runtime, which owns the thread pools."""
     if not _CORES:
         import openvino
 

@@ -1,6 +1,6 @@
 """Functions for single requests as graphs, from host memory to host memory.
 
-The copies to and from pinned memory are part of the graphs: a request is one launch, not three.
+The copies to and from pinned memory are part of the graphs, so a request needs one launch, not three.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 class ToHost:
-    """The end of a graph that copies a result to pinned memory, which every replay overwrites."""
+    """Copies a result to pinned memory at the end of a graph; every replay overwrites it."""
 
     def __init__(self, device: Device, lane: Lane) -> None:
         self._device = device
@@ -28,13 +28,13 @@ class ToHost:
         self.known = device.event()
 
     def __call__(self, source: Tensor) -> None:
-        """Copy `source`; call it in the function that is captured."""
+        """Copy `source`; call it inside the captured function."""
         if self._host is None:
             self._host = self._device.pinned(source)
         self._host.copy_(source, non_blocking=True)
 
     def launched(self) -> None:
-        """Note that the graph was just launched."""
+        """Record the event; call it right after launching the graph."""
         self._device.record(self.known, self._lane)
 
     def wait(self) -> Tensor:
@@ -44,21 +44,21 @@ class ToHost:
 
     @property
     def values(self) -> Tensor:
-        """What `wait` returned, without waiting again."""
+        """The values in pinned memory, without waiting; valid after `wait`."""
         if self._host is None:
             raise AssertionError("the graph was not captured")
         return self._host
 
 
 class Flag(ToHost):
-    """Copies score and probabilities of a lookup as one tensor, in float32."""
+    """Copies score and probabilities of a lookup to the host as one float32 tensor."""
 
     def __init__(self, device: Device, lane: Lane) -> None:
         super().__init__(device, lane)
         self._shape, self._dtype = torch.Size(), torch.float32  # of the probabilities
 
     def pack(self, probabilities: Tensor, score: Tensor) -> None:
-        """Copy a lookup's result; call it in the function that is captured."""
+        """Copy a lookup's result; call it inside the captured function."""
         self._shape, self._dtype = probabilities.shape, probabilities.dtype
         self(torch.cat((score.reshape(1).float(), probabilities.reshape(-1).float())))
 
@@ -67,7 +67,7 @@ class Flag(ToHost):
         return float(self.wait().numpy()[0])
 
     def probabilities(self) -> Tensor:
-        """The probabilities [1, K] that came with the score; call it after `score`."""
+        """The lookup's probabilities [1, K]; call it after `score`."""
         values = self.values[1:].reshape(self._shape)
         return values.to(self._dtype, copy=True)
 
@@ -75,7 +75,7 @@ class Flag(ToHost):
 class CapturedSegment:
     """A segment as a graph, for measurements; its outputs are overwritten by each call.
 
-    With `adopts`, the inputs are static outputs of another graph, which are read in place.
+    With `adopts`, the inputs of the first call are static outputs of another graph, read in place.
     """
 
     def __init__(self, device: Device, run: Callable[..., Any], *, adopts: bool) -> None:
@@ -110,7 +110,7 @@ class CapturedSegment:
 class CapturedLookup:
     """A lookup as a separate graph that reads `hidden` [1, ...] in place; the score is on the host.
 
-    It is for measurements: from the launch until the score is known, as at the end of a segment.
+    For measurements: a call takes from the launch until the score is known, as at the end of a segment.
     """
 
     def __init__(self, device: Device, lookup: Lookup, hidden: Tensor) -> None:
@@ -120,7 +120,7 @@ class CapturedLookup:
         self._graph, _ = capture(device, flagged(lookup, self._flag), (hidden,), "main", None)
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities [1, K] and the score [1]; another hidden output is copied first."""
+        """Return probabilities [1, K] and the score [1]; copies another hidden output into place first."""
         if hidden is not self._hidden:
             self._device.copy(hidden, self._hidden, "main")
         self._device.replay(self._graph, "main")
@@ -130,12 +130,12 @@ class CapturedLookup:
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
-    """What a segment returns, as a tuple: the last one returns a single tensor."""
+    """The result of a segment as a tuple; the last segment returns a single tensor."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def flagged(lookup: Lookup, flag: Flag) -> Run:
-    """A lookup whose result goes to the host."""
+    """A lookup whose result is copied to the host through `flag`."""
 
     def run(hidden: Tensor) -> tuple[Tensor, ...]:
         flag.pack(*lookup(hidden))
@@ -147,7 +147,7 @@ def flagged(lookup: Lookup, flag: Flag) -> Run:
 def capture(
     device: Device, run: Run, inputs: Sequence[Tensor], lane: Lane, block: str | None
 ) -> tuple[Any, tuple[Tensor, ...]]:
-    """As `Device.capture`. Raises BackendError if it fails, as for a function that makes the host wait."""
+    """As `Device.capture`. Raises BackendError if capture fails, for example if `run` makes the host wait."""
     try:
         return device.capture(run, inputs, lane)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Eager PyTorch operators in flat functions: the same results as the module itself, bit for bit."""
+"""Eager PyTorch operators in flat functions, whose results equal those of the module bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.compile`: segments and lookups as machine code, compiled on first use; on CUDA, as CUDA graphs."""
+"""`torch.compile`: segments and lookups compiled on first use; on CUDA, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPILING = threading.Lock()  # warning filters belong to the whole process
 
 
 class _Compiled:
-    """A function compiled for single requests; batches, whose sizes vary, run uncompiled."""
+    """A function compiled for single requests; batches run uncompiled, because their sizes vary."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -39,13 +39,13 @@ class _Compiled:
             return self._single(*tensors)
         from torch._inductor import config
 
-        # Freezing folds normalisation into weights and puts these in order once instead of in every call. The
-        # option of torch.compile of that name comes too late: the weights are arguments by then.
+        # Freezing folds normalisation into the weights and changes their layout once, not in every call. If
+        # passed to torch.compile, this option would come too late: by then the weights are arguments.
         with _COMPILING, config.patch(freezing=True), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are for the compiler's developers
+            warnings.simplefilter("ignore")  # warnings for the compiler's developers
             try:
                 result = self._single(*tensors)
-            except Exception as error:  # a compiler that is missing or fails raises many unrelated types
+            except Exception as error:  # a missing or failing compiler raises many unrelated types
                 why = first_line(error)
                 raise BackendError(
                     f"backend torch-compile cannot compile the network: {why}; use --backend torch"
@@ -59,7 +59,7 @@ class TorchCompileBackend(CapturingBackend):
     """Runs the network through `torch.compile`; needs a C++ compiler and seconds per segment to compile."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    automatic: ClassVar[tuple[str, ...]] = ("cuda",)  # on the CPU others run and start faster
+    automatic: ClassVar[tuple[str, ...]] = ("cuda",)  # on the CPU, other backends run and start faster
 
     def __init__(self) -> None:
         if not self.installed():
@@ -67,8 +67,8 @@ class TorchCompileBackend(CapturingBackend):
                 f"backend '{self.name}' needs a C++ compiler ({', '.join(_COMPILERS)}), none is installed: "
                 "apt-get install g++"
             )
-        # While one thread compiles, the flag that torch sets for it is seen by all. A compiled function then
-        # refuses to run in other threads unless it is allowed to run uncompiled, which it is here.
+        # While one thread compiles, torch sets a flag that all threads see. Compiled functions then raise an
+        # error in other threads; with this setting they run uncompiled there.
         torch._dynamo.config.error_on_nested_fx_trace = False
 
     @classmethod
