@@ -3,10 +3,10 @@
 Each round of a measurement is checked for three independent signs.
 
 - The measuring thread was runnable but had no core for more than a tenth of the time, as counted by Linux.
-  This is the most reliable sign if another program takes a constant share and slows every request equally.
-- Requests that do the same work take very different times: their mean is a quarter above their median. This
-  reveals pauses of the whole machine, which its operating system cannot see.
-- The base model's median time is a quarter above that of the best round.
+  This is the most reliable sign if another program uses a constant share and slows every request equally.
+- Requests that do the same work take very different times: their mean is more than a quarter above their
+  median. This reveals pauses of the whole machine, which its operating system cannot see.
+- The base model's median time is more than a quarter above that of the best round.
 
 Disturbed rounds are measured again after the others, when the machine may be quiet.
 """
@@ -31,14 +31,14 @@ Alike = Sequence[Sequence[float]]
 
 
 class Machine:
-    """The clocks that measurements use."""
+    """The clocks for measurements."""
 
     def now_ns(self) -> int:
         """Return a monotonic time."""
         return time.perf_counter_ns()
 
     def waited_ns(self) -> int | None:
-        """Return how long the calling thread was runnable but had no core; None if not counted."""
+        """Return how long the calling thread has waited for a core in total; None if not counted."""
         try:
             return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1])
         except (OSError, IndexError, ValueError):
@@ -62,7 +62,7 @@ class MeasuringRound(Generic[T]):
 
     found: T
     alike: Alike
-    waiting: float  # share of the round that the calling thread waited for a core
+    waiting: float  # share of the round in which the calling thread waited for a core
 
     @property
     def base_ms(self) -> float:
@@ -82,7 +82,7 @@ class MeasuringRound(Generic[T]):
 
 @dataclass(frozen=True)
 class Steady(Generic[T]):
-    """The rounds in order; `disturbed` counts those that stayed disturbed, `reason` is that of the first."""
+    """Results of the rounds in order; how many stayed disturbed, and the `reason` of the first of these."""
 
     rounds: tuple[T, ...]
     disturbed: int
@@ -99,7 +99,7 @@ class Steady(Generic[T]):
 
 
 def spikes(alike: Alike) -> float:
-    """Return the mean ratio of a time to the median of its group; 1 if there are too few to tell."""
+    """Return the mean ratio of a time to the median of its group; 1 if all groups are too small."""
     relative = [each / median(times) for times in alike if len(times) >= _ENOUGH for each in times]
     return mean(relative) if relative else 1.0
 
@@ -111,10 +111,10 @@ def measure_steadily(
     machine: Machine = MACHINE,
     passes: int = 3,
 ) -> Steady[T]:
-    """Measure every round, then repeat disturbed ones while that helps, for at most `passes` passes in total.
+    """Measure every round, then repeat disturbed ones while that helps, in at most `passes` passes.
 
-    `alike` returns the times of a round's result, see `MeasuringRound`. If a round stays disturbed, its last
-    measurement is kept.
+    `alike` returns the times in the result of a round, see `MeasuringRound`. If a round stays disturbed, its
+    last measurement is kept.
     """
     kept = [_measured(each, alike, machine) for each in rounds]
     reasons = _reasons(kept)

@@ -1,9 +1,10 @@
 """Costs of network and lookups inside one compiled graph, at batch size 1, on the serving machine.
 
-Each exit is measured in place, as a graph with one exit, alternating with the plain network and relative to
-it, so that a slow moment affects both. An exit that is never taken shows what its lookup and decision add to
-a miss; one that is always taken shows the time to reach its block. A lookup timed alone would also pay for
-waking threads, which are awake in a running network. Blocks that do the same work share their time.
+Each exit is measured in place, as a graph with one exit. Its runs alternate with those of the plain network,
+and times are relative to it, so that a slow moment affects both. An exit that is never taken shows what its
+lookup and decision add to a miss; one that is always taken shows the time to reach its block. A lookup timed
+alone would also pay for waking threads, which are awake in a running network. Blocks that do the same work
+share their time.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, OutputsKind, Profile
 
-_ANCHORS = 6  # blocks measured; the others are interpolated with the library's own profile
+_ANCHORS = 6  # blocks measured; the others are interpolated from a known profile
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
 _TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
-_ENOUGH_S = 1.0  # after this, fewer rounds are enough: timings of large networks vary less
-_PASSES, _PATIENCE = 3, 2  # after _PATIENCE disturbed measurements, the rest are measured once
+_ENOUGH_S = 1.0  # then fewer rounds are enough: timings of large networks vary less
+_PASSES, _PATIENCE = 3, 2  # after _PATIENCE disturbed measurements, further ones are not repeated
 _NEVER = 1e30
 
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Latencies of the network; `if_ms` is what a decision without a lookup adds to a miss.
+    """Latencies of the network and its lookups.
 
-    `lookup_ms` is what each lookup adds, including its decision.
+    `if_ms` is the time that a decision without a lookup adds to a miss; `lookup_ms` the time that each lookup
+    adds, including its decision.
     """
 
     profile: Profile
@@ -71,7 +73,7 @@ def measure_graph(
     cuts: Collection[str] = (),
     machine: Machine = MACHINE,
 ) -> GraphCosts:
-    """Time the base model, the way to each block, and lookups, for one request on `backend`.
+    """Time the base model, the network up to each block, and lookups, for one request on `backend`.
 
     `known` is a profile of the same network on another backend, used to interpolate between measured blocks.
     `caches` are the lookups to measure, each with its block. `progress(done, of)` counts graphs; `convert`
@@ -111,7 +113,7 @@ def measure_graph(
 
 
 def places_to_measure(known: Profile, caches: Mapping[str, tuple[str, nn.Module]]) -> set[str]:
-    """Return the blocks at which `measure_graph` puts an exit."""
+    """Return the blocks at which `measure_graph` inserts an exit."""
     return {*(known.blocks[index].name for index in anchors(known)), *(block for block, _ in caches.values())}
 
 
@@ -132,13 +134,13 @@ def profile_between(
 ) -> Profile:
     """Return the profile of a backend that reaches the blocks `at` after `reached_ms`.
 
-    The blocks between them are interpolated from `known`, a profile of the same network on another backend.
-    Blocks with the same `work` share their time.
+    Other blocks are interpolated from `known`, a profile of the same network on another backend. Blocks with
+    the same `work` share their time.
     """
     rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
     elsewhere = [*(known.blocks[index].reach_ms for index in at), known.base_ms]
     here = [*rising, base_ms]
-    if elsewhere[0] > 0.0:  # else the first is the input, reached after the call overhead alone
+    if elsewhere[0] > 0.0:  # else the first block is the input, reached after the call overhead alone
         elsewhere, here = [0.0, *elsewhere], [0.0, *here]
     reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, here)
     own_ms = _shared_ms(np.diff(reach_ms, prepend=0.0), work)
@@ -151,12 +153,12 @@ def profile_between(
 
 
 def of_many(notes: Sequence[str], measurements: int) -> str:
-    """Return one line on how many of several measurements stayed disturbed (one note each), or ""."""
+    """Return one line that counts the measurements with a note (disturbed ones), or "" if there is none."""
     return f"{len(notes)} of {measurements} measurements: {notes[0]}" if notes else ""
 
 
 def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Average the times of blocks that do the same work, which keeps the sum."""
+    """Average the times of blocks that do the same work; the sum does not change."""
     alike: dict[str, list[int]] = {}
     for index, what in enumerate(work):
         alike.setdefault(what, []).append(index)
@@ -169,7 +171,7 @@ def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDAr
 def by_turns_ms(
     graphs: Sequence[Graph], request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
 ) -> list[float]:
-    """Return the median milliseconds of each of `graphs`, alternating after a few requests in a row.
+    """Return the median milliseconds of each of `graphs`, which take turns of a few requests in a row.
 
     If the measurement stays disturbed, a line is added to `notes`.
     """
@@ -184,7 +186,7 @@ def by_turns_ms(
                 for number in range(_IN_A_ROW):
                     start_ns = machine.now_ns()
                     graph.answer(request)
-                    if number >= _IN_A_ROW // 2:  # its weights are in the CPU caches by now
+                    if number >= _IN_A_ROW // 2:  # the graph's weights are in the CPU caches by now
                         taken.append((machine.now_ns() - start_ns) / 1e6)
         return times
 
@@ -194,9 +196,9 @@ def by_turns_ms(
 def _medians(
     base: Graph, graph: Graph, request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
 ) -> tuple[float, float]:
-    """Return milliseconds of the plain network and `graph`, alternating; `notes` as for `by_turns_ms`.
+    """Return median milliseconds of `base` and `graph`, which alternate; `notes` as for `by_turns_ms`.
 
-    Only two alternate: with more, each would find the CPU caches full of the others' weights.
+    Only two graphs alternate: with more, each would find the CPU caches full of the others' weights.
     """
 
     def measure() -> list[list[float]]:

@@ -1,7 +1,7 @@
 """Lower bounds on the cost of network and lookups, regardless of what was measured.
 
-On a busy machine the difference of two medians can be anything, including 0. An exit that seems free would be
-chosen everywhere, and its expected gain would not materialise.
+On a busy machine the difference of two medians can have any value, even 0. An exit that seems to cost nothing
+would be chosen at every block, and its expected gain would not materialise.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from gati.model.segments import TracedModel
 from gati.types import Profile
 
 # A lookup has a few large layers, a network many small ones, so a lookup's share of the time may be smaller
-# than its share of the arithmetic: measured at 0.7 times that share or more.
+# than its share of the FLOPs. The smallest measured was 0.7 times that share.
 _SHARE_OF_ARITHMETIC = 0.5
-_CALL_MS = 0.005  # the decision and a few layers, however small: measured at 0.02 or more
-# Another engine spreads its time differently over the network: measured at 0.6 of the known share or more.
+_CALL_MS = 0.005  # for the decision and a few layers of any size; the smallest measured was 0.02
+# Another backend distributes its time differently over the network. The smallest measured was 0.6 of the
+# known share.
 _SHARE_OF_WAY = 0.5
 
 
 class Arithmetic:
-    """FLOPs of lookups, as a share of the base network's."""
+    """FLOPs of lookups as a share of the base model's."""
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
         self.base = max(_operations(traced.base, traced.example()[:1]), 1)  # FLOPs for one input
 
     def share(self, lookup: nn.Module, block: str) -> float:
-        """Return the share of a predictor or cache after `block`, for one input."""
+        """Return a lookup's FLOPs after `block` as a share of the base model's, for one input."""
         shape, device = self._traced.hidden_shapes[block], self._traced.device
         return _operations(lookup, torch.zeros(1, *shape, device=device)) / self.base
 
@@ -44,7 +45,7 @@ def at_least(
 ) -> GraphCosts:
     """Return `costs` raised to their lower bounds; `known` and `caches` are those used to measure them.
 
-    A lookup's share of the time is at least half its share of the arithmetic, plus a constant for the call.
+    A lookup's share of the time is at least half its share of the FLOPs, plus a constant for the call.
     The time to a block is at least half its share in `known`, and at least the time to the previous block.
     """
     arithmetic = Arithmetic(traced)

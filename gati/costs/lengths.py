@@ -1,4 +1,4 @@
-"""Costs of a sequence network: the mean over the lengths of its inputs."""
+"""Costs of a network for sequences: the mean over the lengths of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gati.types import Profile
 
 
 def profile_at_lengths(traced: TracedModel) -> Profile:
-    """Return the mean over inputs of `measure_profile`, at each length that takes a good part of the time."""
+    """Return the mean profile over inputs, measured at each length that takes a large part of the time."""
     return mean_profile([(share, measure_profile(each)) for share, each in at_lengths(traced)], traced)
 
 

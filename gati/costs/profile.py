@@ -1,8 +1,8 @@
 """Measured latencies of the base model and of lookups, at batch size 1, on the serving machine.
 
-Quantities to compare are measured alternately, round by round, so that a slow moment of the machine hits
-both; the median is kept. Blocks that do the same work share their measurements. Disturbed measurements are
-repeated; results that stay disturbed carry a note.
+Times to compare are measured alternately, round by round, so that a slow moment of the machine affects both.
+The median is kept. Blocks that do the same work share their measurements. Disturbed measurements are
+repeated, and results that stay disturbed carry a note.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKUP_MAXIMUM = 200
 
 
 class OverlapCost(NamedTuple):
-    """Costs of a parallel lookup: time from submission to answer, and the slowdown of the base model."""
+    """Costs of a parallel lookup: time from submission to answer, and time that it adds to the base model."""
 
     lookup_ms: float
     penalty_ms: float
@@ -54,10 +54,11 @@ def measure_profile(
 ) -> Profile:
     """Time the base model, as a whole and block by block, for one request.
 
-    `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never decreases
-    from block to block and never exceeds `base_ms`, the time of the uncut network: the cost of cutting at
-    every block, which no composition does, is scaled out. Blocks with the same operators and shapes get the
-    same time, the median over all of them. The input is reached after 0 ms.
+    `example` is one preprocessed input [1, ...]; the traced example by default. `base_ms` is the time of the
+    uncut network, or of its segments if they are faster. `reach_ms` never decreases from block to block and
+    never exceeds `base_ms`: times of blocks are scaled, since cutting at every block adds a cost that no
+    composition has. Blocks with the same operators and shapes get the same time, the median over all of them.
+    The input is reached after 0 ms.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
@@ -78,9 +79,9 @@ def measure_profile(
     (walks,) = found.rounds
     shared_ms = _shared_ms(walks, work_of(traced, names))
     if names and traced.block_kinds[names[0]] == INPUT_KIND:
-        shared_ms[0] = 0.0  # nothing runs before the input; an empty function call was timed
+        shared_ms[0] = 0.0  # nothing runs before the input: only an empty function call was timed
     *reach, total_ms = accumulate(shared_ms)
-    base_ms = min(median(walks.whole_ms), total_ms)  # segments do all the work: any excess is noise
+    base_ms = min(median(walks.whole_ms), total_ms)  # segments do the same work: any excess is noise
     reach_ms = [value * base_ms / total_ms for value in reach]
     own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
     profiles = [
@@ -104,7 +105,7 @@ class _Walks(NamedTuple):
 
 
 def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
-    """Return each segment's time: the median over all requests and all segments that do the same work."""
+    """Return the time of each segment: the median over requests and segments that do the same work."""
     own: dict[str, list[float]] = {}
     for ends in walks.ends_ms:
         for what, (earlier, later) in zip(work, pairwise([0.0, *ends]), strict=True):
@@ -124,10 +125,10 @@ def measure_lookup(
 ) -> float:
     """Return the median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
 
-    Runs at least 15 repetitions, and continues until 30 ms have passed. `between` is called untimed before
-    each repetition and can run the base model, so that the CPU caches are in a realistic state: without it, a
-    lookup seems two to three times as fast as it is. The time depends on shapes only, not on weights. If the
-    measurement stays disturbed, a line is added to `notes`.
+    Repeats the lookup 15 times; without `between`, until the lookups have taken 30 ms, 15 to 200 times.
+    `between` is called untimed before each repetition. It can run the base model, so that the CPU caches are
+    in a realistic state: without it, a lookup seems two to three times as fast as it is. The time depends on
+    shapes only, not on weights. If the measurement stays disturbed, a line is added to `notes`.
     """
     example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
@@ -143,7 +144,7 @@ def measure_lookup(
             ):
                 if between is not None:
                     between()
-                    if example.device.type == "cuda":  # or its work would count as the lookup's
+                    if example.device.type == "cuda":  # its work must not count as the lookup's
                         torch.cuda.synchronize(example.device)
                 look = partial(_looked_up, lookup)
                 times.append(time_call_ms(look, example, example.device, machine))
@@ -166,8 +167,8 @@ def measure_overlap(
 ) -> OverlapCost:
     """Measure the cost of a lookup after `block` that runs in parallel with the rest of the base model.
 
-    The penalty compares whole requests: the base model on the remaining cores with the lookup in parallel,
-    against the base model alone on all cores. Pass an open `lookups` to measure many in a row.
+    The penalty compares whole requests: the base model with a lookup in parallel, on the remaining cores,
+    against the base model alone, on all cores. Pass an open `lookups` to measure many lookups in a row.
     `notes` is as for `measure_lookup`.
     """
     request = _single(traced.example())
@@ -185,7 +186,7 @@ def measure_overlap(
                     alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
                 return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
 
-            # With few cores, waiting for one is part of the cost.
+            # With few cores, waiting for a core is part of the cost, not a disturbance.
             found = measure_steadily([measure], lambda times: times, machine=Uncounted())
     if notes is not None and found.note:
         notes.append(found.note)
@@ -194,7 +195,7 @@ def measure_overlap(
 
 
 class _Overlapped(NamedTuple):
-    """Milliseconds of requests alone, of parallel lookups, and of the requests they run alongside."""
+    """Milliseconds of requests without lookups, of parallel lookups, and of the requests with them."""
 
     alone_ms: list[float]
     lookup_ms: list[float]
@@ -313,7 +314,7 @@ def _overlapped_request_ms(
     handed_over = time.perf_counter_ns()
     lookups.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
     last.run(*carried)
-    if device.type == "cuda":  # the host runs ahead: only the answer shows when the lookup ended
+    if device.type == "cuda":  # the host runs ahead: only waiting for the answer shows when the lookup ended
         lookups.answer()
         answered = time.perf_counter_ns()
         torch.cuda.synchronize(device)

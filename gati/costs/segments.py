@@ -1,4 +1,4 @@
-"""Costs of network and lookups on a segment backend, at batch size 1."""
+"""Costs of network and lookups on a backend that runs segments, at batch size 1."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def measure_segments(
     caches: Mapping[str, tuple[str, nn.Module]],
     progress: Callable[[int, int], None] | None = None,
 ) -> GraphCosts:
-    """Time the base model, the way to a few blocks, and lookups; arguments as for `measure_graph`.
+    """Time the base model, the network up to a few blocks, and lookups; arguments as for `measure_graph`.
 
-    The exit decision is a comparison in Python, so `if_ms` is 0.
+    `progress` counts lookups. The exit decision is a comparison in Python, so `if_ms` is 0.
     """
     at = anchors(known)
     names = [known.blocks[index].name for index in at]

@@ -76,8 +76,8 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Captures and warm-up of a lane use one stream. A memory pool and cuBLAS workspaces belong to it,
-        # so concurrent lanes never share them.
+        # Captures and warm-up of a lane use one stream, which owns the memory pool and cuBLAS workspaces. So
+        # concurrent lanes never share either.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             "main": torch.cuda.Stream(device),
             "lookups": torch.cuda.Stream(device),
