@@ -13,7 +13,7 @@ from gati.types import Profile
 
 
 def profile_at_lengths(traced: TracedModel) -> Profile:
-    """Return the mean profile over inputs, measured at each length that takes a large part of the time."""
+    """Return the mean profile over inputs, from the lengths that take a significant part of the time."""
     return mean_profile([(share, measure_profile(each)) for share, each in at_lengths(traced)], traced)
 
 
