@@ -63,7 +63,7 @@ class RecallLadder:
             return
         self._ladder = Ladder.from_json(known["ladder"], spend=spend)
         if ("left" in known["ladder"]) != alone:
-            raise ValueError("it is of the other case")
+            raise ValueError(f"it was saved with alone={not alone}, but alone is {alone} now")
         if len(self._ladder) != len(MOST) or abs(self._ladder.agreement - agreement) > 1e-9:
             raise ValueError("its settings or its promise differ")
         for setting, allowed in zip(self._settings, known["allowed"], strict=True):

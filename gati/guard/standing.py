@@ -214,7 +214,7 @@ class Standing:
                 atomic_write_text(self._path, snapshot.text)
             except StorageError as error:  # caches must stop even if the file cannot be written
                 if not self._failing:
-                    _log.error("the standing of versions cannot be saved", extra={"reason": str(error)})
+                    _log.error("cannot save the state and evidence of versions", extra={"reason": str(error)})
                 self._failing = True
             else:
                 self._failing = False
@@ -279,4 +279,4 @@ class Standing:
     def _distrust(self, reason: str) -> None:
         self.distrusted = reason
         self.spending.used = max(self.spending.used, _PRESUMED_SPENT)
-        _log.warning("the standing of versions is unknown; they are on probation", extra={"reason": reason})
+        _log.warning("the state of versions is unknown; they are on probation", extra={"reason": reason})

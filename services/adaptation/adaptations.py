@@ -32,7 +32,7 @@ class Adapting(Protocol):
 
 @dataclass
 class _Slot:
-    """A model's slot; `model` is None until it is open, and `failure` is the reason."""
+    """A described model; `model` is None until it is open, and `failure` is the last error, if any."""
 
     described: AdaptedModel
     model: Adapting | None = None
@@ -45,17 +45,17 @@ class _Job(NamedTuple):
 
 
 class Turns:
-    """Stride scheduling of one thread: the next turn goes to the model that has used least of its share.
+    """Stride scheduling of one thread: the model that used least relative to its share is next.
 
-    `shares` may have any scale. A model that was idle does not accumulate unused time.
+    `shares` may have any scale. An idle model does not accumulate unused time.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         total = sum(shares.values())
         self.shares = {name: share / total for name, share in shares.items()}
         self.used_s = dict.fromkeys(shares, 0.0)
-        self._pass = dict.fromkeys(shares, 0.0)  # seconds by share
-        self._least = 0.0  # of the model with the last turn
+        self._pass = dict.fromkeys(shares, 0.0)  # seconds used, divided by the share
+        self._least = 0.0  # pass of the model that had the last turn
 
     def next(self, waiting: Collection[str]) -> str:
         """Return the next of the waiting models; ties are broken by their order."""
@@ -175,7 +175,7 @@ class Adaptations:
                 del self._waiting[name]
             result, error, used_s = await loop.run_in_executor(self._thread, self._timed, job.work)
             self._turns.used(name, used_s)
-            if job.done.done():  # its caller has disconnected
+            if job.done.done():  # its caller was cancelled
                 continue
             if error is None:
                 job.done.set_result(result)
@@ -190,5 +190,5 @@ class Adaptations:
         began_s = time.thread_time()
         try:
             return work(), None, time.thread_time() - began_s
-        except Exception as error:  # raised in the caller; other models go on
+        except Exception as error:  # raised in the caller; other models continue
             return None, error, time.thread_time() - began_s

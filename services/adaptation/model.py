@@ -48,7 +48,7 @@ class ModelAdaptation:
             self._deployments, self._served, self._settings, promise, clock=time.perf_counter
         )
         active, why_not = self._deployments.active()
-        self._serving: Deployed = active  # by the samples
+        self._serving: Deployed = active  # the version that answered, according to the samples
         self._published: Deployed = active
         if why_not:
             _log.warning("the active version cannot serve", extra={"model": model.name, "reason": why_not})
@@ -90,7 +90,7 @@ class ModelAdaptation:
         )
 
     def look(self, *, asked: bool = False) -> None:
-        """Renew the caches if it is time, if the samples show the need, or on request."""
+        """Renew the caches at intervals, when the samples show that it is needed, or if `asked`."""
         records = self._store.window(self.name, limit=self._settings.window_inputs)
         self._samples = len(records)
         due = self._rules.due(records, self._latest, self._tried_s, time.time())
@@ -129,7 +129,9 @@ class ModelAdaptation:
             self._ended(outcome.kind, outcome.message)
             return
         self._publish(outcome.deployed)
-        self._ended(outcome.kind, f"{outcome.message}; it answers once the inference service has proven it")
+        self._ended(
+            outcome.kind, f"{outcome.message}; it will answer after the inference service has proven it"
+        )
 
     def _publish(self, deployed: Deployed) -> None:
         """Activate a version in the repository, from which the inference service loads it."""

@@ -15,7 +15,7 @@ from gati.adaptation.triggers import SETTLED, Signs, due, too_few
 from gati.composition.binomial import p_value
 from gati.samples.record import Record
 
-_SURE = 0.001  # probability of that many disagreements if the promise holds
+_SURE = 0.001  # alarm if so many disagreements are less likely than this while the promise holds
 _LEAST_WAIT_S = 60.0
 
 
@@ -32,7 +32,7 @@ class Latest:
 
 
 class Judged(NamedTuple):
-    """The reason to renew now, or not to although it is time; and the `hit_rate` of the latest version."""
+    """`reason` to renew, or None; why a due renewal is `skipped`, or ""; the latest version's `hit_rate`."""
 
     reason: str | None
     skipped: str
@@ -41,9 +41,9 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Renew after an alarm, if the hit rate falls to `falls_to` of the promised one, and every `interval_s`.
+    """Renew after an alarm, at a hit rate below `falls_to` times the promised one, and every `interval_s`.
 
-    A version on trial has `patience` intervals to be proven. Training needs at least `least` samples, and the
+    A published version has `patience` intervals to be proven. Training needs at least `least` samples; the
     window keeps at most `kept`.
     """
 
@@ -55,7 +55,7 @@ class Rules:
     patience: float = 3.0
 
     def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Judged:
-        """Judge the samples; sets in `latest` whether the version has answered."""
+        """Judge the samples. Sets `latest.seen` if the version has answered."""
         since = [record for record in records if record.time_s >= latest.since_s]
         own = [record for record in since if record.source in (latest.name, "")]
         latest.seen |= bool(own)

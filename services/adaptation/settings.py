@@ -20,7 +20,7 @@ class AdaptedModel(BaseModel):
     composition: str
     records: str
     repository: str
-    share: float = Field(default=1.0, gt=0.0)  # of the processor's time, against those of the others
+    share: float = Field(default=1.0, gt=0.0)  # of the processor time, relative to the other models'
 
 
 class AdaptationSettings(AdaptationConfig, ProcessSettings):

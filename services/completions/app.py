@@ -40,7 +40,7 @@ _KINDS |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limi
 
 
 class CompletionsApp:
-    """One engine and its network, called `name`."""
+    """The ASGI application of one engine. Clients know its network as `name`."""
 
     def __init__(self, engine: PrefixEngine, tokens: Vocabulary, name: str, config: ServeConfig) -> None:
         self._engine = engine
@@ -93,7 +93,7 @@ class CompletionsApp:
             respond = _refused(error)
         except Exception as error:
             _log.error("unexpected error in a request", exc_info=error, extra={"path": request.url.path})
-            respond = _error(500, "internal error; the log has its cause")
+            respond = _error(500, "internal error; the server's log has the cause")
         await respond(request.scope, request.receive, access.send)
 
     async def _answer(self, request: Request, until_answered: ExitStack) -> ASGIApp:
@@ -102,7 +102,7 @@ class CompletionsApp:
             return await self._complete(request, until_answered)
         if method in ("GET", "HEAD"):
             if path == "/metrics":
-                page = await self._pool.run(self.metrics.render)  # which waits for the current step
+                page = await self._pool.run(self.metrics.render)  # waits for the current step
                 return Response(page, media_type=CONTENT_TYPE_LATEST)
             if path == "/v2/health/live" or (path == "/v2/health/ready" and self.ready):
                 return _json({"live": True} if path.endswith("live") else {"ready": True})
@@ -112,7 +112,7 @@ class CompletionsApp:
                 return _json({"object": "list", "data": [self._model()]})
             if path == f"/v1/models/{self.name}":
                 return _json(self._model())
-        raise NotFoundError(f"{method} {path[:80]} is not offered; POST /v1/completions is")
+        raise NotFoundError(f"{method} {path[:80]} is not served; use POST /v1/completions")
 
     async def _complete(self, request: Request, until_answered: ExitStack) -> ASGIApp:
         with self._budget.open() as charge:

@@ -15,9 +15,8 @@ from gati.evict.engine.tokens import Vocabulary
 _MOST_PROMPTS = 64
 _DEFAULT_TOKENS = 16  # OpenAI's default
 
-_Ids = Annotated[
-    list[StrictInt], Field(fail_fast=True)
-]  # otherwise there would be an error for each of a million invalid ones
+# fail_fast: a list of a million invalid tokens gives one error, not a million
+_Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
 _Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
 _Lists = Annotated[list[_Ids], Field(fail_fast=True)]
 _Stop = Annotated[StrictStr, Field(min_length=1, max_length=256)]
@@ -32,7 +31,7 @@ class _StreamOptions(BaseModel):
 class _Body(BaseModel):
     """The parameters of OpenAI's API, and two of ours.
 
-    Unsupported ones may be given with their default value.
+    Unsupported ones are accepted with their default value only.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,7 +79,7 @@ def read_completion(body: bytes, tokens: Vocabulary) -> AskedCompletion:
         raise RequestError(_message(error)) from None
     prompts = _prompts(asked.prompt, tokens)
     if not 1 <= len(prompts) <= _MOST_PROMPTS:
-        raise RequestError(f"prompt: {len(prompts)} of them; give 1 to {_MOST_PROMPTS}")
+        raise RequestError(f"prompt: the list has {len(prompts)} prompts; give 1 to {_MOST_PROMPTS}")
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     return AskedCompletion(
         asked.model,
@@ -118,7 +117,7 @@ def _message(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     where = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        return f"no parameter is called {where[:40]!r}"
+        return f"unknown parameter {where[:40]!r}"
     if where == "prompt" and first["type"] != "missing":
         return "prompt: give a text, a list of tokens, or a list of texts or of lists of tokens"
     reason = first["msg"].removeprefix("Value error, ")

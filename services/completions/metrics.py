@@ -18,9 +18,9 @@ _COUNTS = {
     "prompt_tokens": "Tokens of prompts, cached or not",
     "computed_tokens": "Tokens that went through the network",
     "generated_tokens": "Tokens that were generated",
-    "cancelled": "Requests whose client went, or had enough",
+    "cancelled": "Requests that were cancelled: the client disconnected, or a stop was found",
     "failed": "Requests that could not be completed",
-    "restarted": "Requests that lost their pages to a smaller budget and began anew",
+    "restarted": "Requests that lost their pages when the budget shrank, and were restarted",
     "steps": "Batches that were computed",
 }
 
@@ -81,14 +81,14 @@ class _Figures(Collector):
         yield from (requests, pages)
         for name, text in (
             ("requested", "Whole pages of prompts"),
-            ("hit", "Of these, leading ones that were cached"),
-            ("evicted", "Pages of prefixes that had to leave"),
+            ("hit", "Leading pages of prompts that were cached"),
+            ("evicted", "Pages of prefixes that were evicted"),
         ):
             yield CounterMetricFamily(f"gati_evict_{name}", text, value=found[f"pages_{name}"])
         policy = found["policy"]
         if "caught" in policy:
-            caught = "Predictions that turned out wrong: the page returned after it was evicted"
+            caught = "Wrong predictions: the page was requested again after its eviction"
             yield CounterMetricFamily("gati_evict_caught", caught, value=policy["caught"])
         if "guard" in policy:
-            excess = "Pages missed beyond what LRU would have"
+            excess = "Pages missed in excess of LRU"
             yield GaugeMetricFamily("gati_evict_guard_excess", excess, value=policy["guard"]["excess"])

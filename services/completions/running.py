@@ -27,7 +27,7 @@ class TextWriter:
         self.stopped = False
 
     def add(self, token: int, *, last: bool) -> str:
-        """Return the text to send after this token; after the last one, including all that was held back."""
+        """Return the text to send after this token. After the last token, nothing is held back."""
         if self.stopped:
             return ""
         text = self._held + self._write(token)
@@ -49,7 +49,7 @@ class TextWriter:
 
 
 class CompletionPiece(NamedTuple):
-    """Some text of choice number `choice` (one per prompt), and the reason why it ended, if it did."""
+    """Text of choice number `choice` (one per prompt), and why the choice ended; None if it has not."""
 
     choice: int
     text: str

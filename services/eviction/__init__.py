@@ -1,4 +1,4 @@
-"""The eviction service: learns for prefix caches of engines, in processes of its own.
+"""The eviction service: learns eviction predictors for the prefix caches of engines, in separate processes.
 
 `gati evict serve DIR` answers `POST /v1/continue`, and runs `python -m services.eviction`, which reads the
 access logs of engines, fits predictors to them, and publishes predictors that would have missed fewer blocks.

@@ -28,7 +28,7 @@ from services.process import ended, run
 _log = logging.getLogger("gati.eviction")
 
 _LONGEST_PAUSE_S = 30.0
-_TELL_EVERY_S = 1.0  # while much is read
+_TELL_EVERY_S = 1.0  # between writes of the status, while many entries are read
 
 
 def main() -> int:
@@ -71,8 +71,8 @@ class _Fitting:
             try:
                 atomic_write_text(status_of(self._settings.folder), text + "\n")
                 self._told = text
-            except StorageError as error:  # some entries were read but not learned from yet
-                _log.warning("the status is an old one", extra={"reason": str(error)})
+            except StorageError as error:  # continue: some entries are read but not learned from yet
+                _log.warning("cannot write the status file; it is out of date", extra={"reason": str(error)})
         self._tell_s = time.monotonic() + _TELL_EVERY_S
 
 

@@ -27,7 +27,7 @@ _INLINE_BYTES = 8_192  # for smaller bodies, waking a thread takes longer than t
 
 _MESSAGES = {
     "type": "array",
-    "description": "Messages of the chat, in order; those of users are read.",
+    "description": "Messages of the chat, in order; only messages of users are used.",
     "items": {
         "type": "object",
         "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
@@ -45,13 +45,13 @@ _BODY = {
 }
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 _REASONS = {
-    400: "No such JSON",
+    400: "Malformed JSON, or the wrong shape",
     401: "The key is missing or wrong",
-    403: "Not from there",
+    403: "The origin or the key is not permitted",
     413: "Too many messages, or too large",
-    422: "A conversation without a prompt, or what is no message",
-    429: "Too much at once; ask again after Retry-After",
-    503: "No model is loaded, or the server is about to end",
+    422: "A conversation without a prompt, or an invalid message",
+    429: "Overloaded, or a quota is used up; try again after Retry-After",
+    503: "No model is loaded, or the server is shutting down",
 }
 _REPLIES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
@@ -59,7 +59,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 }
 _PROBABILITY = {"type": "number", "minimum": 0.0, "maximum": 1.0}
 _REPLIES[200] = {
-    "description": "p: how likely another prompt follows; a list for conversations. version: of the model.",
+    "description": "p: probability of another prompt; a list for conversations. version: the model's.",
     "content": {
         "application/json": {
             "schema": {
@@ -87,7 +87,7 @@ class EvictionState:
 
 @router.post("/v1/continue", summary="Which conversations go on", responses=_REPLIES, openapi_extra=_BODY)
 async def continue_(request: Request) -> Response:
-    """Return how likely another prompt follows the latest one, for one conversation or up to 1,024."""
+    """Return the probability of another prompt after the latest, for one conversation or up to 1,024."""
     return await answer(request)
 
 

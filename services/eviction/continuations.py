@@ -43,11 +43,14 @@ class Continuations:
             model = load_continuation(self._folder)
         except EvictError as error:
             self._failed = token
-            _log.warning("the model of conversations stays as it was", extra={"reason": str(error)})
+            _log.warning(
+                "cannot read the new continuation model; the loaded one, if any, stays in use",
+                extra={"reason": str(error)},
+            )
             return
         name = model.digest()[:12]
         self._model, self._seen = (model, name), token
-        _log.info("model of conversations loaded", extra={"version": name})
+        _log.info("continuation model loaded", extra={"version": name})
 
     def predict(self, prompts: Sequence[Prompts]) -> tuple[list[float], str]:
         """Return the probabilities that conversations continue, and the version that predicted them.
@@ -57,7 +60,7 @@ class Continuations:
         loaded = self._model
         if loaded is None:
             why = "no model can be read yet" if self._folder else "start it with --continuation DIR"
-            raise UnavailableError(f"this server has no model of conversations: {why}")
+            raise UnavailableError(f"this server has no continuation model: {why}")
         model, name = loaded
         return model.predict(prompts).tolist(), name
 

@@ -9,7 +9,7 @@ import orjson
 from gati.errors import DataError, RequestError, TooLargeError
 from gati.evict.trace.dialogues import Prompts, newest_prompts, utterance_of
 
-MOST_CONVERSATIONS = 1024  # of a request
+MOST_CONVERSATIONS = 1024  # in a request
 MOST_MESSAGES = 16_384
 
 
@@ -28,7 +28,7 @@ def read_asked(body: bytes) -> AskedConversations:
     """
     objects = body.count(b"{") + body.count(b"[")  # each message has at least one
     if objects > 2 * (MOST_MESSAGES + MOST_CONVERSATIONS):
-        raise TooLargeError(f"more than {MOST_MESSAGES} messages; send fewer conversations at once")
+        raise TooLargeError(f"more than {MOST_MESSAGES} messages; send fewer conversations per request")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -38,7 +38,7 @@ def read_asked(body: bytes) -> AskedConversations:
     if "messages" in document:
         return AskedConversations([_newest(document["messages"], "messages")], False)
     if "conversations" not in document:
-        raise RequestError(f"no messages and no conversations, but {str(*document)[:40]!r}")
+        raise RequestError(f"unknown field {str(*document)[:40]!r}; send messages or conversations")
     return AskedConversations(_conversations(document["conversations"]), True)
 
 
@@ -46,7 +46,7 @@ def _conversations(rows: Any) -> list[Prompts]:
     if not isinstance(rows, list):
         raise RequestError("conversations must be a list")
     if len(rows) > MOST_CONVERSATIONS:
-        raise TooLargeError(f"{len(rows)} conversations; send at most {MOST_CONVERSATIONS} at once")
+        raise TooLargeError(f"{len(rows)} conversations; send at most {MOST_CONVERSATIONS} per request")
     found = []
     for number, row in enumerate(rows):
         where = f"conversation {number}"
@@ -61,5 +61,5 @@ def _newest(messages: Any, where: str) -> Prompts:
         raise RequestError(f"{where}: messages must be a list")
     prompts = newest_prompts([utterance_of(each, where) for each in messages])
     if prompts is None:
-        raise DataError(f"{where} has no message of a user, whose words tell whether it goes on")
+        raise DataError(f"{where} has no message of a user; the prediction needs one")
     return prompts

@@ -79,7 +79,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve([listening]))
     looking = asyncio.create_task(
         keep_on(
-            "looking for a model of conversations",
+            "looking for a new continuation model",
             lambda: asyncio.to_thread(continuations.look),
             every_s=_LOOK_EVERY_S,
             longest_s=_LONGEST_PAUSE_S,

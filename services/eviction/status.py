@@ -14,18 +14,18 @@ from prometheus_client.metrics_core import Metric
 from gati.evict.learn.folder import status_of
 
 _COUNTERS = {
-    "requested": ("gati_evict_requested", "Blocks that engines were asked for"),
-    "hit": ("gati_evict_hit", "Blocks that they had cached"),
-    "evicted": ("gati_evict_evicted", "Blocks that they evicted"),
-    "caught": ("gati_evict_caught", "Evictions by prediction that were caught wrong"),
+    "requested": ("gati_evict_requested", "Blocks of requests to engines"),
+    "hit": ("gati_evict_hit", "Blocks of requests that were cached"),
+    "evicted": ("gati_evict_evicted", "Blocks that engines evicted"),
+    "caught": ("gati_evict_caught", "Evictions by prediction that turned out wrong"),
     "records": ("gati_evict_records", "Requests read from access logs"),
     "damaged": ("gati_evict_damaged", "Lines of access logs that were cut or changed"),
-    "lost": ("gati_evict_lost_segments", "Segments of access logs that were gone before they were read"),
+    "lost": ("gati_evict_lost_segments", "Segments of access logs that were deleted before they were read"),
     "fits": ("gati_evict_fits", "Predictors that were fitted"),
     "adopted": ("gati_evict_adopted", "Predictors that were published"),
 }
 _GAUGES = {
-    "guard_excess": ("gati_evict_guard_excess", "Blocks missed beyond LRU, of all engines"),
+    "guard_excess": ("gati_evict_guard_excess", "Blocks missed in excess of LRU, over all engines"),
     "version": ("gati_evict_version", "The active version"),
 }
 

@@ -43,7 +43,7 @@ def live_router(
     heartbeat_s: float = 5.0,
     stopping: threading.Event | None = None,
 ) -> APIRouter:
-    """Return the routes `/` (the page), `/events` and `/frame.jpg`, to include with or without a prefix.
+    """Return the routes `/` (the page), `/events` and `/frame.jpg`; they can be mounted under any prefix.
 
     Viewers get updates at most every `interval_s`, and a heartbeat every `heartbeat_s`. They are
     disconnected when `stopping` is set.
@@ -59,7 +59,9 @@ def live_router(
     @router.get("/events")
     async def events(request: Request) -> Response:
         if len(viewers) >= _MOST_VIEWERS:
-            text = f"{_MOST_VIEWERS} viewers are here already; close one of the pages"
+            text = (
+                f"this page already has {_MOST_VIEWERS} viewers, the maximum; close one of its browser tabs"
+            )
             return JSONResponse({"error": text}, 503, {"Retry-After": "10"})
         told = _told(state, request.headers.get("last-event-id", ""))
 
@@ -159,7 +161,7 @@ class _Server(uvicorn.Server):
 
 
 class _LocalNames:
-    """Refuses host names that only DNS rebinding could point here: a camera's pictures are private."""
+    """Refuses Host names that are not loopback, against DNS rebinding: pictures of cameras are private."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -168,7 +170,10 @@ class _LocalNames:
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if not _is_loopback(re.sub(r":\d+\Z", "", host).strip("[]")):
-                refusal = JSONResponse({"error": "this page answers to localhost only"}, 403)
+                refusal = JSONResponse(
+                    {"error": "this page is available only under the name localhost or a loopback address"},
+                    403,
+                )
                 return await refusal(scope, receive, send)
         await self._app(scope, receive, send)
 
@@ -179,7 +184,7 @@ class _LocalNames:
 async def _tell(
     state: LiveState, told: int | None, interval_s: float, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    """Send the whole state, then updates. A slow viewer gets all that it missed as one update."""
+    """Send the whole state, then updates. A slow viewer gets everything it missed in one update."""
     yield b"retry: 1000\n\n"
     last_s = time.monotonic()
     while True:
@@ -202,7 +207,7 @@ def _event(kind: str, identity: str, document: dict[str, Any]) -> bytes:
 
 
 def _told(state: LiveState, last_event_id: str) -> int | None:
-    """The last event a returning viewer has seen; None for new viewers and for those of an earlier run."""
+    """The last event a returning viewer has seen; None for new viewers, and for viewers of an earlier run."""
     key, _, sequence = last_event_id.rpartition("-")
     if key != state.key or not re.fullmatch(r"[0-9]{1,15}", sequence) or int(sequence) > state.sequence:
         return None

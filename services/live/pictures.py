@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-_LARGEST_SIDE = 960  # of what is sent, in pixels
+_LARGEST_SIDE = 960  # of the JPEG that is sent, in pixels
 _QUALITY = 75
 
 
@@ -54,7 +54,9 @@ class NewestPicture:
         if not isinstance(image, bytes) and (
             image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape
         ):
-            raise ValueError(f"a picture is a JPEG or uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
+            raise ValueError(
+                f"a picture must be a JPEG or uint8 [H, W, 3], not {image.dtype} {list(image.shape)}"
+            )
         self._newest = _Picture(self.number + 1, image)
 
     def jpeg(self) -> bytes | None:

@@ -35,7 +35,7 @@ _AUDITS = 60
 _REGIONS = 32
 _EXITS = 64
 _PICTURES_PER_S = 10.0  # encoded at most
-_LONGEST = 300  # characters of a text
+_LONGEST = 300  # of a text, in characters
 
 
 class _Point(NamedTuple):
@@ -58,8 +58,8 @@ class _Event(NamedTuple):
 class LiveState:
     """The contents of a live page. Thread-safe; no method waits for a viewer.
 
-    It keeps the last 600 answers, 100 events, 60 audits, 32 regions and one picture. Viewers request what is
-    new `since` the last sequence number they have, so they need no queues.
+    It keeps the last 600 answers, 100 events, 60 audits, 32 regions and one picture. Viewers request what
+    happened `since` the last sequence number they have, so they need no queues.
 
     `promise` is the agreement promised for the active version. Servers, which show no pictures, set
     `pictures` to False.
@@ -176,7 +176,8 @@ class LiveState:
     ) -> None:
         """Set the progress of the proof of `version`, whose caches do not answer yet; None if there is none.
 
-        If it `waits`, another version answers early until it is proven; otherwise the base model answers.
+        `waits` means that the caches of another version answer until this one is proven; otherwise the base
+        model answers.
         """
         told: dict[str, Any] | None = None
         if version is not None:
@@ -192,7 +193,7 @@ class LiveState:
     ) -> None:
         """Add an event at a stream time (default: that of the last answer).
 
-        `alarm` means that the caches stopped, until `recovered` or another event that `ends_alarm`;
+        `alarm` means that the caches stopped; it lasts until `recovered`, or another event with `ends_alarm`.
         `retraining` lasts until `version`, `recovered`, `trial`, `kept` or `failed`. Raises ValueError for an
         unknown kind.
         """

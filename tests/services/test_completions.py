@@ -268,7 +268,7 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ('{"model": "m"}', "prompt: field required"),
         ('{"model": "m", "prompt": 4}', "prompt: give a text, a list of tokens"),
         ('{"model": "m", "prompt": [1, "x"]}', "prompt: give a text"),
-        ('{"model": "m", "prompt": []}', "prompt: 0 of them; give 1 to 64"),
+        ('{"model": "m", "prompt": []}', "prompt: the list has 0 prompts; give 1 to 64"),
         ('{"model": "m", "prompt": "x", "max_tokens": 1.5}', "max_tokens: "),
         ('{"model": "m", "prompt": "x", "temperature": NaN}', "temperature is nan"),
         ('{"model": "m", "prompt": "x", "temperature": 3}', "temperature is 3; give 0 to 2"),
@@ -277,7 +277,7 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ('{"model": "m", "prompt": "x", "top_p": 0.5}', "top_p: "),
         ('{"model": "m", "prompt": "x", "stop": [""]}', "stop: "),
         ('{"model": "m", "prompt": "x", "continue_probability": 2}', "continue_probability: "),
-        ('{"model": "m", "prompt": "x", "best": 2}', "no parameter is called 'best'"),
+        ('{"model": "m", "prompt": "x", "best": 2}', "unknown parameter 'best'"),
     ],
 )
 def test_what_cannot_be_done_names_the_parameter(body: str, words: str) -> None:
