@@ -1,33 +1,33 @@
-"""Pipelines of models under a latency SLO: which option of which stage runs, decided on the way.
+"""Pipelines of models under a latency SLO: each stage's option is chosen when the stage starts.
 
     pipeline = load_pipeline("pipeline.toml")            # stages, options, conditions; measured
-    planner = Planner(pipeline, policy="dynamic")        # once; may be shared between threads
+    planner = Planner(pipeline, policy="dynamic")        # built once; may be shared between threads
     run = planner.begin(latency_slo_ms=20.0)             # one query
     while not run.done:
-        step = run.start(run.ready[0], elapsed_ms())     # the option is chosen now, from the time left
+        step = run.start(run.ready[0], elapsed_ms())     # chooses the option now, from the remaining time
         probabilities = ask(step.stage, step.option)
         found = pipeline.stages[step.stage].options[step.option].label(probabilities)
         run.finish(step.stage, found.label, elapsed_ms(), found.confidence)  # decides what runs next
     print(run.answer)
 
-Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a
-thread.
+Stages that are `ready` at the same time may run in parallel. This package reads no clock and starts no
+threads.
 
 A pipeline is a TOML file of stages, options, edges and conditions (`gati.pipelines.read`; `examples/pipeline`
-explains one), checked so that every query reaches exactly one output whatever the labels are
-(`gati.pipelines.check`). `gati pipeline measure` stores what planning needs next to it
-(`gati.pipelines.measure`). A stage's label is computed from the class probabilities of whichever network
-answers, summed over groups of classes, so that one network can serve several stages
-(`gati.pipelines.labels`).
+explains one). `gati.pipelines.check` verifies that every query reaches exactly one output, whatever the
+labels are. `gati pipeline measure` stores latencies and accuracies next to the file (`gati.pipelines.measure`). A
+stage's label is computed from the class probabilities of the network that answers, summed over groups of
+classes, so one network can serve several stages (`gati.pipelines.labels`).
 
-Policies choose a stage's option when it starts (`gati.pipelines.policies`, where `register_policy` adds
-more): `static` is the baseline that has chosen when the query began; `equal` and `proportional` are the
-published splits of the remaining SLO, replanned at every stage; `dynamic`, the default, is dynamic
-programming over the rest of the graph with the distributions of latencies and what the stage before
-found of this input (`gati.pipelines.dynamic`).
+Policies choose a stage's option (`gati.pipelines.policies`, where `register_policy` adds more):
 
-`LivePlanner` plans with figures that follow the traffic (`gati.pipelines.following`): what options did of
-late, on top of what was measured offline.
+- `static`, the baseline, chooses all options when the query begins;
+- `equal` and `proportional` are the published splits of the remaining SLO, computed again at every stage;
+- `dynamic`, the default, is dynamic programming over the rest of the graph. It uses the distributions of
+  latencies, and the confidence of the previous stage's answer to this input (`gati.pipelines.dynamic`).
+
+`LivePlanner` combines offline measurements with recent observations of the options
+(`gati.pipelines.following`).
 """
 
 from __future__ import annotations

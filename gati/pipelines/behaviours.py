@@ -1,7 +1,7 @@
-"""Behaviours of options on inputs that were easy or hard one stage before, from outcomes per input.
+"""Behaviours of options on inputs that were easy or hard in the previous stage, from outcomes per input.
 
-Easy inputs leave early, get the right label from every network, and are easy for the next stage, too. A
-planner that assumed independent stages would run the large network on inputs that do not need it.
+Easy inputs leave at early exits, get the right label from every network, and are easy for the next stage,
+too. A planner that assumed independent stages would run the large network on inputs that do not need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of one option of a stage on all inputs: arrays [n]. `level` is of its confidence."""
+    """Answers of one option of a stage on all inputs: arrays [n]. `level` is the level of confidence."""
 
     right: _Bools
     level: npt.NDArray[np.int64]
@@ -40,8 +40,8 @@ def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
 def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Iterator[BehaviourMeasurement]:
     """Behaviours of an option on all inputs of its stage, then after each answer of the previous stage.
 
-    `among` [n] marks the stage's own inputs; `before` are the answers of the options of the stage before it.
-    Only inputs count that were right there: on others the query is lost, whatever follows.
+    `among` [n] marks the stage's own inputs; `before` has the answers of the previous stage's options by name.
+    Only inputs that the previous stage labelled correctly count: otherwise the query is wrong anyway.
     """
     levels = range(len(_LEVEL_SHARES) + 1)
     overall = [_Level.of(own, among & (own.level == level)) for level in levels]

@@ -1,4 +1,4 @@
-"""Checks of a pipeline: a DAG with one input, every stage reachable, one output for all labels."""
+"""Checks of a pipeline: a DAG with one input, every stage reachable, one output whatever the labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_graph(
 ) -> tuple[tuple[str, ...], str]:
     """Return the stages in topological order, and the input stage.
 
-    **Raises:** `PipelineError` that begins with `where`.
+    **Raises:** `PipelineError`, with a message that begins with `where`.
     """
     _check_edges(stages, edges, where)
     order = _order(stages, edges, where)
@@ -33,7 +33,7 @@ def outputs_of(order: Sequence[str], edges: Sequence[Edge]) -> tuple[str, ...]:
 
 
 def outcomes(stage: Stage, edges_from: Sequence[Edge]) -> dict[frozenset[str], tuple[int, ...]]:
-    """A successor of a stage: the targets whose edges hold, and the labels (by index) that lead there."""
+    """The sets of targets that can follow a stage, and the indices of the labels that lead to each set."""
     found: dict[frozenset[str], list[int]] = defaultdict(list)
     for index, label in enumerate(stage.labels):
         found[frozenset(edge.target for edge in edges_from if edge.holds(label))].append(index)
@@ -76,7 +76,9 @@ def _order(stages: Mapping[str, Stage], edges: Sequence[Edge], where: str) -> tu
     order: list[str] = []
     position = list(stages).index
     while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=position)  # as in the file, wherever that is possible
+        ready = sorted(
+            sorter.get_ready(), key=position
+        )  # in the order of the file, where the edges permit it
         order += ready
         sorter.done(*ready)
     return tuple(order)
@@ -129,13 +131,13 @@ def _check_runs(
         )
 
 
-_State = tuple[frozenset[str], frozenset[str]]  # stages with an edge that holds; stages that ran
+_State = tuple[frozenset[str], frozenset[str]]  # stages with an incoming edge that holds; stages that ran
 
 
 def _every_query(
     order: Sequence[str], stages: Mapping[str, Stage], edges: Sequence[Edge], first: str, where: str
 ) -> Iterator[tuple[dict[str, str], frozenset[str]]]:
-    """Stages that run, with labels that make them; queries that differ in nothing else come once."""
+    """Yield each possible set of stages that run, once, with labels that lead to it."""
     states: dict[_State, dict[str, str]] = {(frozenset([first]), frozenset()): {}}
     for name in order:
         follow = outcomes(stages[name], [edge for edge in edges if edge.source == name])

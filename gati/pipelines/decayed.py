@@ -1,8 +1,8 @@
 """Counts and histograms with exponential decay: entries count half as much after each half-life.
 
 Time is any increasing number, here the number of queries; there is no clock. An entry at time `at` has the
-weight 2^(at / half_life), relative to a landmark that moves along. So adding takes constant time, and old
-entries need no update (forward decay). The order of additions does not matter, and objects can be merged.
+weight 2^(at / half_life), relative to a landmark that moves forward now and then. So adding takes constant
+time, and old entries need no update (forward decay). Entries may be added in any order, and objects merged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, Self, TypeVar
 from gati.errors import PipelineError
 from gati.pipelines.distribution import Distribution
 
-_LARGEST_EXPONENT = 25.0  # then the landmark moves: e^25 is 7e10
+_LARGEST_EXPONENT = 25.0  # the landmark moves beyond it: e^25 is 7e10
 _FORGOTTEN = 1e-12  # weight relative to a current query
 _LEAST_MS = 1e-3
 _LARGEST_MS = 1e7
@@ -28,7 +28,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 class DecayedCounts(Generic[_Key]):
     """Decayed counts of keys. Not thread-safe.
 
-    **Raises:** `PipelineError` for a half-life that is not above zero.
+    **Raises:** `PipelineError` for a half-life that is not positive.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -53,7 +53,7 @@ class DecayedCounts(Generic[_Key]):
         return self._weights.get(key, 0.0) * self._left(at)
 
     def shares(self) -> dict[_Key, float]:
-        """The share of each key; empty without keys. It does not depend on time, as all decay equally."""
+        """The share of each key; empty without keys. Independent of time, as all keys decay equally."""
         total = sum(self._weights.values())
         return {key: weight / total for key, weight in self._weights.items()} if total > 0.0 else {}
 
@@ -68,7 +68,7 @@ class DecayedCounts(Generic[_Key]):
         return found
 
     def merge(self, other: Self) -> None:
-        """Add the counts of another over the same time. Raises `PipelineError` for another half-life."""
+        """Add counts with the same time axis. Raises `PipelineError` if the half-lives differ."""
         factor = self._factor_of(other)
         for key, weight in other._weights.items():
             self._weights[key] = self._weights.get(key, 0.0) + factor * weight
@@ -83,7 +83,7 @@ class DecayedCounts(Generic[_Key]):
         return math.exp(exponent)
 
     def _left(self, at: float) -> float:
-        """The value of a stored weight of one at time `at`."""
+        """The factor that converts a stored weight to its weight at time `at`."""
         return math.exp(min((self._landmark - at) * self._rate, _LARGEST_EXPONENT))
 
     def _move(self, landmark: float) -> None:
@@ -107,7 +107,7 @@ class DecayedCounts(Generic[_Key]):
 
 
 class DecayedHistogram(DecayedCounts[int]):
-    """Recent latencies, in at most 780 bins whose bounds are 3 % apart. Not thread-safe.
+    """Recent latencies, in at most 780 bins, each 3 % wide. Not thread-safe.
 
     Each bin stores the mean of its values, so means are exact and quantiles within 3 %. All values below
     0.001 ms share a bin.
@@ -150,7 +150,7 @@ class DecayedHistogram(DecayedCounts[int]):
         return found
 
     def merge(self, other: Self) -> None:
-        """Add another histogram over the same time. Raises `PipelineError` for another half-life."""
+        """Add a histogram with the same time axis. Raises `PipelineError` if the half-lives differ."""
         factor = self._factor_of(other)
         super().merge(other)
         for key, value in other._sums.items():

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from gati.errors import PipelineError
 
 _MOST_SUMS = 512  # maximum number of distinct sums of two distributions
-_FINENESS = 0.005  # beyond it, sums are merged within this step of their logarithm
+_FINENESS = 0.005  # with more sums, those within this step of the logarithm are merged
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """The latency of a request as atoms: `values_ms[i]` happens with probability `probabilities[i]`.
+    """The latency of a request as atoms: it is `values_ms[i]` with probability `probabilities[i]`.
 
     Values are sorted and non-negative, probabilities sum to 1. Make one with `from_samples` or `constant`.
     """
@@ -29,7 +29,7 @@ class Distribution:
     def from_samples(cls, samples_ms: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
         """The empirical distribution of measured latencies, with equal weights.
 
-        **Raises:** `PipelineError` for no samples, or one that is not a number above zero.
+        **Raises:** `PipelineError` without samples, or for one that is not a finite positive number.
         """
         samples = np.asarray(samples_ms, dtype=np.float64)
         if samples.ndim != 1 or samples.size == 0:
@@ -46,7 +46,7 @@ class Distribution:
         return cls.from_samples([latency_ms])
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
-        """The mixture with `other`, which has the weight `share`."""
+        """The mixture with `other`, where `other` has the weight `share`."""
         if share <= 0.0:
             return self
         if share >= 1.0:
@@ -59,7 +59,7 @@ class Distribution:
         return Distribution(tuple(values[order].tolist()), tuple(weights[order].tolist()))
 
     def plus(self, other: Distribution) -> Distribution:
-        """The sum of two independent latencies, one of each distribution.
+        """The distribution of the sum of two independent latencies.
 
         If there are many sums, those within half a percent are merged; the mean stays exact.
         """
@@ -86,7 +86,7 @@ class Distribution:
         return float(sum(self.probabilities[: int(within)]))
 
     def quantile_ms(self, probability: float) -> float:
-        """The least measured latency that a request keeps with at least this probability."""
+        """The smallest atom that a latency does not exceed with at least this probability."""
         # 1e-9: probabilities are sums of fractions, and 0.95 must find the 95th of 100 samples
         reached = np.searchsorted(np.cumsum(self.probabilities), probability - 1e-9)
         return self.values_ms[min(int(reached), len(self.values_ms) - 1)]

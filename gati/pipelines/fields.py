@@ -11,7 +11,7 @@ from gati.errors import PipelineError
 
 
 class CheckedTable:
-    """A table whose keys are taken out one by one; `finish` raises for keys that are left."""
+    """A table whose keys are read one by one; `finish` raises for keys that were not read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self._values = dict(values)
@@ -24,7 +24,7 @@ class CheckedTable:
         return self._values.pop(key, None)
 
     def at(self, key: str) -> str:
-        """The name of a key of this table in messages."""
+        """The place of a key in error messages."""
         return f"{self.where}: {key}"
 
     def finish(self) -> None:

@@ -11,9 +11,9 @@ from gati.pipelines.pipeline import Pipeline
 
 
 class Follow(NamedTuple):
-    """A possible continuation: with probability `share` all of `targets`, which meet again at `join`.
+    """A possible continuation: with probability `share`, all of `targets` run, and meet again at `join`.
 
-    `join` is None unless there are several targets. No target at all: a branch that ends before its join.
+    `join` is None unless there are several targets. Without targets, the query or its branch ends here.
     """
 
     share: float
@@ -58,13 +58,13 @@ def _follow(
 
 def _unplannable(stage: str, targets: tuple[str, ...], problem: str) -> PipelineError:
     return PipelineError(
-        f"the branches {', '.join(targets)} after stage '{stage}' {problem} before they meet, and policy "
-        "'dynamic' plans chains and fork-joins; join them in one stage, or use policy 'proportional'"
+        f"the branches {', '.join(targets)} after stage '{stage}' {problem} before they meet, but policy "
+        "'dynamic' plans only chains and fork-joins; join them in one stage, or use policy 'proportional'"
     )
 
 
 def _always_after(pipeline: Pipeline) -> dict[str, frozenset[str]]:
-    """The stages on every path from each stage to an output, itself included: its post-dominators."""
+    """The post-dominators of each stage: the stages on every path from it to an output, itself included."""
     found: dict[str, frozenset[str]] = {}
     for name in reversed(list(pipeline.stages)):
         onward = [found[edge.target] for edge in pipeline.edges_from[name]]
@@ -73,7 +73,7 @@ def _always_after(pipeline: Pipeline) -> dict[str, frozenset[str]]:
 
 
 def _before(pipeline: Pipeline, stage: str, join: str) -> set[str]:
-    """The stages from `stage` on that come before `join`."""
+    """The stages that can be reached from `stage` without passing `join`, `stage` included."""
     found: set[str] = set()
     pending = [stage]
     while pending:

@@ -1,8 +1,8 @@
 """Labels of a stage, from a network's class probabilities.
 
-One explored network can serve several stages: one needs a group of classes ("vehicle" or "animal"),
-another one class among some. Both are the same operation: sum the probabilities of each label's classes,
-leave out classes of no label, and take the largest.
+One explored network can serve several stages: one stage needs groups of classes ("vehicle" or "animal"),
+another distinguishes only some classes. Both are the same operation: sum the probabilities of each label's
+classes, ignore classes without a label, and return the label with the largest sum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gati.errors import DataError, PipelineError
 
 
 class Labelled(NamedTuple):
-    """A stage's answer: a label, its probability among the stage's labels, and how easy the input was.
+    """A stage's answer: a label, and its probability among the stage's labels.
 
-    `confidence` is the largest probability of any class of the network: a group of classes can be certain
-    while the class is not.
+    `confidence`, the largest probability of any class of the network, says how easy the input was: a group of
+    classes can be certain while the class is not.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The meaning of a network's outputs to a stage: `columns[i]` are the classes that `labels[i]` sums."""
+    """Maps a network's outputs to labels of a stage: `labels[i]` sums the classes `columns[i]`."""
 
     labels: tuple[str, ...]
     columns: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class LabelMap:
     def from_groups(cls, groups: Mapping[str, Sequence[str]], class_names: Sequence[str]) -> LabelMap:
         """Map each label to its classes.
 
-        **Raises:** `PipelineError` for a class that does not exist, is named twice, or for an empty label.
+        **Raises:** `PipelineError` for an unknown class, a class with two labels, or a label without classes.
         """
         position = {name: index for index, name in enumerate(class_names)}
         owner: dict[str, str] = {}
@@ -70,7 +70,7 @@ class LabelMap:
         return owner
 
     def rows(self, probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Index of the label of every answer, probabilities [n, classes]; as calling it for each."""
+        """Index of the label of each answer, int64 [n], for probabilities [n, classes]; see `__call__`."""
         sums = np.stack([probabilities[:, list(columns)].sum(axis=1) for columns in self.columns], axis=1)
         best: npt.NDArray[np.int64] = sums.argmax(axis=1)
         return best
@@ -78,12 +78,12 @@ class LabelMap:
     def __call__(self, probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Labelled:
         """The label of one answer, probabilities [classes]. Raises `DataError` for another number of classes.
 
-        Equal probabilities, or none on any of the labels, give the label named first.
+        Of labels with equal sums, also if all are 0, the first wins.
         """
         values = np.asarray(probabilities, dtype=np.float64)
         if values.shape != (self.classes,):
             raise DataError(
-                f"an answer has shape {list(values.shape)} where the pipeline names {self.classes} classes; "
+                f"an answer has shape {list(values.shape)} but the pipeline names {self.classes} classes; "
                 "correct class_names"
             )
         sums = [float(values[list(columns)].sum()) for columns in self.columns]

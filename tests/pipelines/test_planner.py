@@ -148,5 +148,5 @@ def test_labels_from_probabilities() -> None:
     assert groups([0.0, 0.0, 0.0, 1.0]).label == "vehicle"
     rows = np.array([[0.2, 0.35, 0.2, 0.25], [0.0, 1.0, 0.0, 0.0]])
     assert groups.rows(rows).tolist() == [0, 1]
-    with pytest.raises(DataError, match=r"an answer has shape \[3\] where the pipeline names 4 classes"):
+    with pytest.raises(DataError, match=r"an answer has shape \[3\] but the pipeline names 4 classes"):
         groups([0.2, 0.3, 0.5])
