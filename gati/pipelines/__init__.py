@@ -15,9 +15,9 @@ threads.
 
 A pipeline is a TOML file of stages, options, edges and conditions (`gati.pipelines.read`; `examples/pipeline`
 explains one). `gati.pipelines.check` verifies that every query reaches exactly one output, whatever the
-labels are. `gati pipeline measure` stores latencies and accuracies next to the file (`gati.pipelines.measure`). A
-stage's label is computed from the class probabilities of the network that answers, summed over groups of
-classes, so one network can serve several stages (`gati.pipelines.labels`).
+labels are. `gati pipeline measure` stores latencies and accuracies next to the file
+(`gati.pipelines.measure`). A stage's label is computed from the class probabilities of the network that
+answers, summed over groups of classes, so one network can serve several stages (`gati.pipelines.labels`).
 
 Policies choose a stage's option (`gati.pipelines.policies`, where `register_policy` adds more):
 

@@ -40,7 +40,7 @@ def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
 def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Iterator[BehaviourMeasurement]:
     """Behaviours of an option on all inputs of its stage, then after each answer of the previous stage.
 
-    `among` [n] marks the stage's own inputs; `before` has the answers of the previous stage's options by name.
+    `among` [n] marks the stage's own inputs; `before` has the answers of the previous stage, by option.
     Only inputs that the previous stage labelled correctly count: otherwise the query is wrong anyway.
     """
     levels = range(len(_LEVEL_SHARES) + 1)

@@ -1,36 +1,38 @@
 """Policy `dynamic`: dynamic programming over the rest of the graph, with measured distributions.
 
-**The problem.** For every stage, remaining time and finding of the stage before, choose an option so that
-the expected worth of the answer is greatest, among all choices with which a query meets its SLO with
-probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default
-a half: with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much.
-Up to `tolerance` of the worth is given up where it saves time.
+**The problem.** For every stage, remaining time and finding of the previous stage, choose an option. The
+choices maximize the expected worth of the answer, subject to the constraint that a query meets its SLO with
+probability `attainment` or more. A right answer in time is worth 1. A late right answer is worth
+`late_worth`, by default a half: with 1, only the constraint would keep queries in time; with 0, rare slow
+requests would decide too much. Up to `tolerance` of the worth is given up to save time.
 
-**The solution.** With a price q on meeting the SLO and c on a millisecond, the value of starting stage s
+**The solution.** Meeting the SLO has a price q, and a millisecond a price c. The value of starting stage s
 with remaining time t after finding f is
 
     V_s(t, f) = max over options o:  E over latency x, finding g and label of o after f [ V_next(t - x, g) ]
 
-where V keeps four numbers (see `gati.pipelines.tables`): worth W (the option's accuracy multiplies it),
-accuracy, probability P to be in time, and expected busy time B; the maximum is of W + q P - c B. One such
-table for each pair of prices; when a query begins, the best of those with P >= attainment is taken, or the
-one with the largest P where none has that. A decision is then one look-up.
+V consists of four numbers (see `gati.pipelines.tables`): worth W (multiplied by the option's accuracy),
+accuracy, probability P to be in time, and expected busy time B. The maximum is that of W + q P - c B. There
+is one such table for each pair of prices. When a query begins, it gets the best table with P >= attainment,
+or the one with the largest P if there is none. A decision is then one look-up.
 
-**Findings.** Inputs that a network answers with confidence are easy for the next one, too: they leave early
-and even a small network is right. What `gati pipeline measure` measured apart for each level of confidence of
-the stage before is planned apart, and the large networks run where they help.
+**Findings.** Inputs that a network answers with confidence are easy for the next network, too: they leave at
+early exits, and even a small network is right. `gati pipeline measure` measures each confidence level of the
+previous stage separately, and plans distinguish these levels. So large networks run where they help.
 
-**Never worse than static.** The plans of policy `static`, fixed for the whole query, are evaluated the same
-way and are available next to the tables, as do the choices of `equal` and `proportional`. Where the static
-plan reaches `attainment`, what is taken has at least its worth and its probability of a right answer; where
-nothing reaches it, at least its P.
+**Never worse than static.** The plans of policy `static`, fixed for the whole query, are evaluated in the
+same way and compete with the tables, as do the choices of `equal` and `proportional`. If the static plan
+reaches `attainment`, the chosen plan has at least its worth and its probability of a right answer. If no plan
+reaches it, the chosen plan has at least the static plan's P.
 
-**Exact** on the grid of remaining times, at each pair of prices, where no two stages run in parallel:
-chains, trees and diamonds of conditions, if latencies and mistakes of two stages depend on each other through
-findings only. Rounding never overstates P. **Approximate** where branches run in parallel: each decides by
-the time left as if it alone delayed the join, and findings are not used inside. What W, P and B then are is
-still computed with the maximum over the branches, so the attainment holds there, too. Approximate, too, is
-the step from prices to the constraint: what lies between two neighbouring prices may be missed.
+**Exact** on the grid of remaining times, at each pair of prices, if no two stages run in parallel: for
+chains, trees and diamonds of conditions. This assumes that latencies and mistakes of two stages depend on
+each other through findings only. Rounding never overstates P.
+
+**Approximate** if branches run in parallel: each decides by the remaining time as if it alone delayed the
+join, and findings are not used inside. W, P and B of these decisions are still computed with the maximum over
+the branches, so the attainment holds there, too. Replacing the constraint by prices is also approximate:
+plans between two neighbouring prices may be missed.
 """
 
 from __future__ import annotations
@@ -63,15 +65,16 @@ _COLUMNS = 1024
 _PARALLEL_COLUMNS = 256  # for parallel branches, which need matrices
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
 _LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
-_SURE = 1e-9  # rounding errors of probabilities
-_ALIKE = 1e-6  # tolerance for probabilities and ms; decayed figures of the same traffic differ by this much
+_SURE = 1e-9  # tolerance for rounding errors of probabilities
+_ALIKE = 1e-6  # tolerance for probabilities and ms: figures of the same traffic may differ by decay
 
 
 class Forecast(NamedTuple):
-    """The forecast for a query with some SLO, before it begins.
+    """The forecast for a query with a certain SLO, before it begins.
 
-    `worth` is the probability of a right answer, late ones counted less, `accuracy` that of any right answer,
-    `attainment` that of any answer in time, `busy_ms` the time of all stages together.
+    `worth` is the probability of a right answer, where late ones count less; `accuracy` is the probability of
+    a right answer, in time or late; `attainment` that of an answer in time, right or wrong; `busy_ms` the
+    expected time of all stages together.
     """
 
     worth: float
@@ -80,7 +83,7 @@ class Forecast(NamedTuple):
     busy_ms: float
 
 
-_Table = dict[Key, "array[int]"]  # the position of the option, at each column
+_Table = dict[Key, "array[int]"]  # the index of the option, at each column
 
 
 class _Entry(NamedTuple):
@@ -89,11 +92,11 @@ class _Entry(NamedTuple):
 
 
 class DynamicPolicy:
-    """Tables for every stage, remaining time and finding; see the module. Building them takes a second or so.
+    """Tables for every stage, remaining time and finding; see the module. Building them takes about a second.
 
     `columns` is the number of distinct remaining times; by default 1024, or 256 with parallel branches.
 
-    **Raises:** `PipelineError` for parallel branches that do not meet in one stage, or share stages.
+    **Raises:** `PipelineError` if parallel branches share stages, or do not meet in one stage.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class DynamicPolicy:
         }
 
     def begin(self, latency_slo_ms: float) -> _DynamicPlan:
-        """Take the table for this SLO."""
+        """Return a plan with the table for this SLO."""
         column = column_of(latency_slo_ms, self._cell_ms, self._columns)
         table = self._tables[int(self._taken[column])]
         return _DynamicPlan(table, self._entries, self._cell_ms, self._columns)
@@ -144,9 +147,9 @@ class DynamicPolicy:
     def _static_plans(
         self, pipeline: Pipeline, attainment: float
     ) -> tuple[npt.NDArray[np.intp], list[Choices]]:
-        """Every plan that policy `static` makes for some SLO, and which one for each column."""
+        """The index of the plan of policy `static` at each column, and the distinct plans."""
         static = policies.StaticPolicy(pipeline, attainment)
-        # the most time that has each column
+        # the largest time of each column
         slos_ms = (np.arange(self._columns, dtype=np.float64) + 1 - 1e-6) * self._cell_ms
         chosen = [static.positions(stage, slos_ms) for stage in pipeline.stages.values()]
         plans, at_column = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
@@ -157,13 +160,13 @@ class DynamicPolicy:
         return at_column.ravel(), fixed
 
     def _choices_of(self, pipeline: Pipeline, policy: policies.SplitPolicy) -> Choices:
-        """The choice at each column of a policy that depends on the remaining time only."""
+        """The choices, at each column, of a policy that depends on the remaining time only."""
         left_ms = (np.arange(self._columns, dtype=np.float64) - 1) * self._cell_ms
         return {name: policy.positions(stage, left_ms) for name, stage in pipeline.stages.items()}
 
 
 class _DynamicPlan(NamedTuple):
-    """One query's table. A budget leaves later stages the share of time of their fastest options."""
+    """The plan of one query. Budgets leave later stages the share of time of their fastest options."""
 
     table: _Table
     entries: dict[str, list[_Entry]]
@@ -171,7 +174,7 @@ class _DynamicPlan(NamedTuple):
     columns: int
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> policies.Choice:
-        """One look-up."""
+        """Look the choice up."""
         choices = self.table.get((stage, finding)) or self.table[stage, None]
         place = choices[column_of(remaining_ms, self.cell_ms, self.columns)]
         option, part = self.entries[stage][place]
@@ -179,7 +182,7 @@ class _DynamicPlan(NamedTuple):
 
 
 def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
-    """By stage and option: what its budget is of the remaining time."""
+    """By stage: each option, with its budget as a share of the remaining time."""
     needs = {
         name: [option.measured_latency.quantile_ms(attainment) for option in stage.options.values()]
         for name, stage in pipeline.stages.items()
@@ -198,7 +201,7 @@ def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
 def _take(
     values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
 ) -> npt.NDArray[np.intp]:
-    """The table to take for each column of [tables, 4, columns]; `static` is what a static plan would be."""
+    """The table for each column of [tables, 4, columns]; `static` [columns]: tables of the static plans."""
     worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY]].transpose(1, 0, 2)
     every = np.arange(static.size)
     enough = in_time >= attainment - _SURE
@@ -208,13 +211,13 @@ def _take(
     good = enough & (worth >= best - tolerance)
     taken = np.where(good, busy, np.inf).argmin(axis=0)
     taken = np.where(enough.any(axis=0), taken, _greatest(in_time, worth, -busy))
-    late = in_time.max(axis=0) < _SURE  # with any choice, so finish early
+    late = in_time.max(axis=0) < _SURE  # too late with any choice, so finish early
     found: npt.NDArray[np.intp] = np.where(late, _greatest(-busy, worth), taken)
     return found
 
 
 def _greatest(*measures: Array) -> npt.NDArray[np.intp]:
-    """The table with the greatest first measure for each column; of those alike, with the greatest second."""
+    """For each column, the table with the greatest first measure; ties are broken by the next measures."""
     among = np.ones(measures[0].shape, dtype=bool)
     for measure in measures:
         among &= measure >= np.where(among, measure, -np.inf).max(axis=0) - _ALIKE

@@ -1,9 +1,9 @@
 """Figures of a stage that follow the traffic, with the offline measurement as prior.
 
-**Engine, queue, way.** A stage's time is the reported engine time, the time in the queue, and the rest: the
-way there and back. Engine times are stored per option and level of its confidence, queueing times per
-option, and the way per stage, because it is the same for all options. So an option that never ran can be
-compared with the others, including the way.
+**Engine, queue, transport.** A stage's time consists of the time in the engine and in the queue, which the
+engine reports, and of transport (`way`), which is the rest. Engine times are stored per option and confidence
+level, queueing times per option, and transport times per stage, because they are the same for all options.
+So the transport time is known also for an option that never ran, and options can be compared.
 
 **Prior.** Each figure is a mixture of the offline measurement and the observations. The offline part has the
 weight of `w * exp(-n / w)` queries if the observations have the weight n: it counts for `w` queries at first,
@@ -11,20 +11,20 @@ almost vanishes after 5 w, and returns as evidence decays. Without observations,
 offline ones.
 
 **Decay.** The evidence of all options of a stage halves every `half_life` queries of that stage, whichever
-option ran. An observation counts for a quarter of the queries since the last one of its option, but at least
-for one: otherwise rare evidence could never outweigh a wrong prior. If it counted for all of these queries, a
-single slow answer would outweigh the prior.
+option ran. An observation has the weight of a quarter of the queries since the option's last one, but at
+least 1 and at most `explore_every`. With a weight of 1, rare evidence could never outweigh a wrong prior;
+with the weight of all of these queries, a single slow answer would outweigh the prior.
 
 **Which inputs an option gets.** Plans give hard inputs to large networks, so the inputs of an option differ
-from those it was measured on. Therefore times are stored by level of confidence, and levels by the finding of
+from those it was measured on. Therefore times are stored by confidence level, and levels by the finding of
 the previous stage; both are mixed in the proportions of all inputs. So an option does not appear slow because
 it gets hard inputs.
 
 **Agreement.** Audits compare answers with the base model's. The expected agreement starts with the counts of
 the certificate, corrected for the option's confidence on its inputs, with the weight of 256 audits. If audits
-change it, the expected accuracy changes, too, but only by the disagreements that can be mistakes of this
-stage: few, if the stage only distinguishes groups. This changes only the plan's expectations: the promise
-stays the certified one.
+change it, the expected accuracy changes, too, but only by the part of the disagreements that can be mistakes
+of this stage. This part is small if the stage only distinguishes groups. Only the plan's expectations change:
+the promise remains the certified one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
 
 BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # smallest share of the offline part that is kept in a mixture
-_QUEUE_FASTER = 4  # queueing follows the load, which changes faster than networks
-_RARER = 4  # an exploring observation weighs the queries since the last one, divided by this
-_AUDITS_SLOWER = 16  # few requests are audited
+_QUEUE_FASTER = 4  # queueing times decay faster: the load changes faster than the networks
+_RARER = 4  # an observation has the weight of the queries since the last one, divided by this
+_AUDITS_SLOWER = 16  # decay of audits is slower: few requests are audited
 _CERTIFIED_AUDITS = 256.0  # weight of a certificate's counts, in audits
 
 
@@ -53,9 +53,9 @@ class LiveSettings:
     """Settings of figures that follow the traffic. Counts are in queries of a stage.
 
     `half_life`: number after which evidence counts half. `prior`: weight of the offline measurement.
-    `explore_every`: at most one query in this many runs another option than the chosen one, to observe it; 0
-    for none. `replan_every`: number after which a new plan is made, if a figure changed by more than
-    `tolerance`.
+    `explore_every`: at most one query in this many explores: it runs an option other than the chosen one, to
+    observe it; 0 disables exploring. `replan_every`: number after which a new plan is made, if a figure
+    has changed by more than `tolerance`.
 
     **Raises:** `PipelineError` for values out of range.
     """
@@ -79,7 +79,7 @@ class LiveSettings:
 
     @property
     def most_weight(self) -> float:
-        """What an observation counts at most: explored ones alone then outweigh the prior."""
+        """The largest weight of an observation: enough for explored ones alone to outweigh the prior."""
         return max(1.0, float(self.explore_every))
 
 
@@ -102,9 +102,9 @@ class Observation(NamedTuple):
 class Agreement(NamedTuple):
     """The share of an option's answers that equal its base model's.
 
-    `usual` is the share expected from the certificate's counts for the inputs it received. `expected` also
-    includes audits, whose decayed weight is `audits`. `promised` is the certificate's promise, which audits
-    do not change.
+    `usual` is the share expected from the certificate's counts for the inputs that the option received.
+    `expected` also includes audits, whose decayed weight is `audits`. `promised` is the promise of
+    the certificate, which audits do not change.
     """
 
     expected: float
@@ -132,7 +132,7 @@ class Audits:
         self._counts.add(False, at, lost)
 
     def agreement(self, at: float, errors: float) -> Agreement:
-        """What is expected of its answers, where so many times as many mistakes as usual were likely."""
+        """The agreement; `errors` is the ratio of likely mistakes on its inputs to usual ones."""
         usual = 1.0 - min(1.0, (1.0 - self._certified) * errors)
         audits, agreed = self._counts.mass(at), self._counts.count(True, at)
         expected = (_CERTIFIED_AUDITS * usual + agreed) / (_CERTIFIED_AUDITS + audits)
@@ -152,9 +152,8 @@ class OptionFigures:
         self._settings = settings
         self._engine: dict[int | None, DecayedHistogram] = {}  # by level
         self._levels: dict[Finding | None, DecayedCounts[int]] = {}
-        self._got: DecayedCounts[int] = DecayedCounts(
-            settings.half_life
-        )  # levels of confidence of its inputs
+        # confidence levels of its inputs
+        self._got: DecayedCounts[int] = DecayedCounts(settings.half_life)
 
     def observe(self, seen: Observation, tick: int) -> None:
         """Add a request that this option answered."""
@@ -177,7 +176,7 @@ class OptionFigures:
             counts.add(seen.level, tick, weight)
 
     def mistakes(self, tick: int) -> tuple[float, float]:
-        """How many mistakes are likely on what it got, by its confidence, and on as many of all inputs."""
+        """Expected mistakes: on the inputs it received, by its confidence, and on as many average inputs."""
         known = self.offline.behaviour()
         got = self._got.shares()
         wrong = [1.0 - accuracy for accuracy in known.accuracies]
@@ -187,7 +186,7 @@ class OptionFigures:
         return count * likely, count * usual
 
     def hit_rate(self) -> float | None:
-        """The recent share of requests that left early, None without requests."""
+        """The recent share of requests that left at an early exit, None without requests."""
         shares = self.exits.shares()
         return 1.0 - shares.get(BASE_EXIT, 0.0) if shares else None
 
@@ -213,7 +212,7 @@ class OptionFigures:
         return found
 
     def option(self, tick: int, way: DecayedHistogram, agreement: Agreement | None = None) -> Option:
-        """The option with its current figures; `way` is the time there and back."""
+        """The option with its current figures; `way` is the transport time."""
         if not self._engine and agreement is None and way.mass(tick) <= 0.0:
             return self.offline
         known = self.offline
@@ -230,7 +229,7 @@ class OptionFigures:
     # ----------------------------------------------------------------------------------------------------
 
     def _latency(self, tick: int) -> Distribution | None:
-        """Of all its requests, where levels are not known."""
+        """The latency of all its requests, for options without levels."""
         known, seen = self.offline.latency, self._overall()
         if known is None or seen is None:
             return known
@@ -276,7 +275,7 @@ class OptionFigures:
         return merged
 
     def _on_nothing(self, seen: DecayedHistogram, tick: int) -> Distribution | None:
-        """A time without an offline measurement, so the prior is zero."""
+        """The distribution of a time that was not measured offline: its prior is a constant zero."""
         found = seen.distribution()
         if found is None:
             return None
@@ -310,7 +309,7 @@ class StageFigures:
         return found
 
     def stage(self, agreements: Mapping[str, Agreement | None]) -> Stage:
-        """The stage as it is now, with its options' agreement; that of the file before the first request."""
+        """The stage with current figures and agreements; without any, the offline stage itself."""
         options = {
             name: each.option(self.tick, self.way, agreements.get(name))
             for name, each in self.options.items()

@@ -1,21 +1,22 @@
 """A planner whose figures follow the traffic: it plans with recent observations, not only offline ones.
 
     planner = LivePlanner(pipeline)
-    run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
+    run = planner.begin(latency_slo_ms=20.0)                       # as for `Planner`
     step = run.start(run.ready[0], elapsed_ms())
     ...                                                           # run the option's network
     run.finish(step.stage, label, elapsed_ms(), confidence, EngineReport(engine_ms, queue_ms, exit))
     if planner.due:
-        planner.refresh()                                          # now and then, in any thread
+        planner.refresh()                                          # occasionally, in any thread
 
 Observing costs microseconds. `refresh` makes a new plan, which takes as long as building a `Planner`, and
 swaps it in atomically: running queries keep the plan they began with.
 
 **Exploring.** An option that never runs is never observed, so its figures would never change again. Two
-things prevent that. Evidence decays with the queries of the stage, whichever option they ran, so the offline
-figures come back; and one query of `explore_every` at a stage runs the option that was not seen for longest,
-if its mean fits into the remaining time, or if it was not seen for four times as long. So an option that
-became faster is discovered within a bounded number of queries, whatever the plan expects of it.
+things prevent that. First, evidence decays with the queries of the stage, whichever option they ran, so the
+offline figures return. Second, a query runs another option that `explore_every` queries of the stage have not
+run, the oldest observation first, if its mean time fits into the remaining time; if it does not fit, the
+option waits for four times as many queries. Such queries are at least `explore_every` apart. So an option
+that became faster is discovered within a bounded number of queries, whatever the plan expects of it.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
 from gati.pipelines.policies import Choice, Plan, longest
 
 _TAIL = 0.95  # quantile of latencies; the share above it is compared, too
-_ACCURACY_FINER = 10  # than for latencies: one point of accuracy matters more than 1 % of latency
-_LOOKS = 8  # checks per exploration interval while nothing is due
-_PATIENCE = 4  # an option that does not fit is explored this many times less often
+_ACCURACY_FINER = (
+    10  # the tolerance is smaller by this factor: 1 % of accuracy matters more than 1 % of latency
+)
+_LOOKS = 8  # checks per exploration interval while no option is due
+_PATIENCE = 4  # options that do not fit are explored less often by this factor
 
 
 class OptionReport(NamedTuple):
-    """The figures that one option is planned with, and their source. Times are means.
+    """The figures with which one option is planned, and the evidence for them. Times are means.
 
     `evidence` is the weight of its observations in queries, `prior_share` the share of the offline figures.
-    Fields that need observations are None without any.
+    `way_ms` is the stage's transport time. Fields that need observations are None without any.
     """
 
     stage: str
@@ -93,7 +96,7 @@ class LivePlanner:
         self._figures = {name: StageFigures(stage, self.settings) for name, stage in pipeline.stages.items()}
         self._seen = 0  # queries since the last check of the figures
         self._audits: dict[tuple[str, str], Audits | None] = {}
-        # The query of a stage at which to look again whether something should be explored.
+        # Number of the query, by stage, at which to check again whether to explore.
         self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
         self._needs = _needs(pipeline)
 
@@ -115,7 +118,7 @@ class LivePlanner:
         return Run(self._offline, plan, latency_slo_ms, self._observe)
 
     def refresh(self) -> bool:
-        """Plan again if a figure has changed; returns whether it did. Observing is hardly delayed."""
+        """Plan again if a figure has changed; returns whether one did. Observations go on meanwhile."""
         with self._refreshing:
             with self._lock:
                 self._seen = 0
@@ -137,9 +140,9 @@ class LivePlanner:
     ) -> None:
         """Set the certificate of the model behind some options (stage, option), before its audits.
 
-        `agreement` is the share of answers in the certificate's own counts that were the base model's, None
-        without; `promised` what it promises. Call it again for a new version: audits of the old one are
-        forgotten. Raises `PipelineError` for an unknown option.
+        `agreement` is the share of answers in the certificate's counts that equal the base model's, None
+        without a certificate; `promised` is the promised share. Call it again for a new version: audits of
+        the old one are forgotten. Raises `PipelineError` for an unknown option.
         """
         with self._lock:
             audits = None if agreement is None else Audits(agreement, promised, self.settings)
@@ -149,9 +152,9 @@ class LivePlanner:
             self._seen += 1
 
     def audit(self, stage: str, option: str, *, agreed: int, lost: int) -> None:
-        """Add audits of answers of the model behind an option and all options certified with it.
+        """Add audits of the model behind an option; they count for all options certified with it.
 
-        Without a certificate they are not used. Raises `PipelineError` for an unknown option.
+        Without a certificate, audits are not used. Raises `PipelineError` for an unknown option.
         """
         with self._lock:
             self._of(stage, option)
@@ -161,7 +164,7 @@ class LivePlanner:
             self._seen += agreed + lost
 
     def report(self) -> list[OptionReport]:
-        """The state of every option, in the order of the file."""
+        """The current figures of every option, stages in topological order."""
         found = []
         planned = self._planner.pipeline
         with self._lock:
@@ -191,7 +194,7 @@ class LivePlanner:
     # ----------------------------------------------------------------------------------------------------
 
     def or_explore(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
-        """The choice, or instead an option not observed for a long time; for this module's plans."""
+        """Return `choice`, or instead one of an option that was not observed for a long time."""
         figures = self._figures[stage]
         every = self.settings.explore_every
         if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
@@ -219,11 +222,11 @@ class LivePlanner:
             self._seen += 1
 
     def _time(self) -> int:
-        """Queries of all stages."""
+        """The time for audits: the number of queries of all stages."""
         return sum(figures.tick for figures in self._figures.values())
 
     def _agreements(self) -> dict[str, dict[str, Agreement | None]]:
-        """By stage and option."""
+        """The current agreements by stage and option; audits of a model pool its options' mistakes."""
         found: dict[str, dict[str, Agreement | None]] = {name: {} for name in self._figures}
         mistakes: dict[Audits, tuple[float, float]] = {}
         for (stage, option), audits in self._audits.items():
@@ -252,7 +255,7 @@ class _Exploring(NamedTuple):
     planner: LivePlanner
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
-        """As the plan chooses, or another option."""
+        """Return the plan's choice, or another option to observe it."""
         return self.planner.or_explore(stage, self.plan.choose(stage, remaining_ms, finding), remaining_ms)
 
 

@@ -55,15 +55,16 @@ def measure_pipeline(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measurements:
-    """Measure every option on inputs it has not seen, and write the numbers next to the pipeline file.
+    """Measure every option on data that it has not seen, and write the figures next to the pipeline file.
 
-    All options answer every input in turn, one request at a time, so that a slow moment of the machine hits
-    all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see `gati.model.data.load_data`), its
-    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage,
-    those whose true class is one of the stage's, and apart for inputs that were easy or hard one stage
-    before (`gati.pipelines.behaviours`). Without labels only latencies are measured.
+    The options take turns on every input, one request at a time, so that temporary slowness of the machine
+    affects all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see
+    `gati.model.data.load_data`); its labels are indices into the pipeline's `class_names`. An option is
+    measured on the inputs of its own stage, whose true class is one of the stage's, and separately on inputs
+    that were easy or hard in the previous stage (`gati.pipelines.behaviours`). Without labels, only latencies
+    are measured.
 
-    **Raises:** `PipelineError` for the file, `DataError` for the data, and what loading an option raises.
+    **Raises:** `PipelineError` for the file, `DataError` for the data, and the errors of `open_engine`.
     """
     pipeline = load_pipeline(path, measured=False)
     outcomes, inputs = measure_outcomes(
@@ -83,7 +84,7 @@ def measure_outcomes(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[Source, Outcomes], Data]:
-    """Let every source of the pipeline answer every input; raises as `measure_pipeline` does."""
+    """Let every source of the pipeline answer every input. Raises the same errors as `measure_pipeline`."""
     from gati.costs.profile import quiet
     from gati.model.data import load_data
 
@@ -116,14 +117,14 @@ def measure_outcomes(
 def summarize(
     pipeline: Pipeline, outcomes: dict[Source, Outcomes], data: Data, *, device: str = "cpu"
 ) -> Measurements:
-    """Reduce outcomes on `data` to figures for planning. Raises `DataError` for labels of unknown classes."""
+    """Summarize outcomes as figures for planning. Raises `DataError` for labels of unknown classes."""
     import torch
 
     labels = data.labels
     classes = next(iter(pipeline.stages.values())).truth.classes
     if labels is not None and int(labels.max()) >= classes:
         raise DataError(
-            f"{data.name} has label {int(labels.max())} and the pipeline names {classes} classes; "
+            f"{data.name} has label {int(labels.max())} but the pipeline names {classes} classes; "
             "correct class_names"
         )
     folder = Path() if pipeline.path is None else pipeline.path.parent
@@ -202,10 +203,10 @@ def _summarize_option(
 def _answers(
     stage: Stage, option: Option, outcomes: Outcomes, labels: npt.NDArray[np.int64]
 ) -> tuple[Answers, tuple[float, ...]]:
-    """Answers of an option to all inputs, and the levels of its confidence on those of its stage."""
+    """Answers of an option to all inputs, and bounds of its confidence levels on the stage's own inputs."""
     if outcomes.probabilities.shape[1] != option.label_map.classes:
         raise PipelineError(
-            f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes where "
+            f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes, but "
             f"the pipeline names {option.label_map.classes}; correct class_names"
         )
     truth = stage.truth.by_class[labels]
@@ -216,7 +217,7 @@ def _answers(
 
 
 class _Turn:
-    """One engine among several that answer the same inputs in turn."""
+    """One of the engines that take turns on the same inputs."""
 
     def __init__(self, engine: Engine, data: Data) -> None:
         self.engine = engine
@@ -257,7 +258,7 @@ class _Turn:
 def _first_images(data: Any) -> npt.NDArray[np.uint8]:
     """The first two images of the data, for a network that does not state its input size."""
     if not isinstance(data, str | Path) or Path(data).suffix != ".npz":
-        raise DataError("pipelines with plain models are measured on an .npz with images; give one")
+        raise DataError("measuring a pipeline with plain models needs an .npz with images; give one")
     try:
         with np.load(data, allow_pickle=False) as archive:
             images: npt.NDArray[np.uint8] = archive["images"][:2]
@@ -275,10 +276,10 @@ def open_engine(
     device: str = "cpu",
     threads: int | None = None,
 ) -> Engine:
-    """Load what serves an option. Options with equal sources can share one engine.
+    """Load the engine of an option. Options with equal sources can share one engine.
 
-    A plain model is traced on `images`, two or more uint8 [N, H, W, C] of the size it will get; a cache
-    library needs none.
+    A plain model is traced on `images`, two or more uint8 [N, H, W, C] of the size that requests have; a
+    cache library needs none.
 
     **Raises:** `LibraryError`, `CompositionError`, `BackendError`, `ModelError`, as `gati.load` does;
     `DataError` for a plain model without images.

@@ -1,7 +1,7 @@
 """The file of measurements next to a pipeline's TOML: `NAME.toml` has `NAME.measured.json`.
 
-Strict JSON that a person can read. `latency_ms` of an option are measured latencies in rising order, of at
-most `KEPT_SAMPLES` requests evenly spaced among all.
+The file is strict, readable JSON. `latency_ms` of an option are at most `KEPT_SAMPLES` of the measured
+latencies, sorted and evenly spaced.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KEPT_SAMPLES = 1000
 
 @dataclass(frozen=True)
 class BehaviourMeasurement:
-    """Results of an option on inputs where the stage before it, with option `after`, was as sure as `level`.
+    """Results of an option on inputs that option `after` of the previous stage answered at level `level`.
 
-    `after` None means all inputs. One entry per level of the option's own confidence.
+    `after` is None for all inputs. There is one entry per level of the option's own confidence.
     """
 
     after: str | None
@@ -35,7 +35,7 @@ class BehaviourMeasurement:
 
 @dataclass(frozen=True)
 class OptionMeasurement:
-    """Results of one option on its stage's inputs; `exits` maps where answers came from to their share.
+    """Results of one option on its stage's inputs; `exits` has the share of answers of each exit.
 
     `source` describes what was measured, so that a changed option is detected. `accuracy` is
     None if the data had no labels.
@@ -52,7 +52,7 @@ class OptionMeasurement:
 
 @dataclass(frozen=True)
 class StageMeasurement:
-    """`inputs` of the data belong to this stage; `shares` of each label among them, empty without labels."""
+    """`inputs`: number of inputs of this stage; `shares` of each label among them, empty without labels."""
 
     inputs: int
     shares: dict[str, float]
