@@ -1,4 +1,4 @@
-"""The pipeline: stages with options, edges with conditions. Plain data, checked by `check`."""
+"""The pipeline: stages with options, edges with conditions. Plain data; `gati.pipelines.check` checks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gati.pipelines.labels import Labelled, LabelMap
 
 @dataclass(frozen=True)
 class CacheLibrary:
-    """An option that a cache library serves; `composition` None runs its base model without any cache."""
+    """An option served from a cache library; `composition` None means its base model without caches."""
 
     directory: Path
     composition: str | None = "default"
@@ -26,7 +26,7 @@ class CacheLibrary:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """An option that is a plain network, in a form that `gati explore` accepts, without caches."""
+    """An option without caches: a plain network, in a form that `gati explore` accepts."""
 
     model: str
     checkpoint: Path | None = None
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 class Behaviour:
     """Behaviour of an option on some kind of input, one entry for each level of its own confidence.
 
-    `shares` of the inputs get an answer of that level, with that accuracy and that latency.
+    `shares[i]` of the inputs get an answer of level i, with `accuracies[i]` and `latencies[i]`.
     """
 
     shares: tuple[float, ...]
@@ -53,16 +53,16 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a stage: its source, the meaning of its outputs, its accuracy and its latency.
+    """One way to run a stage: its source, the labels of its outputs, its accuracy and its latency.
 
-    `accuracy` is the share of the stage's own inputs that get the right label, `latency` how long one takes,
-    exits and all; both None until measured. What answers requests to it is not the pipeline's business.
+    `accuracy` is the share of the stage's own inputs that get the right label, `latency` the distribution
+    over all exits; both are None until measured. A pipeline does not know which engine serves the option.
 
-    `levels` are falling confidences that tell easy inputs from hard ones, and `behaviours` what the option
-    does with inputs on which the stage before it found something: an input that was hard there is hard here.
+    `levels` are decreasing bounds of confidence that separate easy inputs from hard ones. `behaviours`
+    describe the option after each finding of the previous stage: inputs that were hard there are hard here.
 
-    `overhead` is what an answer takes besides the network: the queue, and the way there and back. None where
-    it was not measured, as offline.
+    `overhead` is the time of an answer outside the network: queue and transport. It is None if it was not
+    measured; offline measurements never include it.
     """
 
     name: str
@@ -109,10 +109,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Stage:
-    """A step of a pipeline. Every stage gets the query's input; exactly one of its options answers.
+    """A step of a pipeline. Every stage gets the query's input, and exactly one of its options answers.
 
-    `truth` says which label is right for an input of each of the pipeline's classes; inputs of classes with
-    no label are not this stage's. `shares` says how often each label is right among the stage's own inputs.
+    `truth` maps each of the pipeline's classes to the right label; inputs of classes without a label do not
+    belong to this stage. `shares` is how often each label is right among the stage's own inputs.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Edge:
-    """`target` runs after `source`, when `source` says one of the labels in `when`; None means always."""
+    """`target` runs after `source` if its label is one of `when`; None means always."""
 
     source: str
     target: str
@@ -139,9 +139,9 @@ class Edge:
 class Pipeline:
     """A DAG of stages with one input and, whatever the labels, exactly one output.
 
-    A stage runs when everything before it has been decided and at least one edge into it holds; otherwise it
-    is skipped, and no edge out of it holds. `stages` are in an order in which each follows all before it.
-    `outputs` are the stages that nothing follows; of several, every query runs exactly one.
+    The input runs first. Another stage runs when all edges into it are decided and at least one holds;
+    otherwise it is skipped, and no edge out of it holds. `stages` are in topological order. `outputs` are the
+    stages without successors; every query runs exactly one of them.
     """
 
     name: str
@@ -162,14 +162,14 @@ class Pipeline:
         return {name: tuple(edge for edge in self.edges if edge.target == name) for name in self.stages}
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name. Raises `PipelineError` when there is none."""
+        """The stage of that name. Raises `PipelineError` for an unknown name."""
         if name not in self.stages:
             raise PipelineError(f"no stage '{name}' in {self.name}; there are {', '.join(self.stages)}")
         return self.stages[name]
 
 
 def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
-    """The source of an option in one line; paths are relative to `folder`, so that copies agree."""
+    """Describe a source in one line; paths are relative to `folder`, so copied folders compare equal."""
     if isinstance(source, PlainModel):
         checkpoint = "" if source.checkpoint is None else f" {_near(source.checkpoint, folder)}"
         return f"{source.model}{checkpoint}"

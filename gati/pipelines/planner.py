@@ -1,6 +1,6 @@
-"""The planner: which stages of a query may start, and with which option each does.
+"""The planner: which stages of a query may start, and with which option.
 
-Nothing here knows a clock or a thread. Times come in as milliseconds since the query began.
+Nothing here reads a clock or starts a thread. Callers pass times as milliseconds since the query began.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class EngineReport(NamedTuple):
-    """What who answered reports of a request: the engine's time, the wait for it, and the exit."""
+    """The engine's report of a request: its compute time, the time in its queue, and the exit."""
 
     engine_ms: float
     queue_ms: float = 0.0
@@ -39,10 +39,10 @@ class Planner:
     """Plans queries through one measured pipeline under one policy.
 
     Building one may take a second (`dynamic` computes its tables); `begin`, `start` and `finish` take
-    microseconds. A planner may be shared between threads, a `Run` belongs to one query.
+    microseconds. A planner may be shared between threads; a `Run` belongs to one query.
 
     **Raises:** `PipelineError` for an unknown policy, an `attainment` outside (0, 1), an option without
-    measurements, or a shape of pipeline that the policy cannot plan.
+    measurements, or a graph that the policy cannot plan.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class Planner:
         self._policy = build_policy(policy, pipeline, attainment)
 
     def begin(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Run:
-        """Begin a query that should be answered within `latency_slo_ms`, of which `elapsed_ms` have passed.
+        """Begin a query with an SLO of `latency_slo_ms`, of which `elapsed_ms` have already passed.
 
-        **Raises:** `PipelineError` for an SLO that is not above zero.
+        **Raises:** `PipelineError` for an SLO that is not a positive number.
         """
         return Run(self.pipeline, self.plan(latency_slo_ms, elapsed_ms), latency_slo_ms)
 
     def plan(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Plan:
-        """The policy's plan for a query; raises as `begin`."""
+        """The policy's plan for a query. Raises the same error as `begin`."""
         if not (math.isfinite(latency_slo_ms) and latency_slo_ms > 0.0):
             raise PipelineError(f"latency_slo_ms is {latency_slo_ms}; give milliseconds above zero")
         return self._policy.begin(max(latency_slo_ms - elapsed_ms, _LEAST_MS))
 
 
 class Run:
-    """One query on its way through a pipeline.
+    """The progress of one query through a pipeline.
 
-    Start every stage in `ready` (in any order, in parallel), report each with `finish`, until `done`:
+    Until `done`, start the stages in `ready` (in any order, or in parallel) and report each with `finish`:
 
         run = planner.begin(latency_slo_ms=20.0)
         while not run.done:
@@ -81,7 +81,7 @@ class Run:
             run.finish(step.stage, found.label, elapsed_ms(), found.confidence)
         run.answer
 
-    The option of a stage is chosen in `start` and not before, from the time that is then left.
+    The option of a stage is chosen in `start`, not earlier, from the time that remains then.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the output stage has answered. Nothing is then running or ready."""
+        """Whether the output stage has answered; then no stage is running or ready."""
         return self.output is not None
 
     @property
@@ -124,7 +124,7 @@ class Run:
         return None if self.output is None else self.labels[self.output]
 
     def start(self, stage: str, elapsed_ms: float) -> Step:
-        """Choose the option of a ready stage, which starts now. Raises `PipelineError` if it is not ready."""
+        """Start a ready stage and choose its option. Raises `PipelineError` if it is not ready."""
         if stage not in self._ready:
             ready = ", ".join(self._ready) or "none"
             raise PipelineError(f"stage '{stage}' cannot start now; ready: {ready}")
@@ -143,12 +143,12 @@ class Run:
         confidence: float | None = None,
         served: EngineReport | None = None,
     ) -> None:
-        """Report the label of a started stage. Decides what runs next, and what is skipped.
+        """Report the label of a started stage, and decide which stages run next and which are skipped.
 
-        `confidence` is that of `Labelled`: with it, what follows is chosen by how hard this input is. A
-        planner that follows the traffic learns from `served`; without it all the time counts as the engine's.
+        `confidence` is `Labelled.confidence`: with it, the next options depend on how easy this input was. A
+        `LivePlanner` learns from `served`; without it, all the time counts as the engine's.
 
-        **Raises:** `PipelineError` when the stage is not running, or has no such label.
+        **Raises:** `PipelineError` if the stage is not running, or has no such label.
         """
         if stage not in self.steps or stage in self.labels:
             raise PipelineError(f"stage '{stage}' is not running; start it first")
@@ -174,7 +174,7 @@ class Run:
         return self._findings.get(before[0].source) if len(before) == 1 else None
 
     def _settle(self, stage: str, holds: bool) -> None:
-        """One more edge into `stage` is decided; when all are, it is ready or skipped."""
+        """Record that one more edge into `stage` is decided; after the last, it is ready or skipped."""
         self._undecided[stage] -= 1
         if holds:
             self._wanted.add(stage)

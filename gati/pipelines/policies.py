@@ -1,8 +1,8 @@
 """Policies: how much time a stage gets, and which of its options runs.
 
-A policy sees a pipeline once, then answers for every query and stage; the simple ones are here.
-Budgets as in the published system: on each path from input to output the SLO is split equally, or in
-proportion to each stage's largest latency; a stage gets the least over the paths through it.
+A policy is built once for a pipeline and then plans every query; the simple policies are in this module.
+Budgets are those of the published system: on each path from input to output, the SLO is split equally, or in
+proportion to each stage's largest latency. A stage gets the smallest budget over the paths through it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 
 
 class Choice(NamedTuple):
-    """The option that a stage runs with, and the time it was given."""
+    """The option of a stage, and its time budget."""
 
     option: str
     budget_ms: float
 
 
 class Plan(Protocol):
-    """A policy at work on one query."""
+    """A policy's plan for one query."""
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
         """Choose for a stage that starts now, `remaining_ms` (perhaps below zero) before the deadline.
 
-        `finding` is what the stage before it found; None at the input, at a join, and if unknown.
+        `finding` is that of the previous stage; None at the input, at a join, and if unknown.
         """
         ...
 
 
 class Policy(Protocol):
-    """A way to choose options. Safe to share: `begin` must not change it."""
+    """A way to choose options. `begin` must not modify it, because threads share it."""
 
     def begin(self, latency_slo_ms: float) -> Plan:
         """Plan one query."""
@@ -51,7 +51,7 @@ _REGISTRY: dict[str, Factory] = {}
 def register_policy(name: str) -> Callable[[_Factory], _Factory]:
     """Register a policy: a class or function of (pipeline, attainment) that returns a `Policy`.
 
-    `attainment` is the share of queries that should meet their SLO. Raises `PipelineError` for a name in use.
+    `attainment` is the share of queries that should meet their SLO. Raises `PipelineError` for a used name.
     """
 
     def register(factory: _Factory) -> _Factory:
@@ -76,10 +76,10 @@ def build_policy(name: str, pipeline: Pipeline, attainment: float) -> Policy:
 
 
 class _Split:
-    """Shared by the published policies: a stage's part of the time, and the best option that fits it.
+    """Shared by the published policies: the best option of a stage that fits into a budget.
 
-    "Fits" means that a request to the option takes no longer than the budget with probability `attainment`.
-    Where none fits, the one that is soonest done by that measure.
+    An option fits if its latency is within the budget with probability `attainment`. If none fits, the one
+    with the smallest quantile of latency at `attainment` is chosen.
     """
 
     def __init__(self, pipeline: Pipeline, attainment: float) -> None:
@@ -99,7 +99,7 @@ class _Split:
         return min(needs, key=lambda need: need.latency_ms).option
 
     def positions(self, stage: Stage, budgets_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-        """As `fitting` for many budgets: the position of each option in its stage."""
+        """As `fitting` for many budgets [n]: the index of each option in its stage, intp [n]."""
         needs = self.needs[stage.name]
         fits = [need.latency_ms <= budgets_ms for need in needs]
         order = list(stage.options)
@@ -121,7 +121,7 @@ def _largest_ms(stage: Stage, attainment: float) -> float:
 
 
 def longest(pipeline: Pipeline, weights: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """The largest sum of weights from the input to each stage, and from it to an output, itself included."""
+    """The largest sums of weights from the input to each stage, and from it to an output, both inclusive."""
     until: dict[str, float] = {}
     for name in pipeline.stages:
         before = [until[edge.source] for edge in pipeline.edges_to[name]]
@@ -134,10 +134,10 @@ def longest(pipeline: Pipeline, weights: dict[str, float]) -> tuple[dict[str, fl
 
 
 class SplitPolicy:
-    """Split the remaining SLO over the rest of each path again, whenever a stage starts.
+    """Splits the remaining SLO over the rest of each path again whenever a stage starts.
 
-    What earlier stages saved or lost is so redistributed downstream by the same rule; the budget is the least
-    over the paths from the stage to an output.
+    So later stages share the time that earlier stages saved or lost, by the same rule. The budget is the
+    smallest over the paths from the stage to an output.
     """
 
     def __init__(self, pipeline: Pipeline, attainment: float, weights: dict[str, float]) -> None:
@@ -146,16 +146,16 @@ class SplitPolicy:
         self._part = {name: weights[name] / onward[name] for name in pipeline.stages}
 
     def begin(self, latency_slo_ms: float) -> Plan:
-        """The same plan for every query: only the time that is left matters."""
+        """Return the same plan for every query: only the remaining time matters."""
         return self
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
-        """The most accurate option that fits the stage's part of the time left."""
+        """Choose the most accurate option that fits into the stage's part of the remaining time."""
         budget_ms = max(remaining_ms, 0.0) * self._part[stage]
         return Choice(self._split.fitting(stage, budget_ms), budget_ms)
 
     def positions(self, stage: Stage, remaining_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-        """As `choose` for many remaining times: the position of each option in its stage."""
+        """As `choose` for many remaining times [n]: the index of each option in its stage, intp [n]."""
         return self._split.positions(stage, np.maximum(remaining_ms, 0.0) * self._part[stage.name])
 
 
@@ -173,7 +173,7 @@ def proportional(pipeline: Pipeline, attainment: float) -> SplitPolicy:
 
 @register_policy("static")
 class StaticPolicy:
-    """The baseline: proportional budgets, and options that are fixed when a query begins."""
+    """The baseline: proportional budgets, with options that are fixed when a query begins."""
 
     def __init__(self, pipeline: Pipeline, attainment: float) -> None:
         weights = _proportions(pipeline, attainment)
@@ -182,22 +182,22 @@ class StaticPolicy:
         self._part = {name: w / (until[name] + onward[name] - w) for name, w in weights.items()}
 
     def begin(self, latency_slo_ms: float) -> StaticPlan:
-        """Choose every stage's option now."""
+        """Choose the options of all stages now."""
         budgets = {stage: latency_slo_ms * part for stage, part in self._part.items()}
         return StaticPlan({stage: Choice(self._split.fitting(stage, b), b) for stage, b in budgets.items()})
 
     def positions(self, stage: Stage, latency_slos_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-        """As `begin` for many SLOs: the position of the option that `stage` gets."""
+        """As `begin` for many SLOs [n]: the index of the option that `stage` gets, intp [n]."""
         return self._split.positions(stage, latency_slos_ms * self._part[stage.name])
 
 
 class StaticPlan(NamedTuple):
-    """Choices that were made before the query began."""
+    """Choices that were made when the query began."""
 
     choices: dict[str, Choice]
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
-        """The choice made at the start, whatever time is left."""
+        """Return the choice made at the start, whatever time remains."""
         return self.choices[stage]
 
 

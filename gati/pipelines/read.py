@@ -31,10 +31,10 @@ from gati.types import is_name
 def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
     """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` stored next to it.
 
-    Folders and checkpoints are relative to the file. What they hold is not looked at: the scheduler need not
-    have them. `measured=False` reads the file alone; its options may then lack what planning needs.
+    Folders and checkpoints are relative to the file. They are not opened: the scheduler does not need them.
+    `measured=False` ignores the measurements; options may then lack latency or accuracy.
 
-    **Raises:** `PipelineError`, one line that says what is wrong, in which stage, and what to do.
+    **Raises:** `PipelineError`, whose message says what is wrong, in which stage, and what to do.
     """
     file = Path(path)
     try:
@@ -56,7 +56,7 @@ def parse_pipeline(
     *,
     measured: bool = True,
 ) -> Pipeline:
-    """As `load_pipeline`, from the tables of a file; `path` gives messages, name and folders their place."""
+    """As `load_pipeline`, from a parsed file; `path` gives the default name and the folder."""
     file = Path(path)
     top = CheckedTable(document, str(file))
     name = _valid_name(top.take("name") or file.stem, "name", str(file))
@@ -115,7 +115,7 @@ def _option(
     fields = CheckedTable(values, where)
     own_classes = _class_names(fields, classes)
     if own_classes != classes and all(label in own_classes for label in groups):
-        groups = {label: (label,) for label in groups}  # a network that was trained for these very labels
+        groups = {label: (label,) for label in groups}  # a network whose outputs are the labels themselves
     try:
         label_map = LabelMap.from_groups(groups, own_classes)
     except PipelineError as error:
@@ -176,11 +176,11 @@ def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
     if model is not None:
         for key, value in (("composition", composition), ("caches", caches)):
             if value is not None:
-                raise PipelineError(f"{fields.at(key)} goes with library, not with model; remove it")
+                raise PipelineError(f"{fields.at(key)} applies to library, not to model; remove it")
         file = None if checkpoint is None else folder / text(checkpoint, fields.at("checkpoint"))
         return PlainModel(text(model, fields.at("model")), file)
     if checkpoint is not None:
-        raise PipelineError(f"{fields.at('checkpoint')} goes with model; a library knows its own")
+        raise PipelineError(f"{fields.at('checkpoint')} applies to model, not to library; remove it")
     if caches not in (None, True, False):
         raise PipelineError(f"{fields.at('caches')} is {caches!r}; write true or false")
     directory = folder / text(library, fields.at("library"))
@@ -224,7 +224,9 @@ def _shares(value: Any, labels: tuple[str, ...], where: str) -> tuple[float, ...
         return tuple(1.0 / len(labels) for _ in labels)
     given = table(value, where)
     if set(given) != set(labels):
-        raise PipelineError(f"{where} is for {', '.join(given)}; give one for each of {', '.join(labels)}")
+        raise PipelineError(
+            f"{where} names {', '.join(given)}; give one share for each of {', '.join(labels)}"
+        )
     shares = [number(given[label], where, 0.0, 1.0) for label in labels]
     if abs(sum(shares) - 1.0) > 1e-3:
         raise PipelineError(f"{where} sums to {sum(shares):g}; make it 1")

@@ -1,9 +1,9 @@
-"""Values and choices of every stage at every remaining time, on a grid: what policy `dynamic` looks up.
+"""Values and choices of every stage on a grid of remaining times, for policy `dynamic`.
 
 A value is an array [4, columns]: the worth of the answer (1 if right and in time, less if right and late),
 the probabilities of a right answer and of any answer in time, and the expected busy time in milliseconds.
-Column 0 means that the deadline has passed, where the fastest option runs; column j that j - 1 cells are
-left. Latencies are rounded up to cells and remaining time down.
+Column 0 means that the deadline has passed; then the fastest option runs. Column j means that j - 1 cells
+remain. Latencies are rounded up to whole cells, and remaining times down.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gati.pipelines.forks import Follow
 from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 
 WORTH, RIGHT, IN_TIME, BUSY = range(4)
-_NOISE = 1e-12  # of the Fourier transform
-LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal
+_NOISE = 1e-12  # rounding errors of the Fourier transform
+LATENCY_PRICE = 1e-6  # smallest price of a millisecond: breaks ties
 
 Array = npt.NDArray[np.float64]
-Key = tuple[str, Finding | None]  # a stage, and what the stage before it found
-Choices = Mapping[str, npt.NDArray[np.intp]]  # by stage: the option's position at each column
+Key = tuple[str, Finding | None]  # a stage, and the finding of the previous stage
+Choices = Mapping[str, npt.NDArray[np.intp]]  # by stage: the option's index at each column
 
 
 def column_of(remaining_ms: float, cell_ms: float, columns: int) -> int:
-    """The column of a remaining time; 0 when it is late, the last one when more is left than matters."""
+    """The column of a remaining time: 0 after the deadline, the last one beyond the end of the grid."""
     return 0 if remaining_ms < 0.0 else min(int(remaining_ms / cell_ms + 1e-9) + 1, columns - 1)
 
 
 class _Moves(NamedTuple):
-    """An option after some finding, by level of its own confidence."""
+    """The behaviour of an option after some finding, by level of its own confidence."""
 
     spectra: npt.NDArray[np.complex128]  # [levels, frequencies]
     pmfs: Array  # [levels, columns]: probability of each number of cells
@@ -44,7 +44,7 @@ class _Moves(NamedTuple):
 
 
 class Grid:
-    """A measured pipeline on a grid of remaining times: everything that tables have in common."""
+    """A measured pipeline on a grid of remaining times: the data that all tables share."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Grid:
         self._runs: dict[Key, Array] = {}
 
     def runs(self, key: Key) -> Array:
-        """The values [options, 4, columns] of a stage that nothing follows: the same in every table."""
+        """The values [options, 4, columns] of a stage without successors; the same in every table."""
         if key not in self._runs:
             late = self.answered[:, :1]
             spectrum = np.fft.rfft(self.answered - late, 2 * self.columns, axis=1)
@@ -90,9 +90,10 @@ class Grid:
         return self._runs[key]
 
     def run(self, moves: _Moves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
-        """The value [4, columns] of running an option: E[what follows, at what is then left].
+        """The value [4, columns] of running an option: the expected value afterwards, at the time then left.
 
-        `spectra` [levels or 1, 4, frequencies] are of what follows less what it is when late, `late`.
+        `spectra` [levels or 1, 4, frequencies] are those of the value afterwards minus `late`, which is the
+        value afterwards in column 0, [levels or 1, 4, 1].
         """
         weights = np.repeat(moves.shares[:, None], 4, axis=1)  # [levels, 4]
         weights[:, :IN_TIME] *= moves.accuracies[:, None]
@@ -103,7 +104,7 @@ class Grid:
         return value
 
     def transitions(self, stage: str, option: int) -> tuple[Array, Array]:
-        """Running an option as matrices from column to column: of probabilities, and of those to be right."""
+        """Matrices [start, arrival] of running an option: probabilities, and those of a right answer."""
         if (stage, option) not in self._transitions:
             moves = self.moves[stage, None][option]
             correct = moves.shares * moves.accuracies
@@ -114,7 +115,7 @@ class Grid:
         return self._transitions[stage, option]
 
     def _keys(self, name: str) -> list[Key]:
-        """Findings are distinguished if a stage follows one other and nothing runs in parallel."""
+        """Findings are distinguished if a stage has one predecessor and nothing runs in parallel."""
         found: dict[Finding | None, None] = {None: None}
         if name not in self.ends and len(self.pipeline.edges_to[name]) == 1:
             for option in self.pipeline.stages[name].options.values():
@@ -133,9 +134,9 @@ class Grid:
         return _Moves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
 
     def _pmf(self, latency: Distribution, least: int) -> Array:
-        """The probability of each number of cells, [columns]; a latency is at least so many."""
+        """The probability of each number of cells, [columns]; latencies take at least `least` cells."""
         cells = np.ceil(np.asarray(latency.values_ms) / self.cell_ms - 1e-9).astype(np.int64).clip(least)
-        fits = cells < self.columns  # what takes longer than the grid is late whenever it starts
+        fits = cells < self.columns  # latencies beyond the grid are late at every start
         weights = np.asarray(latency.probabilities)[fits]
         return np.bincount(cells[fits], weights, self.columns).astype(np.float64, copy=False)
 
@@ -144,9 +145,9 @@ class Grid:
 
 
 class ValueTable:
-    """Choices and values of every stage: the best at given prices, or those of given choices.
+    """Choices and values of every stage: the best at two prices, or the values of `given` choices.
 
-    `price` is what meeting the SLO is worth, `latency_price` what a millisecond costs, both in worth.
+    `price` is the price of meeting the SLO, `latency_price` that of a millisecond, both in units of worth.
     """
 
     def __init__(
@@ -171,13 +172,13 @@ class ValueTable:
             for key in self._grid.keys[stage]:
                 self._choose(key, self._grid.runs(key))
             return
-        # What follows depends on what this stage finds, not on what the one before it found.
+        # What follows depends on the finding of this stage, not on that of the previous one.
         after = [
             np.stack([self._after(stage, Finding(option, level)) for level in range(moves.shares.size)])
             for option, moves in zip(
                 self._grid.pipeline.stages[stage].options, self._grid.moves[stage, None], strict=True
             )
-        ]  # of each option: [levels, 4, columns]
+        ]  # for each option: [levels, 4, columns]
         late = [value[:, :, :1] for value in after]
         spectra = [
             np.fft.rfft(value - end, 2 * self._grid.columns, axis=2)
@@ -188,13 +189,13 @@ class ValueTable:
             self._choose(key, np.stack(runs))
 
     def _choose(self, key: Key, options: Array) -> None:
-        """Keep what is best of the values [options, 4, columns] at this table's prices, or what is given."""
+        """Store the best of [options, 4, columns] at this table's prices, or the given choices."""
         if self._given is not None:
             best = self._given[key[0]]
         else:
             best = (self._prices @ options).argmax(axis=0)
             worth, busy = options[:, WORTH, 0], options[:, BUSY, 0].round(9)
-            best[0] = np.lexsort((-worth, busy))[0]  # too late: let others have the machine
+            best[0] = np.lexsort((-worth, busy))[0]  # too late: run the fastest option, to free the machine
         self.choices[key] = best
         self.values[key] = options[best, :, self._grid.every_column].T
 
@@ -217,7 +218,7 @@ class ValueTable:
         )
 
     def _parallel(self, follow: Follow) -> tuple[Array, Array, Array]:
-        """From the start of parallel branches to their join, as `_kernel`: the last to arrive decides."""
+        """As `_kernel`, from the start of parallel branches to their join: the last to arrive decides."""
         if follow.join is None:
             raise AssertionError("branches in parallel have a join")
         kernels = [self._kernel(target, follow.join) for target in follow.targets]
@@ -226,10 +227,10 @@ class ValueTable:
         return reached, right, reduce(np.add, [kernel[2] for kernel in kernels])
 
     def _kernel(self, stage: str, join: str) -> tuple[Array, Array, Array]:
-        """From a stage to a join: column at start by column at arrival, twice, and the busy time between.
+        """From a stage to a join: matrices [start column, arrival column], and busy times [columns].
 
-        The first matrix holds probabilities, the second those times the accuracy of what was chosen, so that
-        accuracy and time of arrival stay together.
+        The first matrix holds probabilities. The second holds probabilities multiplied by the accuracy of the
+        chosen options, because accuracy and time of arrival depend on each other.
         """
         if stage == join:
             unit = np.eye(self._grid.columns)
@@ -265,14 +266,14 @@ class ValueTable:
 
 
 def _least(kernels: list[Array]) -> Array:
-    """The distribution of the least of independent arrivals, row by row: products of the upper tails."""
+    """The distribution of the minimum of independent arrival columns, by row: products of upper tails."""
     tails = [np.cumsum(kernel[:, ::-1], axis=1)[:, ::-1] for kernel in kernels]
     together: Array = reduce(np.multiply, tails)
     return together - np.pad(together[:, 1:], ((0, 0), (0, 1)))
 
 
 def _transitions(weights: Array, total: float) -> Array:
-    """[columns, columns]: weight of coming from one column to another; what is missing to `total` is late."""
+    """Weights [start, arrival] of steps between columns; the remainder up to `total` arrives late."""
     size = weights.size
     matrix = np.zeros((size, size))
     for step in np.flatnonzero(weights):
@@ -290,6 +291,8 @@ def _ends(pipeline: Pipeline, follows: Mapping[str, tuple[Follow, ...]]) -> dict
         while pending:
             name = pending.pop()
             if name != follow.join:
-                found[name] = str(follow.join)  # in order of the graph, so the innermost fork writes last
+                found[name] = str(
+                    follow.join
+                )  # forks come in topological order, so the innermost fork is written last
                 pending += [edge.target for edge in pipeline.edges_from[name]]
     return found

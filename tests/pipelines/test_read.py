@@ -220,7 +220,7 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put({"vehicle": 0.5}, "stages", "root", "shares")],
-            "p.toml: stage 'root': shares is for vehicle; give one for each of vehicle, animal",
+            "p.toml: stage 'root': shares names vehicle; give one share for each of vehicle, animal",
             id="shares of some labels",
         ),
         pytest.param(
