@@ -47,7 +47,7 @@ def engine(
     ] = 256,
     service: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of gati evict serve, which then fits the predictor."),
+        typer.Option(metavar="DIR", help="Folder of a gati evict serve, which then fits the predictor."),
     ] = None,
     name: Annotated[
         str | None,

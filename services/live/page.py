@@ -59,9 +59,7 @@ def live_router(
     @router.get("/events")
     async def events(request: Request) -> Response:
         if len(viewers) >= _MOST_VIEWERS:
-            text = (
-                f"this page already has {_MOST_VIEWERS} viewers, the maximum; close one of its browser tabs"
-            )
+            text = f"this page already has {_MOST_VIEWERS} viewers, the maximum; close one of the pages"
             return JSONResponse({"error": text}, 503, {"Retry-After": "10"})
         told = _told(state, request.headers.get("last-event-id", ""))
 
