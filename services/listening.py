@@ -16,9 +16,9 @@ from services.wire.server import Handler, WireServer
 async def listen(
     service: Service, handlers: Mapping[str, Handler], settings: ProcessSettings
 ) -> tuple[WireServer, str]:
-    """Start to listen as the settings say; returns the server and the address for clients.
+    """Start to listen as configured; returns the server and the address for clients.
 
-    **Raises:** `ConfigError` if other machines could call without a secret.
+    **Raises:** `ConfigError` if other machines could connect without a secret.
     """
     if settings.socket is not None:
         server = WireServer(service, handlers)
@@ -27,8 +27,8 @@ async def listen(
     secret = read_secret(settings.secret_file)
     if secret is None and not is_loopback(settings.host):
         raise ConfigError(
-            f"without a secret only this machine has access, and {settings.host} is open to others; set "
-            "secret_file, here and in [models.NAME] of the caller"
+            f"without a secret only this machine has access, but {settings.host} is open to others; set "
+            "secret_file here, and in [models.NAME] in the caller's configuration"
         )
     tls = server_tls(settings.certificate, settings.certificate_key)
     server = WireServer(service, handlers, secret=secret, tls=tls)

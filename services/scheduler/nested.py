@@ -1,6 +1,6 @@
-"""Converts nested lists of numbers, from JSON, to arrays, a part at a time.
+"""Converts nested lists of numbers from JSON to arrays, in parts.
 
-While numpy converts a list, no other thread runs. In one piece, a large request would block the event loop.
+numpy holds the GIL while it converts a list: in one part, a large request would block the event loop.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PART_NUMBERS = 2**15
-_MOST_NESTED = 64  # dimensions, as many as numpy allows
+_MOST_NESTED = 64  # dimensions; numpy allows no more
 
 
 def array_of(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array of a flat or nested list.
+    """Return a flat or nested list as an array.
 
-    Raises `ValueError`, `TypeError` or `OverflowError` for lists of unequal length, other values than
-    numbers, and numbers that `dtype` cannot represent.
+    Raises `ValueError`, `TypeError` or `OverflowError` for lists of unequal length, values that are not
+    numbers, and numbers that an integer `dtype` cannot represent.
     """
     return _array(data, dtype, 1)
 
@@ -38,7 +38,7 @@ def _array(data: list[Any], dtype: np.dtype[Any], depth: int) -> NDArray[Any]:
 
 
 def _count(value: Any) -> int:
-    """The number of numbers in a value, at least 1, if all lists are as long as the first."""
+    """Count the numbers in a value, at least 1, assuming that all lists are as long as the first."""
     count = 1
     while isinstance(value, list) and value:
         count *= len(value)
@@ -55,7 +55,7 @@ def _part(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Refuse numbers that another type would silently change."""
+    """Refuse numbers that a conversion to an integer type would silently change. Raises `ValueError`."""
     if dtype.kind not in "iu" or not array.size:
         return
     bounds = np.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""For operators: versions, statistics, metrics."""
+"""Routes for operators: versions, statistics and metrics."""
 
 from __future__ import annotations
 
@@ -68,11 +68,12 @@ async def index(request: Request) -> list[dict[str, Any]]:
     openapi_extra=documents.LOAD_BODY,
 )
 async def load(request: Request, model: str) -> dict[str, Any]:
-    """Load a composition in the background, and switch to it once it is warmed up.
+    """Load a composition while the active version serves, and switch to it once it is warmed up.
 
-    Nothing is dropped: requests in progress are answered by the version they started with. A version
+    No request is dropped: those in progress are answered by the version they started with. A version
     without proof is `pending`: the previous one keeps serving until audits have proven it. Parameters:
-    `composition` of the model's cache library (default: the configured one), and `version`, its new name.
+    `composition`, from the model's cache library (default: the configured one), and `version`, the name of
+    the new version (default: the composition, or `base`). An unloaded model is started first.
     """
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
@@ -105,7 +106,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     openapi_extra=documents.UNLOAD_BODY,
 )
 async def unload(request: Request, model: str) -> dict[str, Any]:
-    """Unload the version that `parameters` names, or stop the model's processes if they name none."""
+    """Unload the version named in `parameters`, or stop the model's processes if none is named."""
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
@@ -114,7 +115,9 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
             await _awake(found)
             await found.unload(version)
     elif not found.supervised:
-        raise RequestError(f"model '{model}' runs elsewhere; end it there, or name a version")
+        raise RequestError(
+            f"model '{model}' is not run by this server; stop it where it runs, or name a version"
+        )
     elif found.wanted:
         await found.stop(scheduler.config.drain_timeout_s)
     return {"name": model, "version": version}
@@ -151,7 +154,7 @@ async def replicas(request: Request, model: str) -> dict[str, Any]:
 
 @router.get("/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS)
 async def metrics(request: Request) -> Response:
-    """Return counters, gauges and histograms; they contain no rates."""
+    """Return counters, gauges and histograms. Prometheus computes the rates."""
     scheduler = scheduler_of(request)
     found = await _statistics(scheduler, Model.statistics_by_replica)
     page = scheduler.metrics.render(found, scheduler.models, scheduler.pipelines)
@@ -172,7 +175,7 @@ async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any
     async def of(model: Model) -> Any:
         try:
             return await ask(model)
-        except GatiError:  # the model stopped after the check below
+        except GatiError:  # the model stopped after it was found ready below
             return None
 
     models = {name: model for name, model in scheduler.models.items() if model.ready}
@@ -243,5 +246,6 @@ async def _parameters(request: Request, known: tuple[str, ...]) -> dict[str, Any
         if name not in known:
             raise RequestError(f"no parameter is called {name[:40]!r}; there are {', '.join(known)}")
         if not isinstance(value, bool if name == "unload_dependents" else str):
-            raise RequestError(f"parameter `{name}` must be text")
+            kind = "true or false" if name == "unload_dependents" else "text"
+            raise RequestError(f"parameter `{name}` must be {kind}")
     return parameters

@@ -1,8 +1,8 @@
-"""Cross-site requests: sent by a page of another site through the browser of a trusted user.
+"""Refuses cross-site requests, which a page of another site sends through the browser of a trusted user.
 
-Browsers report where a request comes from: `Sec-Fetch-Site`, or at least `Origin` for all methods that do
-not only read. Without keys, `Host` is checked as well: to the browser, a page whose host name points here
-(DNS rebinding) has the same origin, but it can only send its own host name.
+Browsers report where a request comes from in `Sec-Fetch-Site`, or at least in `Origin` for all methods that
+are not read-only. Without keys, `Host` is checked as well: for the browser, a page whose host name resolves
+to this machine (DNS rebinding) has the same origin, but `Host` still contains its own name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _JSON = ("application/json", "text/json")
 def check_site(request: Request) -> None:
     """Refuse requests that another site's page made a browser send. Raises `ForbiddenError`.
 
-    Other programs send neither header, and pass. So do reads, because the page cannot see the answer.
+    Programs other than browsers send neither header and are accepted. So are reads, because the page cannot
+    see the answer.
     """
     if request.method in _READING:
         return
@@ -35,7 +36,7 @@ def check_site(request: Request) -> None:
         return
     origin = request.headers.get("origin")
     if origin is not None and _netloc(origin) != request.headers.get("host", "").lower():
-        raise ForbiddenError("sent by a page of another site (its Origin is not this Host)")
+        raise ForbiddenError("sent by a page of another site (Origin does not match Host)")
 
 
 def check_host(request: Request, allowed: Iterable[str]) -> None:
@@ -43,8 +44,8 @@ def check_host(request: Request, allowed: Iterable[str]) -> None:
     given = request.headers.get("host")
     if given is not None and not _is_allowed(given, tuple(allowed)):  # browsers always send it
         raise ForbiddenError(
-            f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or "
-            "set a key"
+            f"host name {given[:80]!r} is not allowed without a key; use 127.0.0.1, add the name to `hosts`, "
+            "or set a key"
         )
 
 
@@ -53,10 +54,10 @@ def check_json_content(request: Request) -> None:
     kind = request.headers.get("content-type")
     if kind is None:
         if request.headers.get("origin") or request.headers.get("sec-fetch-site"):
-            raise MediaTypeError("management needs Content-Type: application/json")
+            raise MediaTypeError("management requests need Content-Type: application/json")
         return
     if kind.partition(";")[0].strip().lower() not in _JSON:
-        raise MediaTypeError(f"management needs Content-Type: application/json, got {kind[:60]!r}")
+        raise MediaTypeError(f"management requests need Content-Type: application/json, got {kind[:60]!r}")
 
 
 @lru_cache(256)

@@ -1,8 +1,9 @@
 """Requests that wait while a lost replica restarts, which takes seconds.
 
-Until then the others are overloaded, and would refuse requests that still have time. So requests without an
-SLO wait here, in order of arrival, for a place at any replica, as long as their timeouts allow; also for a
-while after the replica is back, until the backlog is done. Without a lost replica, overload is refused.
+Meanwhile the other replicas are overloaded, and would refuse requests that still have time. So requests
+without an SLO wait here in order of arrival until any replica has room for them, as long as their timeouts
+allow. They also wait for a while after the replica is back, until the backlog is cleared. If no replica is
+lost, requests are refused under overload.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from gati.errors import DeadlineError, OverloadError
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.replicas import Asked
 
-_BACK_WITHIN_S = 30.0  # no waiting for a replica that is lost for longer
-_DONE_WITHIN_S = 30.0  # for the backlog after its return; at 0.8 of the load that takes 1.5 times as long
+_BACK_WITHIN_S = 30.0  # a replica that is lost for longer is not waited for
+_DONE_WITHIN_S = 30.0  # to clear the backlog; for two replicas at 80 % load, 1.5 times the outage
 _SAFETY = 0.7  # of the remaining time: estimates are not more precise
 
 
@@ -45,10 +46,10 @@ class Parking:
     ) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._lost_s: dict[int, float] = {}  # since when each is lost
+        self._lost_s: dict[int, float] = {}  # by number: when the loss was noticed
         self._parked: deque[asyncio.Future[None]] = deque()
-        self._woken = 0  # of parked requests, which have not been sent
-        self._behind_until_s = -math.inf  # a replica has come back, and the backlog may not be done
+        self._woken = 0  # requests that may continue, but whose tasks have not yet resumed
+        self._behind_until_s = -math.inf  # until then there may be a backlog, because a replica has come back
         self._most = math.inf  # inputs that a replica is known to accept
 
     @property
@@ -57,16 +58,18 @@ class Parking:
         return len(self._parked)
 
     async def ask(self, once: Callable[[Asked], Awaitable[Any]], inputs: int, asked: Asked) -> Any:
-        """Return the answer of `once`, which asks a replica; call it again if the replica was full.
+        """Return the answer of `once`, which sends the request to a replica.
 
-        **Raises:** `OverloadError` if too many wait already, `DeadlineError` if no place became free in
-        time, and the errors of `once`.
+        If the replica refuses it for overload and it may wait, it waits here, and `once` is called again.
+
+        **Raises:** `OverloadError` if it may not wait, `DeadlineError` if no replica had room in time, and
+        the errors of `once`.
         """
         end_s = self._clock() + asked.time_remaining_ms / 1e3
         if self._parked and asked.latency_slo_ms is None:
             if not self._may_wait(inputs, asked, end_s):
                 raise OverloadError(
-                    f"{self.parked} requests wait for a replica to come back", retry_after_s=1.0
+                    f"{self.parked} requests already wait for a replica to restart", retry_after_s=1.0
                 )
             await self._place(end_s, first=False)
             asked = self._left(asked, end_s)
@@ -85,7 +88,7 @@ class Parking:
                 self.look()
 
     def look(self) -> None:
-        """Admit waiting requests that fit, after an answer or when replicas are added or removed."""
+        """Let waiting requests continue if there is room. Call it when a replica changes its state, too."""
         now_s, replicas, ready = self._clock(), self._replicas(), self._ready()
         if any(each.number in self._lost_s for each in ready):
             self._behind_until_s = now_s + _DONE_WITHIN_S
@@ -103,14 +106,14 @@ class Parking:
                 room -= 1
 
     def _left(self, asked: Asked, end_s: float) -> Asked:
-        """Return a request's parameters after it has waited."""
+        """Return the parameters with the time that remains after waiting."""
         return asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
 
     def _ready(self) -> list[_Watched]:
         return [each for each in self._replicas() if each.ready]
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
-        """Whether a replica is lost or has just come back, and the backlog leaves enough time."""
+        """Whether a request may wait: it has no SLO, a replica is lost or just back, and time allows it."""
         self.look()
         now_s, ready = self._clock(), self._ready()
         if asked.latency_slo_ms is not None or not ready:
@@ -119,12 +122,12 @@ class Parking:
         if not away and now_s > self._behind_until_s:
             return False
         ahead = len(self._parked) + sum(each.load.outstanding for each in ready)
-        # One that has just started may be slow: it does not make the others slower.
+        # Speeds are added: a replica that has just started may be slow, but does not slow down the others.
         inputs_a_s = sum(1.0 / each_s for each in ready if (each_s := each.load.seconds_an_input))
         return ahead + inputs <= _SAFETY * (end_s - now_s) * (inputs_a_s or math.inf)
 
     async def _place(self, end_s: float, *, first: bool) -> None:
-        """Wait for a place, at the front or the end of the queue. Raises `DeadlineError`."""
+        """Wait at the front (`first`) or the end of the queue until there is room. Raises `DeadlineError`."""
         turn = asyncio.get_running_loop().create_future()
         (self._parked.appendleft if first else self._parked.append)(turn)
         try:
