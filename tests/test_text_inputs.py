@@ -372,7 +372,7 @@ def test_texts_in_json_flat_or_nested(serving: Serving) -> None:
     [
         (["my card", " "], [2], "text 1 is empty; remove it"),
         (["my card"], [2], "`data` has 1 texts and shape [2] takes 2"),
-        ([1, 2], [2], "`data` is no BYTES tensor; give a list of texts"),
+        ([1, 2], [2], "`data` is not a BYTES tensor; give a list of texts"),
         ("my card", [1], "the input has no `data`; give a list of texts"),
         (["my card"], [1, 1, 1], "text has shape [1, 1, 1]; send BYTES [batch] or [batch, 1]"),
         (["card " * 40_000], [1], "a text of 200000 characters; send at most 65536"),

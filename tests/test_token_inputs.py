@@ -190,7 +190,7 @@ IDS, MASK = sentences(2)["input_ids"], sentences(2)["attention_mask"]
         ([named("x", IDS)], "no input is called 'x'; there are input_ids, attention_mask"),
         (
             [named("input_ids", IDS), named("attention_mask", MASK[:1])],
-            "`attention_mask` has shape [1, 16]; give [2, 16], the same number of each",
+            "`attention_mask` has shape [1, 16]; give [2, 16], with as many rows as `input_ids`",
         ),
         (
             [named("input_ids", IDS * 0.5, "FP32"), named("attention_mask", MASK)],

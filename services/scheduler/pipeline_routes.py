@@ -1,4 +1,4 @@
-"""Routes of pipelines: queries, and descriptions."""
+"""Routes of pipelines: queries and descriptions."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _log = logging.getLogger("gati.rest")
 
 _AUDIO = "audio/"
 _MOST_PARTS = 16
-_FILE_BYTES = 4  # bytes of a file per pixel, at most
-_OTHER_BYTES = 64 * 1024  # of a form around the file, or of the file around the pixels
+_FILE_BYTES = 4  # most bytes of a file per pixel
+_OTHER_BYTES = 64 * 1024  # overhead of a form around the file, or of a file around the pixels
 _FORM_STEP_BYTES = 2**18
 
 
@@ -49,7 +49,7 @@ async def pipelines(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/pipelines/{pipeline}", summary="A pipeline", responses=documents.PIPELINE)
 async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
-    """Return its stages, and the measurements of their options."""
+    """Return the stages of a pipeline, and the measurements of their options."""
     scheduler = scheduler_of(request)
     return _described(pipeline, scheduler.pipeline(pipeline))
 
@@ -61,11 +61,11 @@ async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
     openapi_extra=documents.QUERY_BODY,
 )
 async def query(request: Request, pipeline: str) -> Response:
-    """Answer a query for one input: an image in a form or as the body, text or a recording as the body, a
-    tensor as in V2.
+    """Answer a query for one input.
 
-    `latency_slo_ms`, `timeout_ms`, `priority` and `place` are parameters of the URL, fields of the form, or
-    `parameters` of the JSON. The answer contains every stage's option, exit, latency and budget.
+    The input is an image (in a form or as the body), a text or a recording (as the body), or a tensor as in
+    V2. `latency_slo_ms`, `timeout_ms`, `priority` and `place` are parameters of the URL, fields of the form,
+    or `parameters` of the JSON. The answer contains every stage's option, exit, latency and budget.
     """
     return await answer(request, pipeline)
 
@@ -131,7 +131,7 @@ def _call_of(stage: Mapping[str, Any]) -> TracedCall:
 async def _read(
     request: Request, scheduler: Scheduler, charge: Charge, channels: int
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the input as the wire's `Tensor`, and the parameters of a query."""
+    """Return the input of a query as the wire's `Tensor`, and its parameters."""
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
@@ -142,7 +142,7 @@ async def _read(
         largest_bytes = scheduler.config.largest_body_bytes
     elif kind == "text/plain":
         largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
-    else:  # a file is not larger than its pixels
+    else:  # an image file has at most `_FILE_BYTES` per pixel
         largest_bytes = min(scheduler.config.largest_body_bytes, _FILE_BYTES * most + _OTHER_BYTES)
     with scheduler.receiving(charge.owner):
         body = await read_body(request, largest_bytes, charge, scheduler.pool)
@@ -160,7 +160,7 @@ async def _read(
     if kind == "multipart/form-data":
         charge.add(_FORM_STEP_BYTES)
         whole = [body]
-        del body  # `whole` has it: it must be freed before the file is read
+        del body  # `_form` takes it out of `whole`, so that it is freed before the file is read
         body, fields = await _form(request, whole)
         wishes |= fields
     if not body:
@@ -170,7 +170,7 @@ async def _read(
     if kind == "text/plain":
         return _text(body), wishes
     if kind.startswith(_AUDIO):
-        charge.add(len(body))  # a copy, after its length
+        charge.add(len(body))  # `packed_files` makes a copy
         return Tensor(BYTES, [1], packed_files([body])), wishes
     image = await scheduler.pool.run(decode_image, body, channels, most, charge, owner=charge.owner)
     return image, wishes
@@ -203,7 +203,7 @@ async def _form(request: Request, whole: list[bytes]) -> tuple[bytes, dict[str, 
         )
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, UnicodeDecodeError, AssertionError) as error:
-        raise RequestError(f"not a form that can be read ({str(error)[:120]})") from error
+        raise RequestError(f"the form cannot be parsed ({str(error)[:120]})") from error
     try:
         image = form.get("image")
         if not isinstance(image, UploadFile):
@@ -249,7 +249,7 @@ def _described(name: str, served: ServedPipeline) -> dict[str, Any]:
 
 
 def _live(served: ServedPipeline) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what traffic has shown about each option; empty unless the planner is live."""
+    """Return the live figures of each option, learned from traffic; empty unless the planner is live."""
     if not isinstance(served.planner, LivePlanner):
         return {}
     return {(report.stage, report.option): _shown(report) for report in served.planner.report()}

@@ -1,4 +1,4 @@
-"""Runs queries through a pipeline: the planner chooses options, models answer."""
+"""Runs queries through a pipeline: the planner chooses an option for each stage, and its model answers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PipelineAnswer:
 class ServedPipeline:
     """A measured pipeline, its planner, and the model that serves each option.
 
-    `models` maps stage and option to the model's name in the configuration. A live planner gets the
-    times of every stage, and plans again in the background.
+    `models` maps stage and option to the model that serves it. A live planner gets the times of every stage,
+    and replans in the background.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ServedPipeline:
 
     @property
     def channels(self) -> int:
-        """The number of channels of input images: 1 is grey, 3 colour."""
+        """The number of channels of input images: 1 (grey) or 3 (colour; also while unknown)."""
         model = self.models[0]
         return int(model.info.image_shape[2] or 3) if model.info is not None else 3
 
@@ -64,9 +64,11 @@ class ServedPipeline:
         return all(model.available for model in self.models)
 
     async def answer(self, tensor: Any, timing: Timing, place: str | None = None) -> PipelineAnswer:
-        """Answer a query: the wire's `Tensor` of one input of `place`. Cancellation cancels its stages.
+        """Answer a query for one input, a `Tensor` of the wire; `place` is its source, such as a camera.
 
-        **Raises:** `DeadlineError` if the timeout passes between stages, and refusals of the models.
+        Cancellation cancels the stages in progress.
+
+        **Raises:** `DeadlineError` if the timeout passes between stages, and the errors of the models.
         """
         run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms, timing.elapsed_ms())
         answer = PipelineAnswer("")
@@ -79,7 +81,7 @@ class ServedPipeline:
                 running |= {
                     asyncio.create_task(self._stage(run, name, tensor, timing, place)) for name in run.ready
                 }
-                await asyncio.sleep(0)  # they start, and leave `ready`
+                await asyncio.sleep(0)  # the tasks start, so their stages are no longer in `run.ready`
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 answer.stages += [task.result() for task in done]
         finally:
@@ -92,7 +94,7 @@ class ServedPipeline:
         return answer
 
     def close(self) -> None:
-        """Stop planning."""
+        """Stop replanning."""
         if self.replanning is not None:
             self.replanning.close()
 
@@ -106,7 +108,7 @@ class ServedPipeline:
         model = self._models[name, step.option]
         slo_ms = None
         if timing.latency_slo_ms is not None and not run.labels:
-            # Only the first stage may be refused because of the SLO: later, work would be lost.
+            # Only the first stage may be refused because of the SLO: later refusals would waste earlier work.
             slo_ms = step.remaining_ms - self._least_after(name)
         asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id, place)
         response = await model.infer(tensor, asked)
@@ -133,7 +135,7 @@ class ServedPipeline:
         }
 
     def _least_after(self, name: str) -> float:
-        """Return the least time of the stages after `name`, with the current figures."""
+        """Return the least time in ms of the stages after `name`, by the current figures."""
         planned, least = self._least_after_ms
         if planned is not self.planner.pipeline:
             planned = self.planner.pipeline
@@ -143,7 +145,7 @@ class ServedPipeline:
 
 
 def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
-    """Return the least time of the stages after each one: the longest path, with the fastest options."""
+    """Return the least time in ms after each stage: that of the longest path, with the fastest options."""
     after: dict[str, float] = {}
     for name in reversed(list(pipeline.stages)):
         targets = [edge.target for edge in pipeline.edges_from[name]]

@@ -1,9 +1,9 @@
 """The Open Inference Protocol (V2) with its extension for binary tensors: parses requests, renders responses.
 
-A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
-width, channels], which are preprocessed), or several by the names that its network has for them, or `text`
-(BYTES [batch]) where it has a tokenizer, or `recording` (BYTES [batch]: WAV or FLAC files) where it takes
-sound, and outputs `probabilities`, `class_index`, `class_name`, `exit`.
+The input of a model is `input`: FP32 [batch, ...] as the network takes it, or UINT8 [batch, height, width,
+channels], images, which Gati preprocesses. A network with several inputs takes them under their own names.
+Models with a tokenizer also accept `text` (BYTES [batch]), and models for sound `recording` (BYTES [batch]:
+WAV or FLAC files). The outputs are `probabilities`, `class_index`, `class_name` and `exit`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DATATYPES = (*DATATYPES, BYTES)
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
-_LONGEST_NUMBER = 40  # characters of a priority given as text
+_LONGEST_NUMBER = 40  # characters of a number that is sent as text
 _MOST_OUTPUTS = 64
 _LONGEST_PLACE = 128
 
@@ -55,7 +55,7 @@ class Output(NamedTuple):
 
 
 class InferenceRequest(NamedTuple):
-    """A parsed request: the tensor in wire format, and the other parameters."""
+    """A parsed request: its tensor in wire format, and its parameters."""
 
     id: str | None
     tensor: Any
@@ -88,8 +88,8 @@ def parse_request(
 ) -> InferenceRequest:
     """Parse a request: JSON, and the binary tensors after it.
 
-    `arrays` are the `InputArray`s of a model with several inputs, which are packed into one tensor. Batches
-    that are too large are refused before they are converted.
+    `arrays` are the `InputArray`s of a model with several inputs; they are packed into one tensor. A batch of
+    more than `largest_batch` inputs is refused before it is converted.
 
     **Raises:** `RequestError`, one line that names the problem and its place.
     """
@@ -115,7 +115,7 @@ def parse_request(
 
 
 def place(value: Any) -> str | None:
-    """Return the place of the inputs, such as a camera's name, or None. Raises `RequestError`."""
+    """Check the place of the inputs, such as a camera's name; None without one. Raises `RequestError`."""
     if value is None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_PLACE:
@@ -124,14 +124,14 @@ def place(value: Any) -> str | None:
 
 
 def positive(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a number above zero, or None if it is missing. Raises `RequestError`."""
+    """Return a number above zero, capped at `_LARGEST_TIME_MS`; None if missing. Raises `RequestError`."""
     value = values.get(name)
     if value is None:
         return None
     try:
         if isinstance(value, bool) or (isinstance(value, str) and len(value) > _LONGEST_NUMBER):
             raise ValueError
-        number = float(value)  # text in queries and forms
+        number = float(value)  # query strings and forms contain text
         if not (math.isfinite(number) and number > 0.0):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
@@ -212,7 +212,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
-    """Return `timeout_ms`, or `timeout`, which is in microseconds as in other servers."""
+    """Return the timeout: `timeout`, in microseconds as in Triton, or else `timeout_ms`."""
     microseconds = positive(parameters, "timeout")
     return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
 
@@ -228,7 +228,7 @@ def _check_batch(entries: list[dict[str, Any]], largest: int) -> None:
 
 
 def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Sequence[Any]) -> Any:
-    """Return the tensor of a request, or its arrays packed into one."""
+    """Return the tensor of a request; several arrays are packed into one."""
     if len(entries) == 1 and entries[0].get("name") in _INPUT_NAMES:
         return _tensor(entries[0], rest)
     names = [each.name for each in arrays]
@@ -256,10 +256,10 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
     values = [from_bytes(each.datatype, each.shape, each.data) for each in tensors]
     for value, taken in zip(values, arrays, strict=True):
         if not _fits(value, values[0], taken):
-            shorter = " or shorter, all of one length and" if taken.shorter else ","
+            shorter = " or shorter (all inputs of one length)," if taken.shorter else ","
             raise RequestError(
                 f"`{taken.name}` has shape {list(value.shape)}; give [{len(values[0])}, "
-                f"{', '.join(map(str, taken.shape))}]{shorter} the same number of each"
+                f"{', '.join(map(str, taken.shape))}]{shorter} with as many rows as `{arrays[0].name}`"
             )
         if (value.dtype.kind == "f") != (taken.datatype == "FP32") or value.dtype == np.uint64:
             raise RequestError(f"`{taken.name}` has datatype {datatype_of(value)}; send {taken.datatype}")
@@ -268,7 +268,7 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
 
 
 def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
-    """Whether an array has the expected shape, and as many rows as the first one of its request."""
+    """Whether an array has the expected shape, and as many rows as the first array of the request."""
     longest = tuple(taken.shape)
     if taken.shorter and value.ndim == 2 and 0 < value.shape[1] <= longest[0]:
         return value.shape == first.shape
@@ -280,13 +280,15 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
         raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(_DATATYPES)}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
-        raise RequestError("`shape` must be a list of whole numbers from 0 up")
+        raise RequestError("`shape` must be a list of whole numbers, 0 or larger")
     size = _mapping(entry, "parameters").get("binary_data_size")
     if size is None:
         if rest:
             raise RequestError("binary data follow the JSON, but the input has no `binary_data_size`")
         if datatype == BYTES and entry.get("name") == _RECORDING:
-            raise RequestError("recordings are no JSON; send them in binary, with `binary_data_size`")
+            raise RequestError(
+                "recordings cannot be sent in JSON; send them in binary, with `binary_data_size`"
+            )
         if datatype == BYTES:
             return _text(entry.get("data"), shape)
         return to_tensor(_array(entry.get("data"), datatype, shape))
@@ -314,7 +316,7 @@ def _text(data: Any, shape: list[int]) -> Any:
         )
     texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in data]
     if not all(isinstance(text, str) for text in texts):
-        raise RequestError("`data` is no BYTES tensor; give a list of texts")
+        raise RequestError("`data` is not a BYTES tensor; give a list of texts")
     found = text_tensor(texts)
     found.shape = shape
     return found
@@ -325,21 +327,21 @@ def _is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of a value for a message; for lists and objects, which may be deep, the kind."""
+    """Return the beginning of a value for a message; of lists and objects, which may be deep, the kind."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return str(value)[:40]
 
 
 def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
-    """Return nested or flat data as an array of that shape."""
+    """Return nested or flat data as an array of shape `shape`. Raises `RequestError`."""
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of numbers")
-    expected = elements(shape)  # before the data is converted
+    expected = elements(shape)  # checks the shape before the data is converted
     try:
         array = array_of(data, DATATYPES[datatype])
     except (ValueError, TypeError, OverflowError) as error:
-        raise RequestError(f"`data` is no {datatype} tensor ({first_line(error)})") from error
+        raise RequestError(f"`data` is not a valid {datatype} tensor ({first_line(error)})") from error
     if array.size != expected:
         raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
     return array.reshape(shape)
@@ -359,7 +361,9 @@ def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
             raise RequestError(f"no output is called {_shown(named)!r}; there are {', '.join(OUTPUTS)}")
         parameters = _mapping(entry, "parameters")
         if "classification" in parameters or "shared_memory_region" in parameters:
-            raise RequestError("outputs come whole: neither classification nor shared memory is offered")
+            raise RequestError(
+                "`classification` and `shared_memory_region` are not supported; outputs are returned in full"
+            )
         found.append(Output(entry["name"], parameters.get("binary_data", binary) is True))
     return tuple({output.name: output for output in found}.values())
 

@@ -10,7 +10,7 @@ from gati.errors import OverloadError
 
 
 class _Bucket:
-    """A token bucket that gains `rate` per second, up to max(rate, 1); it may be negative."""
+    """A token bucket that gains `rate` tokens per second, up to max(rate, 1). Its level may be negative."""
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -20,19 +20,19 @@ class _Bucket:
         self._since_s = clock()
 
     def wait_s(self) -> float:
-        """The time until it is above zero."""
+        """The time until its level is above zero."""
         now_s = self._clock()
         self._left = min(self._most, self._left + self._rate * (now_s - self._since_s))
         self._since_s = now_s
         return 0.0 if self._left > 0.0 else (1e-3 - self._left) / self._rate
 
     def take(self, count: float) -> None:
-        """Take from it, possibly below zero."""
+        """Take `count` tokens, even if the level falls below zero."""
         self._left -= count
 
 
 class Quota:
-    """The remaining quota of one key; unlimited without `limit`. `clock` is in seconds."""
+    """The remaining quota of one key; unlimited until `limit` is called. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class Quota:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether `sent` must be called."""
+        """Whether bytes are limited, so that `sent` must be called."""
         return self._bytes is not None
 
     def limit(
@@ -63,11 +63,11 @@ class Quota:
     def request(self) -> Iterator[None]:
         """Count a request while it runs. Raises `OverloadError` if the quota is used up."""
         if self._most_in_flight is not None and self._in_flight >= self._most_in_flight:
-            raise OverloadError(f"this key has {self._in_flight} requests under way", retry_after_s=0.1)
+            raise OverloadError(f"this key has {self._in_flight} requests in progress", retry_after_s=0.1)
         for bucket, what in ((self._requests, "requests"), (self._bytes, "bytes")):
             wait_s = 0.0 if bucket is None else bucket.wait_s()
             if wait_s > 0.0:
-                raise OverloadError(f"this key has sent its {what} of this second", retry_after_s=wait_s)
+                raise OverloadError(f"this key has used up its {what} per second", retry_after_s=wait_s)
         if self._requests is not None:
             self._requests.take(1.0)
         self._in_flight += 1
@@ -77,6 +77,6 @@ class Quota:
             self._in_flight -= 1
 
     def sent(self, count: int) -> None:
-        """Count bytes of a body; bytes beyond the quota delay later requests."""
+        """Count bytes of a body. They are accepted beyond the quota, too; later requests are then refused."""
         if self._bytes is not None:
             self._bytes.take(count)

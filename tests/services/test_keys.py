@@ -103,7 +103,7 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
         ring.reload()
         renewed = ring.find("new key 1")
         assert renewed is not None and renewed.name == "camera" and ring.find("camera's key") is None
-        with pytest.raises(OverloadError, match="1 requests under way"), renewed.quota.request():
+        with pytest.raises(OverloadError, match="1 requests in progress"), renewed.quota.request():
             raise AssertionError("its quota goes on")
     file.write_text("[keys", encoding="utf-8")
     ring.reload()

@@ -110,7 +110,7 @@ BROKEN: list[tuple[str, int, Any, str]] = [
     ),
     (
         "text", 400, {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1], "data": ["a"]}]},
-        "`data` is no FP32 tensor",
+        "`data` is not a valid FP32 tensor",
     ),
     (
         "out of range", 400,
@@ -120,7 +120,7 @@ BROKEN: list[tuple[str, int, Any, str]] = [
     (
         "ragged", 400,
         {"inputs": [{"name": "input", "datatype": "FP32", "shape": [3], "data": [[1], [2, 3]]}]},
-        "`data` is no FP32 tensor",
+        "`data` is not a valid FP32 tensor",
     ),
     (
         "wrong shape", 400,
