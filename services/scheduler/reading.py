@@ -1,4 +1,4 @@
-"""Reads inference requests: memory is charged first, and long ones are parsed outside the event loop."""
+"""Reads inference requests: memory is charged first, and long requests are parsed outside the event loop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from services.scheduler.budget import Charge, check_json
 from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
 from services.scheduler.scheduler import Scheduler
 
-_COPIES = 1  # of a binary tensor, between the body and the socket of a service
+_COPIES = 1  # copies of a binary tensor between the body and the socket of a service
 _JSON_COPIES = 3  # the body, the parser's copy, and at least as much for the parsed values
-_LEAST_JSON = 0.125  # of the memory for JSON, whatever the size of the binary tensor after it
-_LONG_BYTES = 64 * 1024  # longer JSON is parsed outside the event loop
+_LEAST_JSON = 0.125  # share of the memory for JSON that even a large binary tensor after it leaves
+_LONG_BYTES = 64 * 1024  # longer bodies are parsed outside the event loop
 
 
 async def read_inference(
     request: Request, scheduler: Scheduler, charge: Charge, info: Any = None
 ) -> InferenceRequest:
-    """Read a request of the Open Inference Protocol; `info` is the model's `ModelInfo` if it is known.
+    """Read a request of the Open Inference Protocol; `info` is the model's `ModelInfo`, None if unknown.
 
-    Raises `GatiError` for requests that are refused.
+    Raises `GatiError` if the request is refused.
     """
     largest_bytes = largest_body(request, scheduler.config)
     with scheduler.receiving(charge.owner):
@@ -35,7 +35,7 @@ async def read_inference(
 
 
 def largest_body(request: Request, config: ServeConfig) -> int:
-    """Return the largest allowed body of a tensor; less if all of it is JSON, of which copies are held."""
+    """Return the largest allowed body in bytes; smaller for JSON alone, because copies of it are held."""
     if HEADER_LENGTH in request.headers:
         return config.largest_body_bytes
     return min(config.largest_body_bytes, config.largest_json_bytes // _JSON_COPIES)
@@ -61,9 +61,8 @@ def _read(
     body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, info: Any
 ) -> InferenceRequest:
     text, rest = split(body, header_length)
-    copies = (
-        _JSON_COPIES if rest else _JSON_COPIES - 1
-    )  # separating it from a binary tensor makes another copy
+    # Separating JSON from a binary tensor makes another copy.
+    copies = _JSON_COPIES if rest else _JSON_COPIES - 1
     # A large binary tensor leaves little memory for JSON, which then only describes the tensor.
     largest_bytes = max(largest_json_bytes - len(rest), int(_LEAST_JSON * largest_json_bytes))
     charge.add(check_json(text, largest_bytes, copies * len(text)) + _COPIES * len(rest))

@@ -1,4 +1,4 @@
-"""Plans again in the background, with current figures from traffic and audits."""
+"""Replans pipelines in the background, with current figures from traffic and audits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.scheduler.models import Model
 
 _log = logging.getLogger("gati.scheduler")
 
-_LARGEST_PART = 0.05  # share of the time for planning, in one thread
+_LARGEST_PART = 0.05  # largest share of the time that planning takes, in one thread
 
 
 class _Known(NamedTuple):
-    """The latest report of a model."""
+    """The counts of a model at the last call."""
 
     version: str
     audits: int
@@ -28,14 +28,14 @@ class _Known(NamedTuple):
 class Replanning:
     """Keeps the figures of one pipeline's planner current. Call it from the event loop's thread.
 
-    `look` after each answer costs a comparison. From time to time it starts a thread that plans again: at
-    most one, and so rarely that planning takes at most a twentieth of the time.
+    Call `look` after each answer; usually it costs one comparison. When planning is due, it starts a thread:
+    at most one, and so rarely that planning takes at most a twentieth of the time.
     """
 
     def __init__(self, planner: LivePlanner, models: Mapping[tuple[str, str], Model]) -> None:
-        self.took_s = 0.0  # all planning so far
+        self.took_s = 0.0  # total time of planning so far
         self._planner = planner
-        self._options: dict[Model, list[tuple[str, str]]] = {}  # served by each model
+        self._options: dict[Model, list[tuple[str, str]]] = {}  # stages and options that each model serves
         for option, model in models.items():
             self._options.setdefault(model, []).append(option)
         self._known: dict[Model, _Known] = {}
@@ -43,13 +43,13 @@ class Replanning:
         self._not_before_s = 0.0
 
     def look(self) -> None:
-        """Plan again in the background if it is due."""
+        """Replan in the background if it is due."""
         if not self._planner.due or self._task is not None or time.monotonic() < self._not_before_s:
             return
         self._task = asyncio.create_task(self._replan())
 
     def close(self) -> None:
-        """Start no more planning; a running one ends by itself."""
+        """Start no more planning. A thread that is planning finishes on its own."""
         if self._task is not None:
             self._task.cancel()
 
@@ -58,8 +58,8 @@ class Replanning:
         try:
             self.take_in_audits()
             await asyncio.to_thread(self._planner.refresh)
-        except GatiError as error:  # the current plan stays
-            _log.error("not planned again", extra={"reason": str(error)})
+        except GatiError as error:  # the current plan stays in use
+            _log.error("replanning failed", extra={"reason": str(error)})
         finally:
             ended_s = time.monotonic()
             self.took_s += ended_s - began_s
@@ -67,7 +67,7 @@ class Replanning:
             self._task = None
 
     def take_in_audits(self) -> None:
-        """Update the planner with the models' certificates and the audits since then."""
+        """Update the planner with new certificates of the models, and with the audits since the last call."""
         for model, options in self._options.items():
             if not model.ready:
                 continue
@@ -77,7 +77,7 @@ class Replanning:
             if known is None or known.version != active.version or audits < known.audits:
                 counted = _counted(model.certificate(active.version))
                 self._planner.certify(options, counted, active.agreement)
-                # earlier audits are of requests without other figures
+                # Earlier audits are not used: the planner has no other figures of their requests.
                 known = _Known(active.version, audits, losses)
             lost = max(0, losses - known.losses)
             agreed = max(0, audits - known.audits - lost)
@@ -87,7 +87,7 @@ class Replanning:
 
 
 def _counted(certificate: dict[str, Any] | None) -> float | None:
-    """Return the share of answers that agreed in a certificate's counts, or None."""
+    """Return the share of answers that agreed in a certificate's counts; None without counts."""
     if not certificate or not certificate.get("n"):
         return None
     return 1.0 - float(certificate.get("losses", 0)) / float(certificate["n"])

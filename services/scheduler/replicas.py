@@ -1,4 +1,4 @@
-"""One inference service of a model: its process, connection, health and calls over Thrift."""
+"""A replica, one inference service of a model: its process, connection, health, and calls over Thrift."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _SERVICE = Service(Inference)
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _CONTROL_TIMEOUT_S = 10.0
-_STATISTICS_TIMEOUT_S = 2.0  # a page of all models must not wait for one that hangs
-_BEATS = 4  # health checks in `hang_timeout_s`; it is not ready while one is overdue
+_STATISTICS_TIMEOUT_S = 2.0  # one model that hangs must not delay a page about all models
+_BEATS = 4  # health checks per `hang_timeout_s`; a replica is not ready while one is overdue
 _LOAD_TIMEOUT_S = 600.0
-_GRACE_S = 0.25  # a live service reports by itself that a deadline has passed
-_OBITUARY_S = 0.05  # until the cause of a process's death is known
+_GRACE_S = 0.25  # a service that runs reports a passed deadline itself
+_OBITUARY_S = 0.05  # time until the cause of a process's death is known
 _PROCESS = secrets.token_hex(8)  # several schedulers may use one service
 _REQUEST_IDS = itertools.count(1)
 
 
 class Asked(NamedTuple):
-    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one.
+    """A request's parameters. `latency_slo_ms` is what remains of the SLO, None without one.
 
-    `place` names what the inputs show, for memory; None uses none.
+    `place` is where the inputs come from; memory is kept per place, and not used if it is None.
     """
 
     time_remaining_ms: float
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """Settings of connections to services: how long one may be silent, and credentials for an address."""
+    """Settings of connections to services: when a silent service counts as hung, and credentials."""
 
     hang_timeout_s: float = HANG_TIMEOUT_S
     secret: bytes | None = None
@@ -71,14 +71,14 @@ class Link:
 
 
 class _LostError(UnavailableError):
-    """The connection was lost; the cause is known a moment later."""
+    """The connection was lost. The cause is known a moment later: see `Replica.explained`."""
 
 
 class Replica:
     """One inference service, by number. `start` keeps it connected until `stop`.
 
-    If our process does not answer for `hang_timeout_s`, it is killed and restarted. `told` is awaited once
-    its versions are known; `changed` is called whenever it becomes available or unavailable.
+    A process of ours that does not answer for `hang_timeout_s` is killed and restarted. `told` is awaited
+    whenever its versions have been read; `changed` is called when its readiness may have changed.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Replica:
 
     @property
     def hopeless(self) -> str | None:
-        """The error because of which its process can never serve, if a restart cannot help."""
+        """The error that a restart cannot fix and because of which its process can never serve, or None."""
         return None if self._hosted is None else self._hosted.hopeless
 
     @property
     def state(self) -> str:
-        """The state in one word. All clients may see it, so it has no causes, which may be private."""
+        """The state in one or two words, which any client may see; causes may be private."""
         if self.ready:
             return "ready"
         if self._asleep:
@@ -130,7 +130,7 @@ class Replica:
 
     @property
     def supervised(self) -> bool:
-        """Whether its process is ours."""
+        """Whether this server starts its process."""
         return self._hosted is not None
 
     @property
@@ -153,9 +153,9 @@ class Replica:
         return next(version for version in self.info.versions if version.active)
 
     def start(self, *, woken: bool = False) -> None:
-        """Start its process if it is ours, and connect.
+        """Start its process if this server runs it, and connect.
 
-        `woken` means that it has served before, so a failing process is always restarted.
+        `woken` means that it has served before; then a process that fails is always restarted.
         """
         self.wanted, self._asleep = True, False
         self._cause, self._state = "it is being started", "starting"
@@ -174,7 +174,7 @@ class Replica:
         )
 
     async def stop(self, timeout_s: float, *, asleep: bool = False) -> None:
-        """Refuse new requests, wait for those in progress, and stop its process if it is ours.
+        """Refuse new requests, wait for those in progress, and stop its process if this server runs it.
 
         `asleep` means that the next request starts it again.
         """
@@ -190,18 +190,18 @@ class Replica:
             await self._hosted.stop(timeout_s)
 
     def retire(self) -> None:
-        """Do not restart its process from now on."""
+        """From now on, do not restart its process."""
         if self._hosted is not None:
             self._hosted.retire()
 
     def has(self, version: str) -> bool:
-        """Whether a version is loaded, as far as is known."""
+        """Whether a version was loaded when its versions were last read."""
         return self.info is not None and any(each.version == version for each in self.info.versions)
 
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
-        """Answer a tensor. Cancellation drops it at the service, too. Raises the service's refusals."""
+        """Answer a tensor. If it is cancelled, the service drops the request. Raises the service's errors."""
         client = self._connected()
         request_id = f"{_PROCESS}-{next(_REQUEST_IDS)}"
         request = InferRequest(
@@ -221,12 +221,12 @@ class Replica:
             client.post("cancel", request_id)
             raise
         except UnavailableError as error:
-            if client.connected:  # it reports that itself
+            if client.connected:  # the service itself has raised it
                 raise
             raise _LostError(str(error), retry_after_s=error.retry_after_s) from error
 
     async def explained(self, error: UnavailableError) -> UnavailableError:
-        """Return the error for a caller: the process's own message, or how it died."""
+        """Return the error to raise: the service's own one, or, if the connection was lost, the cause."""
         if not isinstance(error, _LostError):
             return error
         await asyncio.sleep(_OBITUARY_S)
@@ -237,7 +237,7 @@ class Replica:
         return UnavailableError(f"model '{self._model}' does not answer: {self.cause}", retry_after_s=1.0)
 
     async def statistics(self) -> Any:
-        """Return its counts, and the states of its versions. Raises `UnavailableError`."""
+        """Return its `Statistics`, and update its versions from them. Raises `UnavailableError`."""
         found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
         if found.versions and any(version.active for version in found.versions):
             self.info.versions = found.versions
@@ -245,7 +245,7 @@ class Replica:
         return found
 
     async def load_version(self, version: str, composition: str | None) -> None:
-        """Load a version while others serve."""
+        """Load a version while the active one serves."""
         source = VersionSource(version=version, composition=composition)
         await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
 
@@ -269,7 +269,7 @@ class Replica:
         return self._client
 
     def _failed(self, error: Exception) -> None:
-        """Return the reason why there is no connection."""
+        """Record why there is no connection."""
         self._ready = False
         if not isinstance(error, UnavailableError):
             ours = isinstance(error, GatiError)
@@ -305,7 +305,7 @@ class Replica:
             await client.close()
 
     async def _catch_up(self, client: WireClient) -> None:
-        """Load the versions of the other replicas, until no new ones were loaded there meanwhile."""
+        """Load the versions of the other replicas; repeat it if another one was loaded there meanwhile."""
         seen = -1
         while seen != self._kept.changes:
             seen = self._kept.changes
@@ -313,7 +313,7 @@ class Replica:
             await self._describe(client)
 
     async def _load_again(self, client: WireClient) -> None:
-        """Load the versions of before a restart of the process, or of this one; forget those that fail."""
+        """Load versions from before a restart of the process or of this server; forget those that fail."""
         found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
         there = {each.version: each for each in found.versions}
         answering = self._kept.began(found.versions)
@@ -328,19 +328,21 @@ class Replica:
                 _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
 
     async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
-        """Load a version again; forget it if it crashes every process. Raises errors of loading."""
+        """Load a version again; forget it if that crashes or hangs too often. Raises errors of loading."""
         source = VersionSource(version=version, composition=composition)
         try:
             await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         except (UnavailableError, DeadlineError):
             if self.wanted and self._kept.failed(version):
-                _log.error("not loaded again: each process ended", extra={"version": version})
+                _log.error(
+                    "not loaded again: each attempt crashed or hung the process", extra={"version": version}
+                )
             raise
 
     async def _watch(self, client: WireClient) -> None:
         """Check its health until the connection is lost. A process that hangs is killed.
 
-        Raises `UnavailableError` at the end.
+        Raises `UnavailableError` if it hangs, or if the connection is lost during a check.
         """
         every_s = self._link.hang_timeout_s / _BEATS
         while not await client.lost(every_s):
@@ -357,14 +359,14 @@ class Replica:
             self._changed()
 
     async def _health(self, client: WireClient) -> Any:
-        """Return its health. Kills a process that hangs or is stuck, and raises `UnavailableError`."""
+        """Return its health. If it hangs or is stuck, kill its process and raise `UnavailableError`."""
         timeout_s = self._link.hang_timeout_s
         try:
             found = await client.call("health", timeout_s=timeout_s)
         except DeadlineError:
             self._hangs(f"it has not answered for {timeout_s:g} s")
         if found.state == STUCK:
-            self._hangs("its engine has not come to an end")
+            self._hangs("its engine is stuck")
         return found
 
     def _hangs(self, why: str) -> NoReturn:
@@ -382,9 +384,9 @@ class Replica:
 
 
 def _was_loaded(found: Any, version: str, composition: str | None) -> bool:
-    """Whether a version of that name, if there is one, has that composition; None means no caches.
+    """Whether `found`, the loaded version of that name if any, has that composition (None: no caches).
 
-    The name may have been reused. If the service does not report the composition, the name decides.
+    A name may be used again for another composition. If the service does not report it, the name decides.
     """
     if found is None:
         return False

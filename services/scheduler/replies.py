@@ -1,4 +1,4 @@
-"""Replies of all endpoints: JSON, refusals and internal errors."""
+"""Replies of all endpoints: JSON, refused requests and internal errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("gati.rest")
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
 
-_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages, which clients must not see
+_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # the folders of paths in messages, which clients must not see
 
 
 class Json(Response):
@@ -32,7 +32,7 @@ class Json(Response):
 
 
 class Made(Response):
-    """A reply made of complete parts, which are not copied or checked."""
+    """A reply from a complete body and headers, which are neither copied nor checked."""
 
     def __init__(
         self, content: bytes, media_type: bytes, *headers: tuple[bytes, bytes], status: int = 200
@@ -43,7 +43,7 @@ class Made(Response):
 
 
 def refused(request: Request, found: GatiError) -> Response:
-    """Return the reply of a refusal: status, one line, and when to retry."""
+    """Return the reply to a refused request: status, a message of one line, and when to retry."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("refused", extra={"path": request.scope["path"], "reason": str(found)})
     headers = []
@@ -54,7 +54,7 @@ def refused(request: Request, found: GatiError) -> Response:
     if scheduler_of(request).draining:
         headers.append((b"connection", b"close"))
     if isinstance(found, NotAllowedError) and request.method == "GET":
-        # makes browsers ask for the key
+        # a browser then asks its user for the key
         headers.append((b"www-authenticate", b'Basic realm="gati", charset="UTF-8"'))
     return error(found.http_status, without_folders(str(found)), *headers)
 
@@ -65,11 +65,11 @@ def without_folders(message: str) -> str:
 
 
 def mistake(request: Request, found: Exception) -> Response:
-    """Return the reply to an internal error; the cause is logged, and hidden from the client."""
+    """Return the reply to an internal error. The cause is logged, but not sent to the client."""
     _log.error("unexpected error in a request", exc_info=found, extra={"path": request.scope["path"]})
     return error(500, "internal error; the log has its cause")
 
 
 def error(status: int, message: str, *headers: tuple[bytes, bytes]) -> Response:
-    """Return the body of an error."""
+    """Return the reply for an error."""
     return Made(orjson.dumps({"error": message}), JSON, *headers, status=status)
