@@ -1,4 +1,4 @@
-"""Loads versions on all replicas of a model, one after the other, while all of them answer."""
+"""Loads versions on all replicas of a model, one replica after the other, while all of them answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.scheduler.replicas import Replica
 
 
 class _Replicated(Protocol):
-    """The part of a model that matters here; its replicas may change meanwhile."""
+    """The part of `Model` that is used here. Its replicas may change during a call."""
 
     replicas: tuple[Replica, ...]
 
@@ -23,11 +23,13 @@ class _Replicated(Protocol):
 async def load_on_all(model: _Replicated, version: str, composition: str | None) -> list[Replica]:
     """Load and activate a version on each replica that answers; returns these replicas.
 
-    Raises errors of loading. Then none of them has the version, unless it had one of that name before.
+    Raises errors of loading. Then the version is unloaded again where it was not activated yet, unless the
+    replica had one of that name before.
     """
     done: list[Replica] = []
     died: set[Replica] = set()
-    while new := await _load(model, version, composition, done, died):  # some may be new
+    # Repeat it until there are no new replicas.
+    while new := await _load(model, version, composition, done, died):
         for replica in new:
             await _unless_gone(model, replica, replica.activate(version))
         done += new
@@ -37,7 +39,7 @@ async def load_on_all(model: _Replicated, version: str, composition: str | None)
 async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
     """Unload a version on each replica; returns the replicas that answer.
 
-    Raises `RequestError` if it is the active one.
+    Raises `RequestError` if it is the active version of a replica.
     """
     ready = _ready(model)
     if len(ready) > 1:
@@ -51,7 +53,7 @@ async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
 
 
 async def describe_all(model: _Replicated, replicas: Sequence[Replica]) -> None:
-    """Update the lists of their versions."""
+    """Update the list of versions of each replica."""
     for replica in replicas:
         await _unless_gone(model, replica, replica.describe())
 
@@ -69,7 +71,8 @@ async def _load(
 ) -> list[Replica]:
     """Load a version on each replica that answers and is not `done`, one after the other.
 
-    Replicas that die meanwhile are added to `died`; one that dies again cannot load it.
+    A replica that dies while loading is added to `died` and skipped if there are others; if it dies again,
+    that counts as an error of loading.
     """
     new: list[Replica] = []
     had = {replica for replica in (model.replicas if done else _ready(model)) if replica.has(version)}
@@ -79,7 +82,7 @@ async def _load(
         except GatiError:
             if not todo[0].ready and (len(todo) > 1 or done or new) and todo[0] not in died:
                 died.add(todo[0])
-                continue  # it loads the version when it is back
+                continue  # once restarted, it loads the version
             for replica in (each for each in new if each not in had):
                 await _unless_gone(model, replica, replica.unload_version(version))
             raise
@@ -88,7 +91,7 @@ async def _load(
 
 
 async def _unless_gone(model: _Replicated, replica: Replica, call: Coroutine[Any, Any, None]) -> None:
-    """Await a call to a replica; raises nothing if the replica has died and others answer."""
+    """Await a call to a replica; its error is ignored if the replica has died and others answer."""
     try:
         await call
     except GatiError:

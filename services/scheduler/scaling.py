@@ -1,9 +1,9 @@
-"""Sets the number of replicas of a model: as few as possible with a short wait for a replica.
+"""Autoscaling: sets the number of replicas of a model, as few as possible with a short queueing delay.
 
-The criterion is the queueing delay, not the load of cores: a network may keep all cores busy with an empty
-queue, or wait for a disk with a long one. A replica is added after a short overload, and removed after a
-longer time in which one less would have sufficed. After each change, the number stays until its effect can be
-measured.
+The criterion is the queueing delay, not the load of cores: a network may keep all cores busy while the queue
+is empty, or wait for a disk while the queue is long. A replica is added after a short overload, and removed
+after a longer time in which one fewer would have sufficed. After each change, the number stays until its
+effect can be measured.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from services.scheduler.models import Model
 _log = logging.getLogger("gati.scheduler")
 
 _LOOK_S = 1.0
-_LATE_SHARE = 0.1  # share of recent requests that waited too long or were refused
+_LATE_SHARE = 0.1  # a larger share of recent requests that waited too long or were refused is overload
 _FULL = 0.7  # largest load of the remaining replicas when one is removed
 _MOST_PATIENCE = 32
-_FEWEST = 3  # requests needed for a decision
+_FEWEST = 3  # requests needed to detect overload
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Between `fewest` and `most` replicas such that nine of ten requests wait no longer than `delay_ms`.
 
-    It considers the requests of the last `up_s`. A replica is added if too many of them have waited too long
-    for `up_s`. One is removed if one less would have sufficed for `down_s`, or for a multiple of that if the
-    last one removed was needed again soon. Without a request for `idle_s`, all stop until the next request.
+    Decisions depend on the requests of the last `up_s`. A replica is added if too many of them have waited
+    too long, throughout `up_s`. One is removed if one fewer would have sufficed for `down_s`, or for a
+    multiple of that if the last removed one was soon needed again. Without a request for `idle_s`, all stop
+    until the next request.
     """
 
     fewest: int
@@ -47,8 +48,8 @@ class Bounds:
 
 class _Answer(NamedTuple):
     at_s: float
-    waited_ms: float  # infinite: refused because of overload
-    work_s: float  # of one replica
+    waited_ms: float  # infinite if it was refused for overload
+    work_s: float  # time that it used one replica
 
 
 class Sizing:
@@ -61,12 +62,12 @@ class Sizing:
         self._shrunk_s = -math.inf
         self._patience = 1
         self._changed_s = clock()
-        self._awaited_s = clock()  # when some of them were last missing
-        self._needed_s = clock()  # when all of them were last needed
-        self._enough_s = clock()  # when they last sufficed
+        self._awaited_s = clock()  # when a replica was last not ready
+        self._needed_s = clock()  # when all replicas were last needed
+        self._enough_s = clock()  # when the replicas last sufficed
 
     def answered(self, waited_ms: float, work_s: float) -> None:
-        """Record a request: how long it waited for a replica, and how long it used one."""
+        """Record an answered request: how long it waited for a replica, and how long it used one."""
         self._answers.append(_Answer(self._clock(), waited_ms, work_s))
 
     def refused(self) -> None:
@@ -74,7 +75,7 @@ class Sizing:
         self.answered(math.inf, 0.0)
 
     def wanted(self, count: int, ready: int) -> int:
-        """Return the wanted number of replicas; now there are `count`, of which `ready` answer."""
+        """Return the wanted number of replicas; there are `count` now, and `ready` of them answer."""
         now_s, bounds = self._clock(), self._bounds
         while self._answers and self._answers[0].at_s < now_s - bounds.up_s:
             self._answers.popleft()
@@ -85,7 +86,7 @@ class Sizing:
             self._needed_s = now_s
         if not is_late:
             self._enough_s = now_s
-        if ready < count:  # the starting one may suffice
+        if ready < count:  # wait: the replica that is starting may suffice
             self._awaited_s = now_s
         if count != min(max(count, bounds.fewest), bounds.most):
             return self._change(min(max(count, bounds.fewest), bounds.most))
@@ -108,13 +109,13 @@ class Sizing:
 
 
 class Autoscaler:
-    """Adjusts the number of replicas of one model to its requests, until it is cancelled."""
+    """Adjusts the number of replicas of one model to its requests."""
 
     def __init__(self, model: Model, bounds: Bounds, drain_timeout_s: float) -> None:
         self._model = model
         self._sizing = Sizing(bounds)
         self._idle_s = bounds.idle_s
-        self._input_s = 0.0  # time of an input, averaged over the replicas, at the last check
+        self._input_s = 0.0  # time per input, averaged over the replicas at the last check
         self._drain_timeout_s = drain_timeout_s
         model.on_outcome = self._take
 
@@ -134,7 +135,7 @@ class Autoscaler:
         count = len(model.replicas)
         wanted = self._sizing.wanted(count, sum(replica.ready for replica in model.replicas))
         if wanted != count:
-            _log.info("replicas", extra={"model": model.name, "before": count, "now": wanted})
+            _log.info("replicas changed", extra={"model": model.name, "before": count, "now": wanted})
             await model.scale(wanted, self._drain_timeout_s)
 
     def _take(self, response: Any) -> None:
@@ -142,5 +143,6 @@ class Autoscaler:
             self._sizing.answered(response.queue_ms, self._input_s * len(response.answers))
             return
         loads = [replica.load for replica in self._model.replicas if replica.ready]
-        if loads and all(load.outstanding for load in loads):  # otherwise more replicas would refuse it, too
+        # If a replica was idle, more replicas would refuse the request, too.
+        if loads and all(load.outstanding for load in loads):
             self._sizing.refused()

@@ -32,16 +32,16 @@ from services.supervisor import Supervised
 
 _log = logging.getLogger("gati.scheduler")
 
-_MANY = 8  # requests that are being processed
+_MANY = 8  # requests being processed; with fewer, none is refused for lag
 _QUIET_S = 1.0  # between log lines about refused connections
-# Of the event loop: beyond it, requests are refused before they are read. It takes many turns for each, so
-# that is a part of the smallest SLO, within bounds.
+# The largest lag of the event loop; beyond it, requests are refused before they are read. Each request takes
+# many turns of the loop, so the limit is a fraction of the smallest SLO, within bounds.
 _LARGEST_LAG_OF_SLO = 1 / 24
 _LEAST_LAG_MS, _MOST_LAG_MS = 8.0, 250.0
 
 
 class Scheduler:
-    """Models and pipelines by name. `start` and `stop` act on all of them."""
+    """Models and pipelines by name. `start` starts all of them, `drain` stops them."""
 
     def __init__(
         self,
@@ -64,15 +64,15 @@ class Scheduler:
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._autoscalers = autoscalers
         self._looking: list[asyncio.Task[None]] = []
-        self.leaving = False  # not ready, but still answering
+        self.leaving = False  # reported as not ready, but still answers
         self.draining = False
         self._under_way = 0
-        self._receiving = 0  # of these, requests whose bodies are incomplete
+        self._receiving = 0  # of these, requests whose bodies have not arrived completely
         kinds = (("models", models), ("pipelines", pipelines))
         self._entrances = {f"{kind}/{name}": Entrance() for kind, served in kinds for name in served}
-        self._nowhere = Entrance()  # for unknown names: paths must not make the counts grow
-        self._not_let_in = _SeldomSaid("not let in")
-        self._crowded = _SeldomSaid("refused at the door")
+        self._nowhere = Entrance()  # for all unknown names: arbitrary paths must not use more and more memory
+        self._not_let_in = _SeldomSaid("clients refused")
+        self._crowded = _SeldomSaid("refused before reading")
         self._lag = LagMeter()
         self._shares = Shares()
         self._idle = asyncio.Event()
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether all models and pipelines that should answer do, or start at the next request."""
+        """Whether it is not stopping, and all models except unloaded ones answer or start at a request."""
         wanted = [model for model in self.models.values() if model.wanted]
         return not (self.leaving or self.draining) and all(model.available for model in wanted)
 
@@ -97,18 +97,18 @@ class Scheduler:
     def check_lag(self, path: str) -> None:
         """Refuse a request while the event loop is far behind. Raises `CrowdedError`.
 
-        Requests of the model or pipeline with the most requests are refused first: the fewer requests another
-        one gets, the larger the lag at which they are refused.
+        Requests for the model or pipeline with the most requests are refused first: the fewer requests
+        another one gets, the larger the lag at which its requests are refused.
         """
         name = "/".join(path.split("/", 4)[2:4])  # such as models/NAME
         if name not in self._entrances:
             name = ""
         self._shares.add(name)
-        # With few requests, another program causes the delay, and refusing would not help.
+        # With few requests being processed, another program causes the lag, and refusing would not help.
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
             return
         least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
-        # Without an SLO delays do no harm, only a growing queue does.
+        # Without an SLO, short delays do no harm, but a standing queue does.
         lag_ms = self._lag.standing_ms if least_slo_ms == math.inf else self._lag.lag_ms
         largest_ms = min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
         if lag_ms * self._shares.of_largest(name) > largest_ms:
@@ -117,7 +117,7 @@ class Scheduler:
             )
 
     def turned_away(self, error: GatiError, client: tuple[str, int] | None) -> None:
-        """Count refused connections. To keep the log small, it gets at most one line per second."""
+        """Count a request whose client was refused. The log gets at most one line per second."""
         reasons = {401: "not_allowed", 403: "forbidden", 415: "media_type"}
         self.metrics.rejected.labels(reasons.get(error.http_status, "not_allowed")).inc()
         self._not_let_in.say({"client": client and client[0], "reason": str(error)})
@@ -129,14 +129,14 @@ class Scheduler:
 
     @property
     def _waited_ms(self) -> float:
-        return self._lag.waited_ms / 2  # a request arrived at some time while the event loop was late
+        return self._lag.waited_ms / 2  # on average, a request arrives halfway through the lag
 
     def arrival_s(self, request: Request) -> float:
-        """Return about when a request arrived that is only noticed now."""
+        """Estimate when a request arrived that the event loop sees only now."""
         return time.monotonic() - self._waited_ms / 1e3 - waited_s(request.scope)
 
     async def drain(self) -> None:
-        """Refuse new requests, wait until all others are answered, and stop the models."""
+        """Refuse new requests, wait for those in progress, at most `drain_timeout_s`, and stop the models."""
         self.draining = True
         self._lag.stop()
         for task in self._looking:
@@ -152,7 +152,9 @@ class Scheduler:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            _log.warning("not everything was answered in time", extra={"under_way": self._under_way})
+            _log.warning(
+                "requests in progress were not answered in time", extra={"under_way": self._under_way}
+            )
         ours = [model.stop(timeout_s) for model in self.models.values()]
         if self.adaptation is not None:
             ours.append(self.adaptation.stop(timeout_s))
@@ -179,7 +181,7 @@ class Scheduler:
         priority: int,
         traceparent: str | None,
     ) -> Timing:
-        """Return a request's limits; the default timeout is a multiple of its SLO."""
+        """Return a request's limits. The default timeout is at most `late_factor` times its SLO."""
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
@@ -198,22 +200,22 @@ class Scheduler:
             self.entrance(name).check(1e3 * (time.monotonic() - arrived_s))
         except CrowdedError:
             if (model := self.models.get(name.removeprefix("models/"))) is not None:
-                model.on_outcome(None)  # more replicas would have had time for it
+                model.on_outcome(None)  # with more replicas, it could have been answered in time
             raise
 
     def under_way(self, name: str = "") -> _UnderWay:
         """Count a request for `models/NAME` or `pipelines/NAME`, its memory, and the reason if it is refused.
 
-        A context manager that returns its charge. Raises `UnavailableError` while draining.
+        Returns a context manager whose value is the `Charge`. Raises `UnavailableError` while draining.
         """
         if self.draining:
             raise UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
         return _UnderWay(self, name)
 
     def receiving(self, name: str = "") -> _Receiving:
-        """Mark a request in progress as waiting for its client, while its body is being read.
+        """Mark a request in progress as waiting for its client while its body is read, as a context manager.
 
-        Otherwise bodies that never arrive would make the server look busy, and lead to refusals.
+        Otherwise, bodies that never arrive would make the server look busy, and other requests be refused.
         """
         return _Receiving(self, name)
 
@@ -222,13 +224,13 @@ class Scheduler:
         return self._under_way - self._receiving
 
     def asked(self, name: str, timing: Timing, place: str | None = None) -> Asked:
-        """Return parameters for the inference service of the model `models/NAME`: the remaining time.
+        """Return the parameters for the inference service of `name` (`models/NAME`), with the remaining time.
 
-        The time that most requests take outside the service is subtracted, in full only for the model with
-        the most requests: delays by a flood of other requests are no reason to refuse one of a few, which may
-        still be in time, and whose refusal would hardly reduce the load.
+        The time that most requests take outside the service is subtracted from the SLO, in full only for the
+        model with the most requests. If a flood of requests for another model causes the delay, the few
+        requests for this one may still be in time, and refusing them would hardly reduce the load.
 
-        Raises `OverloadError` if nothing is left of the SLO, and `DeadlineError` if the timeout has passed.
+        Raises `OverloadError` if no time remains of the SLO, and `DeadlineError` if the timeout has passed.
         """
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
@@ -239,11 +241,12 @@ class Scheduler:
             slo_ms -= max(elapsed_ms, outside_ms)
             if slo_ms <= 0.0:
                 raise OverloadError(
-                    f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
+                    f"{elapsed_ms:.1f} ms passed before the request could be sent to the model",
+                    retry_after_s=0.1,
                 )
         remaining_ms = timing.timeout_ms - elapsed_ms
         if remaining_ms <= 0.0:
-            raise DeadlineError("the deadline passed before a model could be asked")
+            raise DeadlineError("the deadline passed before the request could be sent to the model")
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id, place)
 
     def answered(self, name: str, latency_ms: float, service_ms: float) -> None:
@@ -252,7 +255,7 @@ class Scheduler:
 
 
 class _UnderWay:
-    """A request in progress. Not a generator, because there are thousands per second."""
+    """Counts a request in progress. Not a generator, which is slower: there are thousands per second."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
@@ -280,7 +283,7 @@ class _UnderWay:
 
 
 class _Receiving:
-    """The body of a request in progress is being read."""
+    """Marks a request in progress while its body is being read."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
@@ -314,6 +317,6 @@ class _SeldomSaid:
 
 
 def scheduler_of(request: Request) -> Scheduler:
-    """Return the scheduler of a request."""
+    """Return the scheduler that serves a request."""
     scheduler: Scheduler = request.app.state.scheduler
     return scheduler

@@ -104,7 +104,7 @@ def test_a_flood_is_refused_before_it_is_read_and_the_other_model_is_answered(
         assert f"{PLACES} requests are in progress" in refused.json()["error"]
         page = (await server.get("/metrics")).text
         assert f'gati_rejected_total{{reason="resource_exhausted"}} {300 - PLACES + 1}.0' in page
-        lines = [each for each in caplog.records if each.msg in ("http", "refused at the door")]
+        lines = [each for each in caplog.records if each.msg in ("http", "refused before reading")]
         assert len(lines) < 100  # thousands a second would cost more than to refuse them
         spared.go.set()
         assert [(await server.ask("spared", 50.0)).status_code for _ in range(20)] == [200] * 20
