@@ -1,8 +1,8 @@
-"""Traces and metrics for OpenTelemetry, by OTLP over HTTP. Off unless `otlp_endpoint` is set.
+"""Traces and metrics for OpenTelemetry, sent with OTLP over HTTP. Off unless `otlp_endpoint` is set.
 
-A request is one span of kind server, and each call of an inference service is a child span. Spans are made
-when the request has ended, from times that are measured anyway, and sent in the background: a collector that
-is slow or unreachable costs spans, never requests.
+A request is one span of kind server, and each call of an inference service is a child span. Spans are created
+when the request has ended, from times that are measured anyway, and sent in the background: if a collector is
+slow or unreachable, spans may be lost, but requests are not affected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^
 _VERSION = re.compile(r"/versions/[^/]+")
 _SEND_EVERY_S = 15.0
 _LAST_SEND_S = 3.0
-_GIVE_UP_S = 1.0  # for a request to the collector in progress
+_GIVE_UP_S = 1.0  # to end a request to the collector that is in progress
 _SERVER_ERROR = 500
 
 
@@ -40,10 +40,10 @@ class Telemetry(Protocol):
     """Receives every request that has ended."""
 
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Record a request with its status and its duration in seconds."""
+        """Record a request with its status and its duration `seconds`."""
 
     def close(self) -> None:
-        """Send the remaining spans and metrics. May take seconds."""
+        """Send the remaining spans and metrics, which may take seconds."""
 
 
 class _NoTelemetry:
@@ -73,8 +73,9 @@ class OpenTelemetry:
     """Spans and metrics to the collector at `endpoint`, such as http://localhost:4318.
 
     `sampling` is the share of requests with spans, unless the client's `traceparent` decides. Metrics count
-    all requests. Headers for the collector, certificates and attributes of the service come from the
-    environment variables of OpenTelemetry (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_RESOURCE_ATTRIBUTES` ...).
+    all requests except those of monitoring (`WATCHED_PATHS`). Headers for the collector, certificates and
+    attributes of the service come from the environment variables of OpenTelemetry
+    (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_RESOURCE_ATTRIBUTES` ...).
     """
 
     def __init__(self, endpoint: str, sampling: float = 1.0) -> None:
@@ -89,7 +90,7 @@ class OpenTelemetry:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         class Ids(RandomIdGenerator):
-            """Gives a request without a parent the trace id of its answer and log lines."""
+            """Gives a request without a parent span the trace id that its answer and log lines contain."""
 
             named = 0
 
@@ -124,7 +125,7 @@ class OpenTelemetry:
         )
 
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Create the spans of a request that has just ended, and count it."""
+        """Count a request that has just ended, and create its spans; ignores requests of monitoring."""
         path: str = scope["path"]
         if path.startswith(WATCHED_PATHS):
             return
@@ -157,7 +158,7 @@ class OpenTelemetry:
         )
         if span.is_recording():
             within = set_span_in_context(span)
-            for call in trace.calls:  # whose clock may have started slightly earlier
+            for call in trace.calls:  # its times count from the arrival, slightly before `began_ns`
                 called_ns, answered_ns = (
                     min(now_ns, began_ns + int(1e6 * ms)) for ms in (call.started_ms, call.ended_ms)
                 )
@@ -170,7 +171,7 @@ class OpenTelemetry:
         span.end(now_ns)
 
     def _parent(self, scope: Scope) -> Context:
-        """Return the context of the client's span from `traceparent`, or None."""
+        """Return the context of the client's span from `traceparent`; an empty one without a valid one."""
         from opentelemetry.context import Context
         from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -185,13 +186,13 @@ class OpenTelemetry:
         return set_span_in_context(NonRecordingSpan(there), Context())
 
     def close(self) -> None:
-        """Send the remaining data, in a thread: retries of an unreachable collector take seconds."""
+        """Send the remaining data, in a thread: retries take seconds if the collector is unreachable."""
         sending = threading.Thread(target=self._close, name="gati-telemetry", daemon=True)
         sending.start()
         sending.join(_LAST_SEND_S)
         if sending.is_alive():
             for exporter in self._exporters:
-                exporter.shutdown()  # stops its retries
+                exporter.shutdown()  # ends its retries
             sending.join(_GIVE_UP_S)
             _log.warning("the last spans and metrics were not sent", extra={"waited_s": _LAST_SEND_S})
 

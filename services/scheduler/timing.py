@@ -1,4 +1,4 @@
-"""A request's arrival, time limits, and trace."""
+"""The arrival, the time limits and the trace id of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{
 
 
 class TraceParent(NamedTuple):
-    """The caller according to a W3C traceparent; all values are hexadecimal digits."""
+    """The fields of a W3C traceparent, which describe the caller's span, as hexadecimal digits."""
 
     trace_id: str
     span_id: str
@@ -20,9 +20,9 @@ class TraceParent(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Time limits of a request. `arrived_s` is a time of `time.monotonic`; `latency_slo_ms` may be None.
+    """Time limits of a request; `arrived_s` is by `time.monotonic`.
 
-    After `timeout_ms` the client has given up.
+    `latency_slo_ms` is None without an SLO. After `timeout_ms` the client has given up.
     """
 
     arrived_s: float
@@ -37,15 +37,15 @@ class Timing(NamedTuple):
 
 
 def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
-    """Return the time in which at least one service worked on a query, from its stages' times in ms.
+    """Return how many ms at least one service worked on a query, from the times of its stages.
 
-    A stage has its start (`started_ms`), its duration (`latency_ms`), and the part of it inside the service
+    Each stage has its start (`started_ms`), its duration (`latency_ms`), and the part of it inside the service
     (`service_ms`). Concurrent stages count once, so the result is never more than the duration of the query.
     """
     spans = []
     for stage in stages:
         service_ms = min(stage["service_ms"], stage["latency_ms"])
-        way_ms = (stage["latency_ms"] - service_ms) / 2  # as long each way
+        way_ms = (stage["latency_ms"] - service_ms) / 2  # assumed to be the same in both directions
         began_ms = stage["started_ms"] + way_ms
         spans.append((began_ms, began_ms + service_ms))
     total_ms = covered_ms = 0.0

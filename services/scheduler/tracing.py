@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 _KEY = "gati.trace"
 WATCHED_PATHS = ("/v2/health/", "/metrics")  # requested every few seconds by monitoring
-LONGEST_PATH = 200  # characters of a path, in traces
+LONGEST_PATH = 200  # characters of a path in traces and log lines
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class TracedCall:
 
 @dataclass
 class RequestTrace:
-    """Notes of a request, filled in by its handler; empty if it was refused earlier.
+    """The trace of a request, filled in by its handler; empty if it was refused earlier.
 
-    Made only for requests that are followed.
+    Only requests for which `follow` was called have one.
     """
 
     trace_id: str = ""
@@ -42,12 +42,12 @@ class RequestTrace:
 
 
 def follow(scope: Scope) -> None:
-    """Start notes of the request with that scope."""
+    """Start a trace of the request with that scope."""
     scope[_KEY] = RequestTrace()
 
 
 def trace_of(scope: Scope) -> RequestTrace | None:
-    """Return the notes of the request with that scope; None if it is not followed."""
+    """Return the trace of the request with that scope; None if it is not traced."""
     found: RequestTrace | None = scope.get(_KEY)
     return found
 
@@ -55,7 +55,10 @@ def trace_of(scope: Scope) -> RequestTrace | None:
 def called(
     model: str, version: str, exits: Sequence[str], between_ms: tuple[float, float], service_ms: float
 ) -> TracedCall:
-    """Return a call of the service of `model`, which took `service_ms`; `exits` has one exit per input."""
+    """Return a call of the service of `model`, from its start and end in `between_ms`.
+
+    The service itself took `service_ms`; `exits` has one exit per input.
+    """
     attributes = {
         "gati.model": model,
         "gati.version": version,

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: metadata, readiness and inference of single models."""
+"""Routes of the Open Inference Protocol: metadata, readiness and inference of single models."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def server() -> dict[str, Any]:
 
 @router.get("/v2/health/live", summary="Whether the scheduler runs")
 async def live() -> dict[str, bool]:
-    """Return true: the server runs."""
+    """Return `live`, which is true whenever the server can reply."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
-    """Ready if every model that is not unloaded is loaded and warmed up, or asleep until the next request."""
+    """200 if all models except unloaded ones are ready or asleep, and the server is not stopping; else 503."""
     scheduler = scheduler_of(request)
     waiting = {name: model.state for name, model in scheduler.models.items() if not model.available}
     asleep = [name for name, model in scheduler.models.items() if model.sleep.asleep]
@@ -54,13 +54,13 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
 async def metadata(request: Request, model: str) -> dict[str, Any]:
-    """Return metadata, and the certificate of the active version."""
+    """Return the metadata of a model, and the certificate of its active version."""
     return _metadata(scheduler_of(request).model(model), None)
 
 
 @router.get("/v2/models/{model}/versions/{version}", summary="A version", responses=documents.MODEL)
 async def version_metadata(request: Request, model: str, version: str) -> dict[str, Any]:
-    """Return metadata of a loaded version."""
+    """Return the metadata of a loaded version."""
     return _metadata(scheduler_of(request).model(model), version)
 
 
@@ -80,7 +80,7 @@ async def model_ready(request: Request, model: str) -> Response:
     responses=documents.READY,
 )
 async def version_ready(request: Request, model: str, version: str) -> Response:
-    """200 if it is loaded, otherwise 404."""
+    """200 or 503 as for the model; 404 if the model is ready, but this version is not loaded."""
     found = scheduler_of(request).model(model)
     if found.ready:
         found.version(version)
@@ -97,9 +97,9 @@ async def infer(request: Request, model: str) -> Response:
     """Answer one or more inputs with the active version.
 
     Parameters of the request: `latency_slo_ms` (refused with 429 if it cannot be met), `timeout_ms`,
-    `priority` (1 is first), `place` (such as a camera's name: memory is kept per place).
-    Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (the
-    promise about the answer, and its basis) and, if there is one, the `certificate`.
+    `priority` (1 is the highest), `place` (such as a camera's name: memory is kept per place). Parameters of
+    the response: `latency_ms`, `service_ms`, `queue_ms`, `from_cache`, `exit` (if it is the same for all
+    inputs), `slo_met` (with an SLO), `promise` (about the answer, with its basis) and `certificate`, if any.
     """
     return await answer(request, model, None)
 
@@ -120,7 +120,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s(request)
     kind = f"models/{name}"
-    if version is None:  # each version has its own queue
+    if version is None:  # a named version has a queue of its own
         scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
@@ -174,7 +174,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
         "service_ms": found.latency_ms,
         "queue_ms": found.queue_ms,
     }
-    if len(exits) == 1:  # of a batch only if all exits are the same; the output `exit` has each
+    if len(exits) == 1:  # only if it is the same for all inputs; the output `exit` lists each
         parameters["exit"] = found.answers[0].exit
     parameters["from_cache"] = "base" not in exits
     if slo_ms is not None:
@@ -196,7 +196,7 @@ def proof_of(version: Any) -> dict[str, int] | None:
 
 
 def _arrays(info: Any) -> list[dict[str, Any]]:
-    """Return the inputs of the network."""
+    """Return the metadata of the network's inputs."""
     if not info.inputs:
         return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
     return [
@@ -206,7 +206,7 @@ def _arrays(info: Any) -> list[dict[str, Any]]:
 
 
 def _raw(info: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the metadata of the BYTES input that a model accepts instead; None if it has no such input."""
+    """Return the name and the parameters of the BYTES input that a model also accepts; None without one."""
     if info.text is not None:
         known = {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length}
         return "text", {"tokenizer": known}
@@ -221,7 +221,7 @@ def _inputs(info: Any) -> list[dict[str, Any]]:
 
 
 def _alternatives(info: Any) -> dict[str, Any]:
-    """Return which inputs go together if a model accepts text or recordings, or the arrays made from them."""
+    """Return the alternatives if a model accepts text or recordings, or the arrays made from them."""
     raw = _raw(info)
     if raw is None:
         return {}
