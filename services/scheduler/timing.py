@@ -39,8 +39,9 @@ class Timing(NamedTuple):
 def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
     """Return how many ms at least one service worked on a query, from the times of its stages.
 
-    Each stage has its start (`started_ms`), its duration (`latency_ms`), and the part of it inside the service
-    (`service_ms`). Concurrent stages count once, so the result is never more than the duration of the query.
+    Each stage has its start (`started_ms`), its duration (`latency_ms`), and the part of it inside the
+    service (`service_ms`). Concurrent stages count once, so the result is never more than the duration of the
+    query.
     """
     spans = []
     for stage in stages:

@@ -43,7 +43,7 @@ async def live() -> dict[str, bool]:
 
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
-    """200 if all models except unloaded ones are ready or asleep, and the server is not stopping; else 503."""
+    """200 if all models except unloaded ones are ready or asleep, and it is not stopping; otherwise 503."""
     scheduler = scheduler_of(request)
     waiting = {name: model.state for name, model in scheduler.models.items() if not model.available}
     asleep = [name for name, model in scheduler.models.items() if model.sleep.asleep]

@@ -202,7 +202,7 @@ def test_what_has_gathered_is_done_after_a_replica_is_back() -> None:
         waits.append(asyncio.create_task(parking.ask(once, 1, ASKED)))
         await in_the_end(lambda: parking.parked == 2)
         now_s = 41.0
-        with pytest.raises(OverloadError, match="2 requests wait"):
+        with pytest.raises(OverloadError, match="2 requests already wait"):
             await parking.ask(once, 1, ASKED)
         full, load.outstanding = False, 0
         parking.look()
