@@ -152,7 +152,7 @@ class RequestQueue:
         # any case: otherwise estimates made under load, even of another program, would never be corrected.
         if self.waiting or self._running:
             ahead = self._ahead(priority)
-            wait_s = self._wait_s(ahead) + (inputs - 1) * self.times.seconds_an_input
+            wait_s = self._wait_s(ahead + inputs - 1)  # of the last one
             expected_s, tries = wait_s + self.times.bound_s(self._together(ahead, inputs)), False
         else:
             expected_s = self.times.least_s * max(1.0, inputs / self._runner.parallel)

@@ -18,7 +18,7 @@ def array_of(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a flat or nested list as an array.
 
     Raises `ValueError`, `TypeError` or `OverflowError` for lists of unequal length, values that are not
-    numbers, and numbers that an integer `dtype` cannot represent.
+    numbers, and numbers outside the range of `dtype`, or with a fraction where `dtype` is an integer type.
     """
     return _array(data, dtype, 1)
 
@@ -50,14 +50,17 @@ def _part(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     array = np.array(data)
     if array.dtype.kind not in "biuf" and array.size:
         raise ValueError("not numbers")
-    _check_range(array, dtype)
-    return array.astype(dtype)
+    if dtype.kind in "iu" and array.size:
+        _check_whole(array, dtype)
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if dtype.kind == "f" and not np.array_equal(np.isinf(converted), np.isinf(array)):
+        raise ValueError(f"numbers outside {np.finfo(dtype).min} to {np.finfo(dtype).max}")
+    return converted
 
 
-def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+def _check_whole(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
     """Refuse numbers that a conversion to an integer type would silently change. Raises `ValueError`."""
-    if dtype.kind not in "iu" or not array.size:
-        return
     bounds = np.iinfo(dtype)
     if array.dtype.kind == "f" and not np.equal(np.mod(array, 1), 0).all():
         raise ValueError("numbers with a fraction")

@@ -123,8 +123,11 @@ def place(value: Any) -> str | None:
     return value
 
 
-def positive(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a number above zero, capped at `_LARGEST_TIME_MS`; None if missing. Raises `RequestError`."""
+def positive(values: Mapping[str, Any], name: str, per_ms: float = 1.0) -> float | None:
+    """Return a time above zero in milliseconds, of which one has `per_ms` of the sent unit.
+
+    At most `_LARGEST_TIME_MS`; None if missing. Raises `RequestError`.
+    """
     value = values.get(name)
     if value is None:
         return None
@@ -136,7 +139,7 @@ def positive(values: Mapping[str, Any], name: str) -> float | None:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise RequestError(f"`{name}` is {_shown(value)!r}; give a number above 0") from None
-    return min(number, _LARGEST_TIME_MS)
+    return min(number / per_ms, _LARGEST_TIME_MS)
 
 
 def priority(value: Any) -> int:
@@ -213,8 +216,8 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
     """Return the timeout: `timeout`, in microseconds as in Triton, or else `timeout_ms`."""
-    microseconds = positive(parameters, "timeout")
-    return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
+    timeout_ms = positive(parameters, "timeout", per_ms=1e3)
+    return positive(parameters, "timeout_ms") if timeout_ms is None else timeout_ms
 
 
 def _objects(values: list[Any]) -> bool:

@@ -101,6 +101,24 @@ def test_numbers_of_many_digits_are_refused() -> None:
         priority({})
 
 
+@pytest.mark.parametrize(
+    ("parameters", "timeout_ms"),
+    [
+        ({"timeout": 10_000_000}, 10_000.0),
+        ({"timeout": 10**12}, 3_600_000.0),
+        ({"timeout_ms": 10_000}, 10_000.0),
+        ({"timeout_ms": 10**9}, 3_600_000.0),
+        ({"timeout": 2000, "timeout_ms": 5}, 2.0),
+    ],
+)
+def test_a_timeout_is_in_microseconds_as_in_triton_or_in_milliseconds(
+    parameters: dict[str, int], timeout_ms: float
+) -> None:
+    body = orjson.loads(tensor()) | {"parameters": parameters}
+    asked = parse_request(orjson.dumps(body))
+    assert asked.timeout_ms == pytest.approx(timeout_ms)
+
+
 @pytest.mark.parametrize("outputs", [[{"name": DEEP}], [[DEEP]], [{"name": "exit"}] * 1000, [{"name": {}}]])
 def test_outputs_are_few_and_plain(outputs: Any) -> None:
     document = orjson.loads(tensor()) | {"outputs": outputs}

@@ -30,9 +30,8 @@ ANSWER = Prediction(1, torch.zeros(2), "base", "v")
 class Runner:
     """Keeps what it is asked, until `answer` is called."""
 
-    parallel = 1
-
-    def __init__(self) -> None:
+    def __init__(self, parallel: int = 1) -> None:
+        self.parallel = parallel
         self.asked: list[tuple[int, Future[Prediction]]] = []
         self.closed = False
 
@@ -54,9 +53,15 @@ class Runner:
         return [number for number, _ in self.asked]
 
 
-def run(test: Callable[[RequestQueue, Runner], Awaitable[None]], *, capacity: int = 4, **times: Any) -> None:
+def run(
+    test: Callable[[RequestQueue, Runner], Awaitable[None]],
+    *,
+    capacity: int = 4,
+    parallel: int = 1,
+    **times: Any,
+) -> None:
     async def main() -> None:
-        runner = Runner()
+        runner = Runner(parallel)
         await test(RequestQueue(runner, capacity=capacity, times=ServiceTimes(**times)), runner)
 
     asyncio.run(main())
@@ -118,6 +123,18 @@ def test_admission_counts_those_ahead() -> None:
             queue.admit(2, 2, 0.041)
 
     run(test, mean_s=0.01, least_s=0.004, seconds_an_input=0.01)
+
+
+def test_admission_counts_inputs_of_one_request_that_run_together() -> None:
+    """Of four inputs next to one that runs, three start at once and the last one waits for one to end."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        put(queue, 0)
+        queue.admit(4, 2, 0.051)
+        with pytest.raises(OverloadError, match="expected to take 50.0 ms, but 49.0 ms are left"):
+            queue.admit(4, 2, 0.049)
+
+    run(test, parallel=4, mean_s=0.01, least_s=0.004, seconds_an_input=0.01)
 
 
 def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

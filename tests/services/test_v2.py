@@ -118,6 +118,11 @@ BROKEN: list[tuple[str, int, Any, str]] = [
         "numbers outside 0 to 255",
     ),
     (
+        "too large", 400,
+        {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1], "data": [1e300]}]},
+        "numbers outside -3.40282",
+    ),
+    (
         "ragged", 400,
         {"inputs": [{"name": "input", "datatype": "FP32", "shape": [3], "data": [[1], [2, 3]]}]},
         "`data` is not a valid FP32 tensor",
