@@ -51,7 +51,7 @@ def test_tensor_form_and_raw_image_get_the_same_answer(serving: Serving) -> None
         ({"content": b"not an image"}, 400, "not an image that can be read"),
         ({"json": request(2)}, 400, "a query is for one input, got shape [2, 6, 6, 1]"),
         ({"files": {"other": b"x"}}, 400, "the form has no file `image`"),
-        ({"content": b"--x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "the form cannot be parsed"),
+        ({"content": b"--x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "cannot be parsed"),
         ({"content": png(), "params": {"latency_slo_ms": "soon"}}, 400, "`latency_slo_ms` is 'soon'"),
         ({"content": b"my card", "headers": {"Content-Type": "text/plain"}}, 400, "takes neither text nor"),
         ({"content": b"\xff", "headers": {"Content-Type": "text/plain"}}, 400, "the text is not UTF-8"),
