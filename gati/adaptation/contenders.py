@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import torch
@@ -66,8 +67,16 @@ class Work:
 
     def deployed(self) -> list[Contender]:
         """The serving caches, unchanged."""
+        return self._as_they_are(self.served)
+
+    def of_library(self, library: Served) -> list[Contender]:
+        """The caches of the library's composition that do not serve any more, unchanged."""
+        serving = {described.trial_id for described in self.served.composition.exits}
+        return [each for each in self._as_they_are(library) if each.trial_id not in serving]
+
+    def _as_they_are(self, served: Served) -> list[Contender]:
         found = []
-        for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
+        for leaving, described in zip(served.engine.exits, served.composition.exits, strict=True):
             cache = leaving.cache
             if not isinstance(cache, LearnedCache):
                 raise AdaptError(
@@ -92,7 +101,7 @@ class Work:
             if not isinstance(leaving.cache, LearnedCache):
                 continue
             lesson = self._lesson(leaving.block)
-            name = TrialId(f"{trial_name(leaving.block, leaving.cache.variant)}--retrained")
+            name = self._new_name(leaving.block, leaving.cache.variant, "retrained")
             with self.watch.of(f"train {name}"):
                 predictor = tuned(
                     leaving.cache.predictor, lesson, recipe, seed=self.seed, clock=self.watch.clock
@@ -116,7 +125,7 @@ class Work:
         for block in new.blocks:
             lesson = self._lesson(block)
             for variant in new.variants:
-                name = TrialId(f"{trial_name(block, variant)}--new")
+                name = self._new_name(block, variant, "new")
                 with self.watch.of(f"train {name}"):
                     predictor = train_new(
                         variant, shapes[block], lesson, new.recipe, seed=self.seed, clock=self.watch.clock
@@ -129,6 +138,13 @@ class Work:
                     each = replace(each, lookup_ms=lookup_ms)
                 found.append(each)
         return found
+
+    def _new_name(self, block: str, variant: str, what: str) -> TrialId:
+        """A name that no serving cache has: both may be in one version, whose files go by these names."""
+        serving = {described.trial_id for described in self.served.composition.exits}
+        name = f"{trial_name(block, variant)}--{what}"
+        names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        return TrialId(next(each for each in names if each not in serving))
 
     def _spread(
         self, score: NDArray[np.float32], predicted: NDArray[np.int64]
@@ -147,12 +163,12 @@ class Work:
         lesson = Lesson(window.hidden[block][fit], window.teacher(classes)[fit], recent)
         if self.original is None:
             return lesson
-        count = len(self.original)
-        mixed = recent.sum() * _ORIGINAL_SHARE / (1.0 - _ORIGINAL_SHARE) / count
+        originals = len(self.original)
+        mixed = recent.sum() * _ORIGINAL_SHARE / (1.0 - _ORIGINAL_SHARE) / originals
         return Lesson(
             torch.cat((lesson.hidden, self.original.hidden[block])),
             torch.cat((lesson.teacher, self.original.teacher(classes))),
-            torch.cat((recent, mixed.repeat(count))),
+            torch.cat((recent, mixed.repeat(originals))),
             len(fit),
         )
 

@@ -14,7 +14,7 @@ from gati.composition.composition import Composition, Exit
 from gati.composition.contests import path_within
 from gati.composition.instance import Chosen, Instance, make_instance
 from gati.composition.load import Served
-from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
+from gati.composition.replay import ExitCost, Replay, ReplayExit, exit_costs, replay
 from gati.composition.risk import smoothed_loss
 from gati.composition.search import search_frontier
 from gati.engine.exits import EngineExit
@@ -59,12 +59,10 @@ def costs_of(served: Served) -> Costs:
     """The composition's costs of its own exits, interpolated for other blocks by the library's profile."""
     chosen, profile = served.composition, served.library.manifest.profile
     elsewhere = {block.name: block.reach_ms for block in profile.blocks}
-    there, here, paid_ms = [0.0], [0.0], 0.0
-    for leaving in chosen.exits:
-        reach_ms = leaving.exit_ms - paid_ms - leaving.lookup_ms
+    there, here = [0.0], [0.0]
+    for leaving, cost in zip(chosen.exits, exit_costs(chosen.exits), strict=True):
         there.append(elsewhere[leaving.block])
-        here.append(min(max(reach_ms, here[-1]), chosen.expected.base_latency_ms))
-        paid_ms += leaving.lookup_ms * (1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
+        here.append(min(max(cost.reach_ms, here[-1]), chosen.expected.base_latency_ms))
     there.append(max(profile.base_ms, there[-1]))
     here.append(chosen.expected.base_latency_ms)
     reach = {name: float(np.interp(reach_ms, there, here)) for name, reach_ms in elsewhere.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from gati.versions.engines import (
 )
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
+from gati.versions.stricter import stricter_settings
 
 _SCENE = "scene"  # the tag that holds the scene's signature
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
@@ -35,13 +37,15 @@ _KEEP = 20  # versions in the repository
 class Deployed(NamedTuple):
     """A version that can serve; number 0 is the library's own composition.
 
-    `settings` are the ways to deploy it, from strict to loose; empty if `served` is the only one.
+    `settings` are the ways to deploy it, from strict to loose; empty if `served` is the only one. `nested`:
+    whatever a setting answers early, all looser ones answer in the same way.
     """
 
     number: int
     served: Served
     signature: Signature | None = None
     settings: tuple[Setting, ...] = ()
+    nested: bool = False
 
     @property
     def promised(self) -> float:
@@ -63,7 +67,7 @@ class Deployments:
         folder: Path,
         blocks: Sequence[str] = (),
     ) -> None:
-        self._first = Deployed(0, served)
+        self._served = served
         self._repository = repository
         self._model = model
         self._folder = folder
@@ -74,6 +78,11 @@ class Deployments:
         self._graphs: Graphs | None = None
         if isinstance(backend, GraphBackend):
             self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
+
+    @cached_property
+    def _first(self) -> Deployed:
+        settings = stricter_settings(self._served) if can_probe(self._served) else ()
+        return Deployed(0, self._served, settings=settings, nested=True)
 
     def active(self) -> tuple[Deployed, str]:
         """The version to start with, and the reason if it is not the repository's active one."""
@@ -112,10 +121,11 @@ class Deployments:
     def at(self, number: int, level: int) -> Deployed:
         """A version at the setting `level`, counted from 1. Raises the errors of `open`."""
         deployed = self.open(number)
-        if not deployed.settings:
+        if not deployed.settings or (number == 0 and level == len(deployed.settings)):
             return deployed
         setting = deployed.settings[level - 1]
-        served = open_setting(self._first.served, self._folders[number], setting, level, graphs=self._graphs)
+        folder = self._folders[number] if number else self._folder / "library"
+        served = open_setting(self._served, folder, setting, level, graphs=self._graphs)
         return deployed._replace(served=served)
 
     def scenes(self) -> list[tuple[int, Signature]]:
@@ -160,8 +170,8 @@ class Deployments:
             self._repository.collect_garbage(self._model, keep=_KEEP)
 
     def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
-        opened = open_version(self._first.served, folder, graphs=self._graphs)
-        settings = open_settings(self._first.served, folder) if can_probe(opened) else ()
+        opened = open_version(self._served, folder, graphs=self._graphs)
+        settings = open_settings(self._served, folder) if can_probe(opened) else ()
         return Deployed(number, opened, signature, settings)
 
     def _remember(self, deployed: Deployed, folder: Path) -> None:

@@ -18,7 +18,7 @@ from gati.adaptation.settings import Audit, OnAudit
 from gati.adaptation.shadow import Shadow, Ticket
 from gati.adaptation.succession import Succession
 from gati.engine.exits import Prediction
-from gati.guard.auditor import Auditor, Compared, Decided, Needs, Probed
+from gati.guard.auditor import Auditor, Compared, Decided, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 
@@ -109,7 +109,8 @@ class FollowUp:
             return
         base = needs.known or self._shadow.reference(ticket.x)
         found = [(post, epoch, self._looked_up(post, ticket.x, base)) for post, epoch in needs.shadows]
-        own = self._own(needs, decided, ticket.x, base)
+        asked = self._auditor.own(decided, ticket.given, base)
+        own = [] if asked is None else self._looked_up(asked, ticket.x, base)
         with self._lock:
             compared = self._auditor.settle(decided, ticket.given, base, found, own)
             if decided.drawn.sample and not ticket.given.recalled:
@@ -120,14 +121,6 @@ class FollowUp:
         if self._on_audit is not None:
             for each in compared:
                 self._on_audit(_audit(ticket, each))
-
-    def _own(
-        self, needs: Needs[Deployed], decided: Decided[Deployed], x: Tensor, base: Prediction
-    ) -> list[Probed]:
-        """The answers of all settings of the version that answered, if they are needed."""
-        if not needs.own or decided.post is None:
-            return []
-        return self._looked_up(decided.post, x, base)
 
     def _looked_up(self, post: Post[Deployed], x: Tensor, base: Prediction) -> list[Probed]:
         """The answer of each setting of a version."""

@@ -158,6 +158,7 @@ class Renewal:
         found = retrain(
             self._to_train_on(current),
             window,
+            library=self._costs.corrected(self._first),
             original=self._mixed_in(),
             new=self._new_caches(),
             accuracy=1.0 - (1.0 - self._promise.accuracy) * (1.0 - self._settings.margin),

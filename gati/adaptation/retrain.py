@@ -83,6 +83,7 @@ def retrain(
     served: Served,
     window: Window,
     *,
+    library: Served | None = None,
     original: Window | None = None,
     new: NewCaches | None = None,
     accuracy: float | None = None,
@@ -95,9 +96,11 @@ def retrain(
 ) -> Retrained:
     """Retrain the deployed caches of `served` on `window`, oldest input first.
 
-    `original` is mixed in with a quarter of the training draws. `accuracy` and `confidence` are the
-    composition's unless given. `recipe` bounds the training of each deployed cache, `new.recipe` that of each
-    new one. It uses the calling thread's number of torch threads; neither engine nor base model is changed.
+    The caches of `library`, the library's own composition, compete as well, unchanged: each retraining starts
+    from what serves, and an earlier one may have made that worse. `original` is mixed in with a quarter of
+    the training draws. `accuracy` and `confidence` are the composition's unless given. `recipe` bounds the
+    training of each deployed cache, `new.recipe` that of each new one. It uses the calling thread's number of
+    torch threads; neither engine nor base model is changed.
 
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """
@@ -116,7 +119,8 @@ def retrain(
     if wrong := [] if new is None else _misplaced(new, traced):
         raise AdaptError(f"{wrong[0]}; what reads the input belongs at block '{INPUT}', all else elsewhere")
     watch = StopWatch(clock)
-    blocks = {*(leaving.block for leaving in served.engine.exits), *wanted}
+    earlier = () if library is None else library.engine.exits
+    blocks = {*(leaving.block for leaving in (*served.engine.exits, *earlier)), *wanted}
     with watch.of("collect"):
         window = window.collected(traced, blocks)
         original = None if original is None else original.collected(traced, blocks)
@@ -126,6 +130,7 @@ def retrain(
     sure = confidence if confidence is not None else chosen.confidence or 0.95
     deployed = {each.block: each for each in work.deployed()}
     contenders = [*deployed.values(), *work.retrained(recipe or TuneRecipe())]
+    contenders += [] if library is None else work.of_library(library)
     contenders += [] if new is None else work.new(new)
     with watch.of("choose"):
         laid, aimed = lay(contenders, costs, window.base_class, parts.select, accuracy=asked, served=chosen)

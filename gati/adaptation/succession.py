@@ -132,6 +132,9 @@ class Succession(Roster[Deployed]):
         except GatiError as error:
             self._tell("failed", f"a restart may not find version {number}: {error}", {})
 
+    def on_fell_back(self, post: Post[Deployed]) -> None:
+        """Do nothing: a restart tries the active version again, and this one answers until it is proven."""
+
     def on_given_up(self, post: Post[Deployed]) -> None:
         """Remember not to try the version again."""
         self._found = None
@@ -150,8 +153,9 @@ class Succession(Roster[Deployed]):
             settings=max(len(deployed.settings), 1),
             on_event=heard,
         )
-        post = Post(deployed, kept, [setting.composition for setting in deployed.settings])
-        if kept.level and not post.may_hit:  # proven in an earlier run
+        settings = [setting.composition for setting in deployed.settings]
+        post = Post(deployed, kept, settings, nested=deployed.nested)
+        if kept.level and not post.may_hit:  # certified, or proven in an earlier run
             with suppress(GatiError):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
         return post

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
+from gati.composition.composition import Exit
 from gati.errors import DataError
 
 
@@ -18,6 +20,17 @@ class ExitCost:
     reach_ms: float
     lookup_ms: float
     penalty_ms: float
+
+
+def exit_costs(exits: Sequence[Exit]) -> list[ExitCost]:
+    """The costs of a composition's exits (forward order), by its own measurements."""
+    found: list[ExitCost] = []
+    paid_ms = 0.0
+    for leaving in exits:
+        penalty_ms = leaving.lookup_ms * (1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
+        found.append(ExitCost(leaving.exit_ms - paid_ms - leaving.lookup_ms, leaving.lookup_ms, penalty_ms))
+        paid_ms += penalty_ms
+    return found
 
 
 @dataclass(frozen=True)

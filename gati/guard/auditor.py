@@ -98,13 +98,11 @@ class Needs(NamedTuple, Generic[Version]):
     """The work to do for a request.
 
     `known` is the reference's answer, if that was the answer given. `shadows` are versions whose settings are
-    to be looked up, with the epochs of their watches; `own`: look up the other settings of the version that
-    answered as well.
+    to be looked up, with the epochs of their watches.
     """
 
     known: Prediction | None
     shadows: tuple[tuple[Post[Version], int], ...]
-    own: bool
 
 
 class Compared(NamedTuple, Generic[Version]):
@@ -233,9 +231,18 @@ class Auditor(Generic[Version]):
         tries = decided.tried and given.looked is not None
         if not (drawn.audit or drawn.sample or shadows or tries):
             return None  # drawn for caches but answered by memory, or for memory without a place
-        settings = () if decided.post is None else decided.post.settings
-        own = drawn.audit and decided.lookups and bool(settings) and not given.recalled
-        return Needs(self.known(decided, given) or known, shadows, own)
+        return Needs(self.known(decided, given) or known, shadows)
+
+    def own(self, decided: Decided[Version], given: Given, base: Prediction) -> Post[Version] | None:
+        """The version that answered, if its other settings must be looked up, too; `base` is the reference's.
+
+        The audit takes place in any case: only the work depends on the outcome.
+        """
+        post = decided.post
+        if post is None or not decided.drawn.audit or not decided.lookups or given.recalled:
+            return None
+        agreed = given.prediction.class_index == base.class_index
+        return None if post.shows_all(decided.level, agreed=agreed) else post
 
     def learn(self, decided: Decided[Version], given: Given, base: Prediction) -> None:
         """Let memory learn from the reference's answer."""
@@ -253,7 +260,7 @@ class Auditor(Generic[Version]):
         """Count the outcome for the answer given, and for the would-be answers of other versions.
 
         `shadows` are those of `needs`, with the answers of all their settings; `own` are the answers of all
-        settings of the version that answered.
+        settings of the version that answered, if `own` asked for them.
         """
         self.learn(decided, given, base)
         found = []
@@ -276,7 +283,7 @@ class Auditor(Generic[Version]):
         self.losses += not agrees
         is_caches = decided.lookups or (decided.may_hit and not self.exact)
         if post is not None and is_caches and not given.recalled and post.watch.epoch == decided.epoch:
-            agreed = [each.agreed for each in own] or [agrees]
+            agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
             agreed[decided.level - 1] = agrees
             post.watch.audited(agreed=agreed)
         return Compared(decided.answers, said.class_index, base.class_index, said.exit)

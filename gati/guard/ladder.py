@@ -43,9 +43,9 @@ class Judgement:
 class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
-    `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some.
-    `of_all`: the reference answers what they do not. Not thread-safe. Raises AdaptError for values
-    that make no promise.
+    `proven`: all settings may answer immediately; `certified` of them have not been withdrawn since. `spend`
+    gives the delta of each attempt to prove some. `of_all`: the reference answers what they do not. Not
+    thread-safe. Raises AdaptError for values that make no promise.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Ladder:
         self._left = [
             0
         ] * settings  # audits counted by each proof of requests that its setting does not answer
-        self.level = settings if proven else 0
+        self.level = self.certified = settings if proven else 0
         self._restart(self.level)
 
     def __len__(self) -> int:
@@ -112,9 +112,24 @@ class Ladder:
             proof.audit(agreed=True)
 
     def prove_anew(self) -> None:
-        """Release nothing until it is proven again, on a further share of delta."""
-        self.level = 0
-        self._restart(0)
+        """Withdraw what audits have proven until it is proven again, on a further share of delta.
+
+        Settings that were certified, and never withdrawn since, stay.
+        """
+        self.level = self.certified
+        self._restart(self.level)
+
+    def certify(self, level: int) -> None:
+        """Settings up to `level` need no audits to answer. Raises ValueError if they do not answer now."""
+        if not 0 <= level <= self.level:
+            raise ValueError(f"certified up to level {level}, but {self.level} settings answer")
+        self.certified = level
+
+    def restrict(self, level: int) -> None:
+        """Withdraw all settings above `level`, whatever was certified, until they are proven again."""
+        self.certified = min(self.certified, level)
+        self.level = min(self.level, level)
+        self._restart(self.level)
 
     def _release(self) -> Judgement | None:
         before = self.level
@@ -132,6 +147,7 @@ class Ladder:
         judgement = Judgement("withdrawn", self.guard.audits, self.guard.losses)
         while self.level and self.guard.alarmed:
             self.level -= 1
+        self.certified = min(self.certified, self.level)
         self._restart(self.level)
         return judgement
 
@@ -172,6 +188,7 @@ class Ladder:
             raise ValueError("the settings of a ladder must share one promise")
         ladder = cls(len(guards), guards[0].agreement, spend, proven=True)
         ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
+        ladder.certified = 0
         if "left" in document:
             ladder._of_all = True
             ladder._left = [int(each) for each in document["left"]]

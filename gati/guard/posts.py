@@ -16,13 +16,22 @@ _FASTER = 0.97  # a version on trial must take less than this share of the servi
 class Post(Generic[Version]):
     """A version, its watch, and its `open` settings by level.
 
-    `settings` are the ways to deploy the version, from strict to loose; empty if it has only one.
+    `settings` are the ways to deploy the version, from strict to loose; empty if it has only one. `nested`:
+    it is a composition of the library, and whatever a setting answers early, all looser ones answer alike.
     """
 
-    def __init__(self, version: Version, watch: Watch, settings: Sequence[Composition] = ()) -> None:
+    def __init__(
+        self,
+        version: Version,
+        watch: Watch,
+        settings: Sequence[Composition] = (),
+        *,
+        nested: bool = False,
+    ) -> None:
         self.version = version
         self.watch = watch
         self.settings = tuple(settings)
+        self.nested = nested
         self.open: dict[int, Version] = {} if settings else {1: version}
         self.opening = False
         self.compared = 0  # requests for which the times of all settings and of the serving version are known
@@ -46,6 +55,14 @@ class Post(Generic[Version]):
     def deployed(self) -> Version:
         """The version at the setting that may answer, or as it was published if none may."""
         return self.open.get(self.level, self.version)
+
+    def shows_all(self, level: int, *, agreed: bool) -> bool:
+        """Whether an answer of the setting of that level shows what all other settings would have done.
+
+        If settings are nested and the loosest one agrees, all of them do: a stricter one either answers in
+        the same way or leaves the request to the base model.
+        """
+        return not self.settings or (self.nested and agreed and level == len(self.settings))
 
     @property
     def hopeless(self) -> bool:

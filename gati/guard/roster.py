@@ -23,11 +23,12 @@ class Roster(ABC, Generic[Version]):
 
     Versions with a certificate serve immediately. Others, retrained or brought back, are on trial: they are
     looked up in the shadow of the version that serves until enough of their settings are proven to be faster.
-    Their other settings are proven while they serve.
+    Their other settings are proven while they serve. If the guard stops one of these, the library's
+    composition answers instead, as far as it may, if the roster began with it (`first`).
     """
 
     def __init__(self, serving: Post[Version]) -> None:
-        self.serving = serving
+        self.serving = self.first = serving
         self.trial: Post[Version] | None = None
         self.alarmed = False  # until caches serve again
         self._costs = self.figures(serving)
@@ -79,6 +80,10 @@ class Roster(ABC, Generic[Version]):
     @abstractmethod
     def on_promoted(self, post: Post[Version]) -> None:
         """The version on trial is proven and serves from the next request on."""
+
+    @abstractmethod
+    def on_fell_back(self, post: Post[Version]) -> None:
+        """The first version serves from the next request on, as the guard has stopped another."""
 
     @abstractmethod
     def on_given_up(self, post: Post[Version]) -> None:
@@ -139,6 +144,7 @@ class Roster(ABC, Generic[Version]):
         elif event.state == "stopped":
             self.alarmed = True
             self.tell("alarm", f"caches stop: {counted}")
+            self._fall_back()
         elif event.tightened:
             self._serves(post)
             self.tell("tightened", f"a stricter setting answers: {counted}")
@@ -181,6 +187,29 @@ class Roster(ABC, Generic[Version]):
         if post is self.trial:
             self.trial = None
             self.on_given_up(post)
+
+    def replace(self, before: Post[Version], post: Post[Version]) -> None:
+        """Let a post take the place of another one of the same version."""
+        if self.first is before:
+            self.first = post
+        if self.serving is before:
+            trial = self.trial
+            self.serve(post)
+            self.trial = trial
+        elif self.trial is before:
+            self.trial = post
+
+    def _fall_back(self) -> None:
+        first = self.first
+        if first is self.trial or self.serving.nested or not first.nested:
+            return
+        self.bring_back(first)
+        if first.may_hit:
+            trial = self.trial
+            self.serve(first)
+            self.trial = trial
+            self.on_fell_back(first)
+            self.tell("returned", f"version {self.name_of(first)} answers instead: it is certified")
 
     def _is_faster(self, trial: Post[Version]) -> bool:
         """Whether the trial is known to be faster. After a restart, nothing has been compared yet."""

@@ -160,7 +160,9 @@ class Standing:
                     of_before = identity not in self._watches  # saved by an earlier run
                     if of_before and not self._is_recent(self._heard_s.get(identity), self._max_age_s):
                         watch.forget()
-                    if self._surer and watch.may_hit and (watch.proven_on or not proven):
+                    if self._surer and watch.may_hit and not proven:
+                        watch.restrict(0)
+                    elif self._surer and watch.may_hit and watch.proven_on:
                         watch.prove_anew()
                     return self._take(identity, watch)
                 proven = proven and watch.may_hit  # made for another promise: only a stop carries over

@@ -117,19 +117,28 @@ class Watch:
             self._change("serving", judged.audits, judged.losses)
         else:
             state: State = "serving" if self.level else "stopped"
+            self._certified_only()
             self._change(state, judged.audits, judged.losses, tightened=True)
 
     def prove_anew(self) -> None:
         """Begin another proof with a further share of delta, unless the current one is better than none.
 
-        Serving caches stop: they were proven on other requests.
+        What was proven on other requests stops. Settings that a certificate covers, and that were never
+        withdrawn, stay.
         """
         proof = self.proof
         if self.level == 0 and proof is not None and (not proof.audits or proof.log_evidence >= 0.0):
             return
         self._ladder.prove_anew()
-        self.state = "probation" if self.state == "serving" else self.state
-        self.epoch += 1
+        self._restarted()
+
+    def restrict(self, level: int) -> None:
+        """Begin other proofs of the settings above `level`: their certificate or proof does not count here.
+
+        That is so if the certificate is not as sure as is asked, or another guard found it wrong.
+        """
+        self._ladder.restrict(level)
+        self._restarted()
 
     def bring_back(self) -> None:
         """Withdraw proofs by audits, which were made on other requests. A certificate stays valid."""
@@ -147,9 +156,19 @@ class Watch:
         ):
             return
         self._ladder.prove_anew()
-        self.proven_on = 0
-        self.state = "probation" if self.state == "serving" else self.state
+        self._restarted()
+
+    def _restarted(self) -> None:
+        """Only what a certificate covers may answer."""
+        self._certified_only()
+        if self.state == "serving" and not self.level:
+            self.state = "probation"
         self.epoch += 1
+
+    def _certified_only(self) -> None:
+        """Forget the number of audits of a proof, unless it lets more answer than a certificate does."""
+        if self.level <= self._ladder.certified:
+            self.proven_on = 0
 
     def _change(self, state: State, audits: int, losses: int, *, tightened: bool = False) -> None:
         self.state = state
@@ -159,7 +178,7 @@ class Watch:
 
     def to_json(self) -> dict[str, Any]:
         """State and evidence, as JSON values."""
-        ladder = self._ladder.to_json()
+        ladder = {**self._ladder.to_json(), "certified_level": self._ladder.certified}
         if self.settings == 1:  # the format from before there were several settings
             ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
         counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
@@ -173,7 +192,9 @@ class Watch:
 
         Raises KeyError, TypeError, ValueError or AdaptError for a document that `to_json` did not write.
         """
+        proven_on = int(document.get("proven_on", 0))
         ladder = Ladder.from_json(_with_ladder(document), spend=spend)
+        ladder.certify(int(document.get("certified_level", 0 if proven_on else ladder.level)))
         state: State = document["state"]
         if state not in get_args(State) or (state == "serving") != (ladder.level > 0):
             raise ValueError(f"state is {state!r}, which does not fit {ladder.level} proven settings")
@@ -181,7 +202,7 @@ class Watch:
         watch._ladder = ladder
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
-        watch.proven_on = int(document.get("proven_on", 0))
+        watch.proven_on = proven_on
         return watch
 
 

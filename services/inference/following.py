@@ -24,7 +24,7 @@ from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
-from gati.guard.auditor import Auditor, Compared, Decided, Given, Needs, Probed
+from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 from gati.guard.watch import Watch
@@ -194,7 +194,7 @@ class Following:
 
         `trial` is the version that waits to take over. `places`: memory may be looked up.
         """
-        if trial is not self._trial:
+        if trial is not self._trial or self._probes != self._draws_probe:
             self._trial = trial
             self._draws = self._new_draws()
         taken: list[Reservation] = []
@@ -249,11 +249,16 @@ class Following:
             why = "memory answers more without them" if instead else "they cost more than they save"
             _log.info("lookups pause for a while", extra={"version": self.name, "reason": why})
 
+    @property
+    def _probes(self) -> bool:
+        """Whether an audit that agrees runs the other settings, too."""
+        return self.post is not None and not self.post.shows_all(self.post.level, agreed=True)
+
     def _new_draws(self) -> Draws:
-        """Draws at rates that depend on the versions taking part, never on answers."""
+        """Draws at rates that depend on the versions and settings taking part, never on the answer."""
         shared = self._shared
-        probes = self.post is not None and bool(self.post.settings)  # every audit runs all settings
-        cost = self._cost + _COST_OF_TRIAL * (probes + (self._trial is not None))
+        self._draws_probe = self._probes
+        cost = self._cost + _COST_OF_TRIAL * (self._draws_probe + (self._trial is not None))
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
@@ -271,7 +276,8 @@ class Following:
             for post, epoch in needs.shadows
             if not post.version.gone
         ]
-        own = await self._own(needs, decided, x, base)
+        asked = self._auditor.own(decided, given, base)
+        own = () if asked is None else await self._looked_up(asked, x, base)
         compared = self._auditor.settle(decided, given, base, found, own)
         early = decided.lookups or given.recalled or (decided.may_hit and not self._exact)
         for each in compared:
@@ -281,14 +287,6 @@ class Following:
             self._shared.standing.audited()
         if decided.drawn.sample and not given.recalled:
             self._keep(sent, _said(given.prediction) if decided.may_hit else self._would(found), base)
-
-    async def _own(
-        self, needs: Needs[Answering], decided: Decided[Answering], x: Tensor, base: Prediction
-    ) -> Sequence[Probed]:
-        """The answers of all settings of the version that answered the request, if they are needed."""
-        if not needs.own or decided.post is None:
-            return ()
-        return await self._looked_up(decided.post, x, base)
 
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
         """The answer of each setting of a version."""

@@ -2,18 +2,19 @@
 
 The file is `STATE/NAME.json`, by default in the library's folder `standing`. Further replicas have
 `NAME@1.json` and so on, with separate proofs and a share of the total error probability. If the guard of one
-replica stops caches, the other replicas must prove them again, too: they read its file at startup and while
-they serve. A process that cannot write its file, or finds it locked by another one, reads it, keeps changes
-in memory only and logs a warning.
+replica stops caches or withdraws their looser settings, the other replicas must prove them again, too: they
+read its file at startup and while they serve. A process that cannot write its file, or finds it locked by
+another one, reads it, keeps changes in memory only and logs a warning.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from gati.guard.standing import Snapshot, Standing
 from gati.guard.watch import OnEvent, Watch
@@ -38,7 +39,7 @@ class ServedStanding(Standing):
     ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
         self._others = others
-        self._stopped_there = self._heeded = _stopped_in(others)
+        self._withdrawn_there = self._heeded = _withdrawn_in(others)
         self._writable = writable
         self._shared: dict[str, Watch] = {}
         self._listeners: dict[str, OnEvent] = {}
@@ -79,22 +80,26 @@ class ServedStanding(Standing):
         snapshot = super().audited()
         if snapshot is not None:
             self._thread.submit(self._exchange, snapshot)
-        if self._stopped_there != self._heeded:
-            before, self._heeded = self._heeded, self._stopped_there
-            for identity in self._heeded - before:
-                if identity in self._shared:
+        if self._withdrawn_there != self._heeded:
+            before, self._heeded = self._heeded, self._withdrawn_there
+            for identity, level in self._heeded.items():
+                if identity in self._shared and level < before.get(identity, level + 1):
                     self._heed(identity, self._shared[identity])
 
     def _heed(self, identity: str, watch: Watch) -> None:
-        """If the guard of another replica has stopped these caches, they must be proven again here, too."""
-        if identity in self._heeded and watch.may_hit:
-            watch.prove_anew()
+        """What the guard of another replica has withdrawn must be proven again here, too."""
+        level = self._heeded.get(identity)
+        if level is not None and level < watch.level:
+            watch.restrict(level)
             self.save()
-            _log.warning("caches stopped by the guard of another replica", extra={"caches": identity})
+            _log.warning(
+                "caches stopped by the guard of another replica",
+                extra={"caches": identity, "settings_left": level},
+            )
 
     def _exchange(self, snapshot: Snapshot) -> None:
         self.write(snapshot)
-        self._stopped_there = _stopped_in(self._others)
+        self._withdrawn_there = _withdrawn_in(self._others)
 
     def write(self, snapshot: Snapshot) -> None:
         """As `Standing.write`, if this process owns the file."""
@@ -128,18 +133,34 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     return ServedStanding(path, replicas=settings.replicas, others=others), lock.close
 
 
-def _stopped_in(files: Sequence[Path]) -> frozenset[str]:
-    """The caches that are stopped according to the files of other replicas, as far as they are readable."""
-    stopped: set[str] = set()
+def _withdrawn_in(files: Sequence[Path]) -> dict[str, int]:
+    """How many settings are left of caches of which the guards of other replicas have withdrawn some.
+
+    Files that are not readable are ignored.
+    """
+    withdrawn: dict[str, int] = {}
     for path in files:
         try:
             versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
-            stopped |= {name for name, each in versions.items() if each["state"] == "stopped"}
+            for name, each in versions.items():
+                level = _left_of(each)
+                if level is not None:
+                    withdrawn[name] = min(level, withdrawn.get(name, level))
         except FileNotFoundError:
             continue  # that replica has never been started
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _log.debug("the state file of another replica cannot be read", extra={"reason": str(error)})
-    return frozenset(stopped)
+    return withdrawn
+
+
+def _left_of(watch: Mapping[str, Any]) -> int | None:
+    """How many settings the saved watch still lets answer as certified; None if nothing was withdrawn."""
+    if watch["state"] == "stopped":
+        return 0
+    level = watch.get("certified_level")
+    return (
+        int(level) if watch.get("certified") and level is not None and level < len(watch["guards"]) else None
+    )
 
 
 def _nothing() -> None:

@@ -56,6 +56,7 @@ class Opened:
     cost: float = 1.0  # of the reference, in runs of the version's own network
     settings: tuple[Setting, ...] = ()  # from strict to loose; empty if `engine` is the only one
     probe: Probe | None = None  # runs all of them
+    nested: bool = False  # whatever one of them answers early, all looser ones answer in the same way
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,11 @@ class Opener:
             cost = reference_cost(self._open_reference(model).engine, engine, example)
         runner = open_runner(engine, workers=self._settings.workers)
         opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
-        if chosen is not None and folder is not None and model.library is not None:
-            from gati.versions.engines import open_settings
-
+        if chosen is not None and model.library is not None:
             served = Served(engine, model, model.library, chosen)
-            settings = open_settings(served, folder) if can_probe(served) else ()
+            settings = _settings(served, folder) if can_probe(served) else ()
             probe = Probe(served, settings) if settings else None
-            opened = replace(opened, settings=settings, probe=probe)
+            opened = replace(opened, settings=settings, probe=probe, nested=folder is None)
         if not engine.exits or not is_exact(engine):
             return opened
         base = open_runner(engine, early=False, workers=self._settings.workers)
@@ -143,6 +142,14 @@ class Opener:
         return open_plain_model(
             settings.model, settings.checkpoint, size=settings.size, device=settings.device or "cpu"
         )
+
+
+def _settings(served: Served, folder: Path | None) -> tuple[Setting, ...]:
+    """The settings of the published version in `folder`, or of a composition of the library."""
+    from gati.versions.engines import open_settings
+    from gati.versions.stricter import stricter_settings
+
+    return stricter_settings(served) if folder is None else open_settings(served, folder)
 
 
 def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:

@@ -146,5 +146,9 @@ class ServedRoster(Roster[Answering]):
         """Report that the version takes over."""
         self._on_takeover(post)
 
+    def on_fell_back(self, post: Post[Answering]) -> None:
+        """Report that the version answers again."""
+        self._on_takeover(post)
+
     def on_given_up(self, post: Post[Answering]) -> None:
         """Do nothing: the version stays loaded and can be activated again."""

@@ -215,7 +215,10 @@ class Versions:
         if self._memory is None and remembers and watch is not None and opened.composition is not None:
             self._memory = self._new_memory(opened.composition, watch, alone=exact)
         settings = [setting.composition for setting in opened.settings]
-        post = Post(answering, watch or _unwatched(), settings if watch is not None else ())
+        watched = () if watch is None else settings
+        post = Post(answering, watch or _unwatched(), watched, nested=opened.nested)
+        if post.nested and post.settings:
+            post.open[len(post.settings)] = answering  # the loosest setting is the composition itself
         self._proven.add(answering, opened.settings)
         following = Following(
             answering,
@@ -341,6 +344,8 @@ class Versions:
             raise RequestError(f"version '{name}' is the active one; activate another first")
         if self._roster is not None and name == self._pending:
             self._roster.trial = None
+        if self._roster is not None and self._roster.first is version.post:
+            self._roster.first = self._roster.serving
         del self._loaded[name]
         self._leave(version)
 
@@ -365,13 +370,8 @@ class Versions:
 
     def _replace(self, before: LoadedVersion, version: LoadedVersion) -> None:
         """Let a version take the place of a loaded one of the same name."""
-        roster = self._roster
-        if roster is not None and roster.serving is before.post:
-            trial = roster.trial
-            roster.serve(version.post)
-            roster.trial = trial
-        elif roster is not None and roster.trial is before.post:
-            roster.trial = version.post
+        if self._roster is not None:
+            self._roster.replace(before.post, version.post)
         self._leave(before)
 
     def _leave(self, version: LoadedVersion) -> None:

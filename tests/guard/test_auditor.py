@@ -19,7 +19,7 @@ from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL, Auditor, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
-from gati.guard.proof import Proof
+from gati.guard.proof import Proof, Spending
 from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing
 from gati.guard.watch import Event, Watch
@@ -57,6 +57,9 @@ class Names(Roster[str]):
 
     def on_promoted(self, post: Post[str]) -> None:
         self.told.append("promoted")
+
+    def on_fell_back(self, post: Post[str]) -> None:
+        self.told.append("fell back")
 
     def on_given_up(self, post: Post[str]) -> None:
         self.told.append("given up")
@@ -96,7 +99,7 @@ class Stream:
         if needs is None:
             return False
         probed = [Probed(int(lost), "block", not lost)] * LEVELS
-        own = probed if needs.own else ()
+        own = () if self.auditor.own(decided, answer, TRUE) is None else probed
         self.auditor.settle(decided, answer, TRUE, [(*each, probed) for each in needs.shadows], own)
         return True
 
@@ -242,7 +245,8 @@ def test_caches_are_not_judged_by_what_memory_answered() -> None:
     decided = stream.auditor.decide(stream.serving, stream.tried, Draws(1.0, seed=0), room=lambda: True)
     answer = Given(said(1, RECALL), looked=None)
     needs = stream.auditor.needs(decided, answer)
-    assert needs is not None and needs.shadows == () and not needs.own
+    assert needs is not None and needs.shadows == ()
+    assert stream.auditor.own(decided, answer, TRUE) is None
     stream.auditor.settle(decided, answer, TRUE, [])
     assert stream.auditor.losses == 1 and stream.serving.watch.audits == 0
 
@@ -288,3 +292,61 @@ def test_many_requests_in_a_row_are_looked_at_for_a_proof_of_memory_and_then_a_s
     assert tried(100) < 50
     memory.proving = Proof(AGREEMENT, DELTA)
     assert tried(burst) == burst
+
+
+def nested() -> Post[str]:
+    """A certified composition of three settings, the loosest of which is open."""
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True, settings=3)
+    settings: Any = (None,) * 3
+    post = Post("library", watch, settings, nested=True)
+    post.open[3] = "library"
+    return post
+
+
+def test_if_the_loosest_of_nested_settings_agrees_no_other_is_looked_up() -> None:
+    """All settings count the audit, whether the others were looked up or not."""
+    auditor, post = Auditor[str](), nested()
+    right, wrong = Given(RIGHT), Given(WRONG)
+    for answer, loses in ((right, False), (Given(TRUE), False), (wrong, True)):
+        decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+        assert (auditor.own(decided, answer, TRUE) is post) == loses
+        own = [Probed(0, BASE, True), Probed(1, "block", False), Probed(1, "block", False)] if loses else []
+        auditor.settle(decided, answer, TRUE, [], own)
+    guards = post.watch.to_json()["guards"]
+    assert [(each["audits"], each["losses"]) for each in guards] == [(3, 0), (3, 1), (3, 1)]
+
+
+def test_a_stricter_setting_answers_once_the_loosest_is_wrong_too_often() -> None:
+    post = nested()
+    roster, auditor = Names(post), Auditor[str]()
+    post.watch._on_event = lambda event: roster.heard(post, event)
+    while post.level == 3:
+        decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+        own = [Probed(0, BASE, True), Probed(0, BASE, True), Probed(1, "block", False)]
+        auditor.settle(decided, Given(WRONG), TRUE, [], own)
+    assert (post.level, post.deployed, roster.may_hit) == (2, "library-2", True)
+    assert "tightened" in roster.told and "alarm" not in roster.told
+    decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+    assert decided.level == 2 and auditor.own(decided, Given(RIGHT), TRUE) is post  # the loosest is on trial
+
+
+def test_the_library_answers_for_a_retrained_version_that_is_stopped() -> None:
+    """As far as its own guard lets it; a composition that was activated by hand is not replaced."""
+    first = nested()
+    roster = Names(first)
+    retrained = Post("retrained", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True))
+    retrained.watch._on_event = lambda event: roster.heard(retrained, event)
+    trial = Post("trial", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False))
+    roster.serve(retrained)
+    roster.trial = trial
+    while roster.serving is retrained:
+        retrained.watch.audited(agreed=False)
+    assert roster.serving is first and roster.may_hit and roster.trial is trial and not roster.alarmed
+    assert roster.told[-2:] == ["fell back", "returned"]
+    first.watch.restrict(0)
+    other = Post("other", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True))
+    other.watch._on_event = lambda event: roster.heard(other, event)
+    roster.serve(other)
+    while other.watch.may_hit:
+        other.watch.audited(agreed=False)
+    assert roster.serving is other and roster.alarmed

@@ -164,3 +164,62 @@ def test_the_guard_keeps_what_it_promises_given_what_came_before_and_bursts_brea
         alarms["in bursts"] += bursts.alarmed
     assert alarms["alike"] <= 40 * 0.1 + 2.0 * math.sqrt(40 * 0.1 * 0.9)  # t / R
     assert alarms["in bursts"] > 20
+
+
+def tightened(agreement: float = 0.9) -> Watch:
+    """A certified watch of three settings, of which the loosest was withdrawn and proven again."""
+    watch = Watch(agreement, spend=Spending(0.05).next, proven=True, settings=3)
+    while watch.level == 3:
+        watch.audited(agreed=[True, True, False])
+    assert (watch.level, watch.state, watch.proven_on) == (2, "serving", 0)
+    while watch.level == 2:
+        watch.audited(agreed=[True] * 3)
+    assert watch.proven_on > 0
+    return watch
+
+
+def test_a_certificate_covers_what_was_never_withdrawn() -> None:
+    """What audits have proven of a version that comes back counts no more; its certificate does."""
+    watch = tightened()
+    watch.bring_back()
+    assert (watch.level, watch.state, watch.proven_on) == (2, "serving", 0)
+    while watch.level == 2:  # now the second setting, too
+        watch.audited(agreed=[True, False, False])
+    assert (watch.level, watch.state) == (1, "serving")
+    while watch.may_hit:
+        watch.audited(agreed=[False] * 3)
+    assert (watch.level, watch.state) == (0, "stopped")
+    while not watch.may_hit:
+        watch.audited(agreed=[True] * 3)
+    watch.bring_back()
+    assert (watch.level, watch.may_hit) == (0, False)
+
+
+def test_old_proofs_are_forgotten_but_no_certificate() -> None:
+    watch = tightened()
+    watch.forget()
+    assert (watch.level, watch.state, watch.proven_on) == (2, "serving", 0)
+    watch.forget()  # once more changes nothing
+    assert (watch.level, watch.state) == (2, "serving")
+
+
+def test_a_certificate_that_does_not_count_here_lets_nothing_answer() -> None:
+    watch, epoch = tightened(), tightened().epoch
+    watch.restrict(1)
+    assert (watch.level, watch.state, watch.epoch) == (1, "serving", epoch + 1)
+    watch.restrict(0)
+    assert (watch.level, watch.state, watch.may_hit) == (0, "probation", False)
+
+
+def test_what_is_certified_is_written_down() -> None:
+    watch = tightened()
+    written = json.loads(json.dumps(watch.to_json()))
+    again = Watch.from_json(written, spend=Spending(0.05).next)
+    again.bring_back()
+    assert (again.level, again.state) == (2, "serving")
+    del written["certified_level"]  # as written before: proven by audits, so nothing is
+    again = Watch.from_json(written, spend=Spending(0.05).next)
+    again.bring_back()
+    assert (again.level, again.state) == (0, "probation")
+    with pytest.raises(ValueError, match="certified up to level 4"):
+        Watch.from_json({**written, "certified_level": 4}, spend=Spending(0.05).next)
