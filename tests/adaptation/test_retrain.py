@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gati.adaptation.contenders import NewCaches
+from gati.adaptation.contenders import NewCaches, StopWatch, Work
 from gati.adaptation.probe import Probe
 from gati.adaptation.renewal import _worth_it, candidate_blocks
 from gati.adaptation.retrain import Retrained, retrain
@@ -368,3 +368,59 @@ def test_a_version_of_another_base_model_is_refused(
     with pytest.raises(AdaptError, match="there is a version in .* already"):
         save_version(tmp_path / "v2", foreign, retrained.exits)
     assert not list(tmp_path.glob(".v2*"))
+
+
+def test_caches_of_one_version_never_share_a_name(
+    served: Served, retrained: Retrained, window: Window
+) -> None:
+    """Not even when what was retrained or new before is retrained, or trained anew, once more."""
+    folder = served.library.directory.parent / "twice"
+    again = open_version(served, save_version(folder, retrained.composition, retrained.exits))
+    assert any("--" in leaving.trial_id for leaving in again.composition.exits)
+    blocks = {leaving.block for leaving in (*again.engine.exits, *served.engine.exits)} | set(NEW.blocks)
+    collected = window.collected(served.engine.traced, blocks)
+    parts = split_window(len(window), 0.25, window.number)
+    work = Work(again, collected, None, parts, StopWatch(lambda: 0.0), seed=0)
+    brief = TuneRecipe(epochs=0.1, limit_s=600.0, learning_rate=3e-3)
+    contenders = [*work.deployed(), *work.retrained(brief), *work.of_library(served)]
+    contenders += work.new(replace(NEW, recipe=brief))
+    names = [each.trial_id for each in contenders]
+    assert len(set(names)) == len(names)
+    own = {leaving.trial_id for leaving in again.composition.exits}
+    expected = [each.trial_id for each in served.composition.exits if each.trial_id not in own]
+    assert [each.trial_id for each in work.of_library(served)] == expected
+
+
+def test_the_library_competes_with_what_made_it_worse(served: Served, window: Window) -> None:
+    """A version that forgot what it knew is not where the next one begins, if the library is better."""
+    familiar = window_of(served.engine.traced, stream(FAMILIAR, 590, seed=5))
+    spoilt = [
+        replace(leaving, cache=_with_noise(leaving.cache))
+        for leaving in open_served(served.library.directory).engine.exits
+    ]
+    engine = served.model.engine_of(spoilt, "spoilt", "torch")
+    bad = replace(
+        served,
+        engine=engine,
+        composition=replace(
+            served.composition,
+            exits=tuple(
+                replace(each, trial_id=f"{each.trial_id}--retrained") for each in served.composition.exits
+            ),
+        ),
+    )
+    brief = TuneRecipe(epochs=0.1, limit_s=600.0, learning_rate=1e-6)
+    without = retrain(bad, familiar, recipe=brief)
+    with_library = retrain(bad, familiar, library=served, recipe=brief)
+    assert with_library.after.hit_rate > without.after.hit_rate + 0.2
+    assert {leaving.trial_id for leaving in with_library.composition.exits} <= {
+        leaving.trial_id for leaving in served.composition.exits
+    }
+
+
+def _with_noise(cache: torch.nn.Module) -> torch.nn.Module:
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weights in cache.parameters():
+            weights.add_(torch.randn(weights.shape, generator=random) * weights.std())
+    return cache
