@@ -48,7 +48,7 @@ from gati.guard.ladder import Judgement
 from gati.guard.posts import Post
 from gati.guard.standing import Standing
 from gati.types import TrialId
-from gati.versions.engines import Setting
+from gati.versions.setting import Setting
 
 AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0
 ALPHA = 1.0 - AGREEMENT

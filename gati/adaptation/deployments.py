@@ -19,7 +19,6 @@ from gati.engine.backends import GraphBackend, get_backend
 from gati.errors import CompositionError, RepositoryError
 from gati.versions.engines import (
     Graphs,
-    Setting,
     open_setting,
     open_settings,
     open_version,
@@ -27,6 +26,7 @@ from gati.versions.engines import (
 )
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
+from gati.versions.setting import Setting
 from gati.versions.stricter import stricter_settings
 
 _SCENE = "scene"  # the tag that holds the scene's signature

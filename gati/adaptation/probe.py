@@ -8,7 +8,6 @@ outcome counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from gati.composition.load import Served
 from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, doubtful_score, tie_tolerance
 from gati.guard.auditor import Probed
 from gati.types import TrialId
-
-if TYPE_CHECKING:
-    from gati.versions.engines import Setting  # slow: brings in onnx
+from gati.versions.setting import Setting
 
 
 def can_probe(served: Served) -> bool:

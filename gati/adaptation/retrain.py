@@ -30,7 +30,7 @@ from gati.engine.exits import EngineExit
 from gati.errors import AdaptError
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.segments import TracedModel
-from gati.versions.engines import Setting
+from gati.versions.setting import Setting
 
 _LEAST_PART = 20  # inputs in each part of the window
 

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition
@@ -26,16 +25,10 @@ from gati.engine.exits import EngineExit
 from gati.engine.graph.convert import Converter
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_bytes
+from gati.versions.setting import Setting
 
 _COMPOSITION = "composition.json"
 _SETTINGS = "settings"
-
-
-class Setting(NamedTuple):
-    """One way to deploy a version's caches: a composition with its exits, one by one."""
-
-    composition: Composition
-    exits: tuple[EngineExit, ...]
 
 
 class Graphs:

@@ -22,7 +22,7 @@ from gati.composition.outcomes import SplitOutcomes
 from gati.composition.replay import Replay, ReplayExit, exit_costs, replay
 from gati.errors import LibraryError
 from gati.exploration.library import SELECT
-from gati.versions.engines import Setting
+from gati.versions.setting import Setting
 
 SHARES = (0.85, 0.6, 0.3)  # hits of the last exit that stricter settings keep, before it is left out
 

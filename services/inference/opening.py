@@ -19,13 +19,14 @@ from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
+from gati.versions.setting import Setting
+from gati.versions.stricter import stricter_settings
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from gati.composition.load import OpenedModel
-    from gati.versions.engines import Setting  # slow: brings in onnx
 
 _WARM_UP_INPUTS = 20
 
@@ -146,10 +147,11 @@ class Opener:
 
 def _settings(served: Served, folder: Path | None) -> tuple[Setting, ...]:
     """The settings of the published version in `folder`, or of a composition of the library."""
-    from gati.versions.engines import open_settings
-    from gati.versions.stricter import stricter_settings
+    if folder is None:
+        return stricter_settings(served)
+    from gati.versions.engines import open_settings  # slow: brings in onnx
 
-    return stricter_settings(served) if folder is None else open_settings(served, folder)
+    return open_settings(served, folder)
 
 
 def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:

@@ -6,17 +6,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
 
 from gati.errors import GatiError
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
+from gati.versions.setting import Setting
 from services.inference.following import Answering
 from services.inference.opening import Opener
 from services.inference.queue import RequestQueue
-
-if TYPE_CHECKING:
-    from gati.versions.engines import Setting
 
 _log = logging.getLogger("gati.inference")
 

@@ -25,12 +25,12 @@ from gati.errors import AdaptError, CompositionError
 from gati.model.entry import INPUT
 from gati.versions.engines import (
     Graphs,
-    Setting,
     open_setting,
     open_settings,
     open_version,
     save_version,
 )
+from gati.versions.setting import Setting
 from tests.adaptation.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
 PATIENT = TuneRecipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)

@@ -18,7 +18,7 @@ from gati.engine.exits import EngineExit
 from gati.errors import LibraryError
 from gati.exploration.library import CERTIFY, SELECT, BaseOutcomes, TrialOutcomes
 from gati.types import TrialId
-from gati.versions.engines import Setting
+from gati.versions.setting import Setting
 from gati.versions.stricter import SHARES, stricter_settings
 
 BASE_MS = 4.0
