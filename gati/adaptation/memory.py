@@ -34,6 +34,11 @@ class Seen(NamedTuple):
     features: NDArray[np.float64]
     answer: Prediction
 
+    @property
+    def distance(self) -> float:
+        """The log RMS distance of the nearest remembered input."""
+        return float(self.features[0])
+
 
 class Memory:
     """The last inputs of one place that the base model answered."""

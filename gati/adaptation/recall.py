@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_ladder import Intent, RecallLadder
+from gati.adaptation.recall_reach import Reach
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
@@ -105,6 +106,7 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
+        self._reach: Reach | None = None
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
         resumed = None if known is None else self._resumed(known, new, cases)
@@ -159,11 +161,12 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
-            risk = 1.0
+            risk, covered = 1.0, False
             if seen is not None:
                 self._looked.add(seen.features)
-                risk = 1.0 if self._risk is None else float(self._risk(seen.features))
-            intents = tuple(ladder.judge(risk) for ladder in self._ladders)
+                if self._risk is not None and self._reach is not None:
+                    risk, covered = float(self._risk(seen.features)), self._reach.covers(seen.distance)
+            intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident = intents[0 if alone else -1].confident
             return Looked(place, sketched, seen, confident, any(each.known for each in intents), intents)
 
@@ -185,6 +188,8 @@ class Recall:
                 if looked.seen is not None:
                     self._labelled.add(looked.seen.features, looked.wrong(base))
                     self._since_fit += 1
+                    if self._reach is not None and any(each.meant for each in looked.intents):
+                        self._reach.add(looked.seen.distance, wrong=looked.wrong(base))
                 self._memory(looked).add(looked.sketched, base)
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
@@ -201,11 +206,13 @@ class Recall:
             features, wrong = self._labelled.all()
             recent, _ = self._looked.all()
         risk = Risk(features, wrong, FURTHER)
-        risks = np.sort(risk(recent))
+        risks, own = np.sort(risk(recent)), risk(features)
         with self._lock:
             self._risk = risk
             for ladder in self._ladders:
                 ladder.expect(risks)
+            meant = own < max(ladder.highest_risk for ladder in self._ladders)
+            self._reach = Reach(features[meant, 0], wrong[meant])
             self._fitting = False
 
     def state(self) -> dict[str, Any]:

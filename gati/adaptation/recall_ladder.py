@@ -28,12 +28,14 @@ class Intent(NamedTuple):
     """What each setting would do with an input, as of `epoch`.
 
     `confident`: the loosest released setting answers it; `known`: a released or tested setting would.
+    `meant`: the loosest setting would, if inputs as far away had been checked.
     """
 
     would_answer: tuple[bool, ...]
     confident: bool
     known: bool
     epoch: int
+    meant: bool
 
 
 class RecallLadder:
@@ -87,12 +89,21 @@ class RecallLadder:
         """
         return len(self._settings) if self.level else 1
 
-    def judge(self, risk: float) -> Intent:
-        """What the settings do with an input whose remembered answer is wrong with probability `risk`."""
-        would = tuple(risk < setting.threshold for setting in self._settings)
+    @property
+    def highest_risk(self) -> float:
+        """The loosest setting answers inputs of a lower risk."""
+        return self._settings[-1].threshold
+
+    def judge(self, risk: float, *, covered: bool = True) -> Intent:
+        """What the settings do with an input whose remembered answer is wrong with probability `risk`.
+
+        `covered`: inputs as far away have been checked.
+        """
+        would = tuple(covered and risk < setting.threshold for setting in self._settings)
         confident = self.level > 0 and would[self.level - 1]
         self.share += (1.0 - _MEMORY) * (confident - self.share)
-        return Intent(would, confident, any(would[: self.tested]), self._epoch)
+        meant = risk < self.highest_risk
+        return Intent(would, confident, any(would[: self.tested]), self._epoch, meant)
 
     def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.

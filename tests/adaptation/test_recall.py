@@ -17,6 +17,7 @@ from torch import Tensor
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_ladder import RecallLadder
+from gati.adaptation.recall_reach import Reach
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
@@ -240,6 +241,47 @@ def test_a_broken_promise_stops_the_setting_until_it_is_proven_again() -> None:
     assert losses < 10 and run.ladder.level < before
     run(place, 2000)
     assert run.recall.serves and run.changes[-1][0]
+
+
+class Turning(Place):
+    """A scene of one class, in which now and then something passes the camera; then the camera turns."""
+
+    turned = False
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Prediction]]:
+        shown, elsewhere = self._random.random((2, 3, 8, 8)).astype(np.float32)
+        while True:
+            scene, said = (elsewhere, 1) if self.turned else (shown, 0)
+            passes = self._random.random() < 0.002
+            other = self._random.random(scene.shape).astype(np.float32) if passes else scene
+            noise = self._random.normal(0.0, self._noise, scene.shape).astype(np.float32)
+            yield torch.from_numpy(other + noise)[None], answer(said)
+
+
+def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
+    """No answer was ever wrong there, however far away the input; but few were as far as the new scene."""
+    losses = 0
+    for seed in range(10):
+        place, run = Turning(seed), Run(seed=seed)
+        run(place, 1200)
+        assert np.mean(run.hit[-300:]) > 0.9
+        place.turned = True
+        run(place, 300)
+        losses += int((~np.array(run.agreed[1200:])).sum())
+        assert np.mean(run.hit[-100:]) > 0.9  # and soon answers there, too
+    assert losses <= 3  # 20 if the regression alone decides
+
+
+def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
+    reach = Reach(np.arange(100.0), np.zeros(100, dtype=np.bool_))
+    assert reach.covers(0.5) and reach.covers(98.0) and not reach.covers(98.5) and not reach.covers(1e9)
+    for _ in range(6):
+        reach.add(98.0, wrong=True)
+    assert not reach.covers(95.0) and reach.covers(50.0)
+    for _ in range(20):
+        reach.add(98.0, wrong=False)
+    assert reach.covers(97.0)
+    assert not Reach(np.empty(0), np.empty(0, dtype=np.bool_)).covers(0.0)
 
 
 def test_places_are_apart() -> None:
