@@ -29,10 +29,14 @@ _BLUR = 0.01  # added to distances, in units of the network's input
 
 
 class Seen(NamedTuple):
-    """The `answer` to the nearest remembered input, and `features` [FEATURES] of its reliability."""
+    """The `answer` to the nearest remembered input, and `features` [FEATURES] of its reliability.
+
+    `scene` is the number that the nearest input was remembered with.
+    """
 
     features: NDArray[np.float64]
     answer: Prediction
+    scene: int = 0
 
     @property
     def distance(self) -> float:
@@ -46,18 +50,18 @@ class Memory:
     def __init__(self, size: int) -> None:
         self._sketches = np.empty((_CAPACITY, size), dtype=np.float32)
         self._squared = np.empty(_CAPACITY, dtype=np.float32)
-        self._known: list[tuple[int, float, Prediction]] = []  # class, evidence, answer
+        self._known: list[tuple[int, float, Prediction, int]] = []  # class, evidence, answer, scene
         self._newest = -1
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, sketched: NDArray[np.float32], answer: Prediction) -> None:
-        """Remember the base model's answer to an input, replacing the oldest one when full."""
+    def add(self, sketched: NDArray[np.float32], answer: Prediction, scene: int = 0) -> None:
+        """Remember the base model's answer to an input of that scene, replacing the oldest one when full."""
         at = self._newest = (self._newest + 1) % _CAPACITY
         self._sketches[at] = sketched
         self._squared[at] = sketched @ sketched
-        self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer)]
+        self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer, scene)]
 
     def contents(self) -> tuple[NDArray[np.float32], list[Prediction]]:
         """The remembered sketches [n, size], oldest first, with their answers."""
@@ -80,14 +84,14 @@ class Memory:
         own = float(sketched @ sketched)
         apart = sorted((max(float(squared[at]) + own, 0.0), at) for at in nearest)
         known = [self._known[at] for _, at in apart]
-        wanted, evidence, answer = known[0]
+        wanted, evidence, answer, scene = known[0]
         alike = [1.0 if each[0] == wanted else -1.0 for each in known]
         features = [math.log(math.sqrt(distance / len(sketched)) + _BLUR) for distance, _ in apart]
         features += [each[1] * sign for each, sign in zip(known, alike, strict=True)]
         features += alike[1:]
         features.append(1.0 if self._known[self._newest][0] == wanted else 0.0)
         features.append(min(evidence, _CLEAR))
-        return Seen(np.array(features), answer)
+        return Seen(np.array(features), answer, scene)
 
 
 def sketch(x: Tensor) -> NDArray[np.float32]:

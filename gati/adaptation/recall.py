@@ -44,7 +44,7 @@ class Looked(NamedTuple):
     """A request looked up in memory.
 
     `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
-    has what each ladder says.
+    has what each ladder says. `jumped`: it is so far from all that is remembered that it begins a scene.
     """
 
     place: str
@@ -53,6 +53,7 @@ class Looked(NamedTuple):
     confident: bool
     known: bool
     intents: tuple[Intent, ...]
+    jumped: bool = False
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -106,7 +107,8 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._reach: Reach | None = None
+        self._reach: dict[int, Reach] = {}  # by scene
+        self._scenes = 0  # begun by jumps
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
         resumed = None if known is None else self._resumed(known, new, cases)
@@ -161,14 +163,16 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
-            risk, covered = 1.0, False
+            risk, covered, jumped = 1.0, False, False
             if seen is not None:
                 self._looked.add(seen.features)
-                if self._risk is not None and self._reach is not None:
-                    risk, covered = float(self._risk(seen.features)), self._reach.covers(seen.distance)
+                if self._risk is not None:
+                    risk = float(self._risk(seen.features))
+                if (reach := self._reach.get(seen.scene)) is not None:
+                    covered, jumped = reach.covers(seen.distance), reach.is_jump(seen.distance)
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
-            confident = intents[0 if alone else -1].confident
-            return Looked(place, sketched, seen, confident, any(each.known for each in intents), intents)
+            confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
+            return Looked(place, sketched, seen, confident, known, intents, jumped)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.
@@ -186,11 +190,12 @@ class Recall:
                         changes.append((judged, ladder.level, ladder.alone))
             if drawn or not looked.known:
                 if looked.seen is not None:
-                    self._labelled.add(looked.seen.features, looked.wrong(base))
+                    scene, wrong = looked.seen.scene, looked.wrong(base)
+                    self._labelled.add(looked.seen.features, wrong, scene)
                     self._since_fit += 1
-                    if self._reach is not None and any(each.meant for each in looked.intents):
-                        self._reach.add(looked.seen.distance, wrong=looked.wrong(base))
-                self._memory(looked).add(looked.sketched, base)
+                    if any(each.meant for each in looked.intents):
+                        self._reach.setdefault(scene, Reach()).add(looked.seen.distance, wrong=wrong)
+                self._memory(looked).add(looked.sketched, base, self._scene_of(looked))
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
             wanted = due and not self._fitting
@@ -204,7 +209,7 @@ class Recall:
         with self._lock:
             self._since_fit = 0
             features, wrong = self._labelled.all()
-            recent, _ = self._looked.all()
+            scenes, (recent, _) = self._labelled.scenes(), self._looked.all()
         risk = Risk(features, wrong, FURTHER)
         risks, own = np.sort(risk(recent)), risk(features)
         with self._lock:
@@ -212,7 +217,11 @@ class Recall:
             for ladder in self._ladders:
                 ladder.expect(risks)
             meant = own < max(ladder.highest_risk for ladder in self._ladders)
-            self._reach = Reach(features[meant, 0], wrong[meant])
+            self._reach = {
+                scene: Reach(features[rows, 0].tolist(), wrong[rows].tolist())
+                for scene in np.unique(scenes).tolist()
+                for rows in (meant & (scenes == scene),)
+            }
             self._fitting = False
 
     def state(self) -> dict[str, Any]:
@@ -248,6 +257,13 @@ class Recall:
         """The number of places remembered."""
         return len(self._places)
 
+    def _scene_of(self, looked: Looked) -> int:
+        """The scene of an input that is remembered: that of what looks most like it, or a new one."""
+        if looked.seen is None:
+            return 0
+        self._scenes += looked.jumped
+        return self._scenes if looked.jumped else looked.seen.scene
+
     def _memory(self, looked: Looked) -> Memory:
         if looked.place not in self._places:
             if len(self._places) >= self._most_places:
@@ -265,20 +281,24 @@ def _filled(sketches: NDArray[np.float32], answers: Sequence[Prediction]) -> Mem
 
 
 class _Rows:
-    """The last `limit` features, with labels; the order is lost."""
+    """The last `limit` features, with labels and scenes; the order is lost."""
 
     def __init__(self, limit: int) -> None:
         self._features = np.empty((limit, FEATURES))
         self._labels = np.zeros(limit, dtype=np.bool_)
+        self._scenes = np.zeros(limit, dtype=np.int64)
         self._taken = 0
 
     def __len__(self) -> int:
         return min(self._taken, len(self._features))
 
-    def add(self, features: NDArray[np.float64], label: bool = False) -> None:
+    def add(self, features: NDArray[np.float64], label: bool = False, scene: int = 0) -> None:
         at = self._taken % len(self._features)
-        self._features[at], self._labels[at] = features, label
+        self._features[at], self._labels[at], self._scenes[at] = features, label, scene
         self._taken += 1
+
+    def scenes(self) -> NDArray[np.int64]:
+        return self._scenes[: len(self)].copy()
 
     def all(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         return self._features[: len(self)].copy(), self._labels[: len(self)].copy()
