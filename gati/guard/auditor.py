@@ -54,9 +54,9 @@ class Remembering(Protocol):
 class Decided(Generic[Version]):
     """The decision about a request, made before it is answered.
 
-    `may_hit`: the caches of `post` may answer, at the setting `deployed` of that `level`; `lookups`: they are
-    looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None if the
-    version has nothing to watch.
+    `may_hit`: the caches of `post` may answer, at the setting `deployed` of that proven `level`; `lookups`:
+    they are looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None
+    if the version has nothing to watch.
     """
 
     post: Post[Version] | None
@@ -183,7 +183,7 @@ class Auditor(Generic[Version]):
         decided = Decided(
             post,
             None if post is None else post.deployed,
-            0 if post is None else max(post.level, int(unguarded)),
+            0 if post is None else post.level,
             0 if post is None else post.watch.epoch,
             may_hit,
             lookups,
@@ -284,7 +284,8 @@ class Auditor(Generic[Version]):
         is_caches = decided.lookups or (decided.may_hit and not self.exact)
         if post is not None and is_caches and not given.recalled and post.watch.epoch == decided.epoch:
             agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
-            agreed[decided.level - 1] = agrees
+            if decided.level:  # of what is open unproven, only its probe says which setting it is
+                agreed[decided.level - 1] = agrees
             post.watch.audited(agreed=agreed)
         return Compared(decided.answers, said.class_index, base.class_index, said.exit)
 

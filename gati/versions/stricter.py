@@ -24,7 +24,9 @@ from gati.errors import LibraryError
 from gati.exploration.library import SELECT
 from gati.versions.setting import Setting
 
-SHARES = (0.85, 0.6, 0.3)  # hits of the last exit that stricter settings keep, before it is left out
+# Hits of the last exit that stricter settings keep, before it is left out. What a guard has found is stored
+# by the number of settings (`gati.guard.standing`): other shares need another number of them.
+SHARES = (0.85, 0.6, 0.3)
 
 
 def stricter_settings(served: Served) -> tuple[Setting, ...]:

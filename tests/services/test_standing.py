@@ -137,6 +137,28 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(
         free()
 
 
+def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
+    """The looser settings of a composition; the stricter ones that the other still answers by stay."""
+
+    def of(standing: ServedStanding) -> Watch:
+        return standing.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None)
+
+    first, unlock_first = open_standing(settings(state=tmp_path, replicas=2))
+    watch = of(first)
+    while watch.level == 3:
+        watch.audited(agreed=[True, True, False])
+    first.save()
+    second, unlock_second = open_standing(settings(state=tmp_path, replica=1, replicas=2))
+    other = of(second)
+    assert (other.level, other.state, other.settings) == (2, "serving", 3)
+    while other.level == 2:
+        other.audited(agreed=[True] * 3)
+    assert other.proven_on, "its own proof counts"
+    for each, free in ((first, unlock_first), (second, unlock_second)):
+        each.close()
+        free()
+
+
 class Run:
     """A service from its start: versions that are but watches, and which of them answers."""
 
