@@ -38,6 +38,7 @@ _FIT_EVERY = 10  # new labels, and at least a share of all labels
 _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
+_CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
 
 
 class Looked(NamedTuple):
@@ -109,6 +110,7 @@ class Recall:
         self._risk: Risk | None = None
         self._reach: dict[int, Reach] = {}  # by scene
         self._scenes = 0  # begun by jumps
+        self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
         resumed = None if known is None else self._resumed(known, new, cases)
@@ -170,6 +172,9 @@ class Recall:
                     risk = float(self._risk(seen.features))
                 if (reach := self._reach.get(seen.scene)) is not None:
                     covered, jumped = reach.covers(seen.distance), reach.is_jump(seen.distance)
+            if (left := self._cautious.pop(place, 0)) > 0:
+                covered = False
+                self._cautious[place] = left - 1
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
             return Looked(place, sketched, seen, confident, known, intents, jumped)
@@ -195,6 +200,8 @@ class Recall:
                     self._since_fit += 1
                     if any(each.meant for each in looked.intents):
                         self._reach.setdefault(scene, Reach()).add(looked.seen.distance, wrong=wrong)
+                        if wrong:
+                            self._cautious[looked.place] = _CAUTIOUS
                 self._memory(looked).add(looked.sketched, base, self._scene_of(looked))
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
@@ -267,7 +274,9 @@ class Recall:
     def _memory(self, looked: Looked) -> Memory:
         if looked.place not in self._places:
             if len(self._places) >= self._most_places:
-                del self._places[next(iter(self._places))]
+                forgotten = next(iter(self._places))
+                del self._places[forgotten]
+                self._cautious.pop(forgotten, None)
                 self.forgotten += 1
             self._places[looked.place] = Memory(len(looked.sketched))
         return self._places[looked.place]

@@ -226,21 +226,35 @@ def test_when_the_base_model_is_replaced_it_stops_or_learns_the_new_answers() ->
 
 
 def test_a_broken_promise_stops_the_setting_until_it_is_proven_again() -> None:
-    """Losses that memory cannot mend, for those who look alike are answered otherwise at random."""
+    """Losses everywhere at once, before memory can learn that it is wrong."""
     place, run = Place(4, stays=0.9), Run(drawn=1.0)
-    run(place, 1000)
+    gates = [f"gate {number}" for number in range(10)]
+    for gate in gates:
+        run(place, 200, gate)
     before = run.ladder.level
-    broken = iter(place)
     losses = 0
-    while run.changes[-1][0] and losses < 400:
-        x, base = next(broken)
-        looked = run.recall.look(x, "gate", alone=True)
-        assert looked is not None
+    for (x, _), gate in zip(place, gates * 2, strict=False):
+        looked = run.recall.look(x, gate, alone=True)
+        assert looked is not None and looked.seen is not None
         losses += looked.confident
-        run.recall.learn(looked, answer((base.class_index + 1) % CLASSES), drawn=True)
+        run.recall.learn(looked, answer((looked.seen.answer.class_index + 1) % CLASSES), drawn=True)
+        if not run.changes[-1][0]:
+            break
     assert losses < 10 and run.ladder.level < before
     run(place, 2000)
     assert run.recall.serves and run.changes[-1][0]
+
+
+def test_after_a_wrong_answer_the_base_model_answers_the_next_inputs_of_that_place() -> None:
+    place, run = Place(1, stays=1.0), Run(drawn=1.0)
+    for gate in ("gate", "other"):
+        run(place, 800, gate)
+    x, base = next(iter(place))
+    looked = run.recall.look(x, "gate", alone=True)
+    assert looked is not None and looked.confident
+    run.recall.learn(looked, answer((base.class_index + 1) % CLASSES), drawn=True)
+    assert run(place, 10, "gate")[:4].sum() == 0 and run(place, 10, "other").all()
+    assert run(place, 40, "gate")[-10:].any()
 
 
 class Turning(Place):
