@@ -263,7 +263,7 @@ class Gati(Laru):
         if self._named[lru]:  # both agree
             return
         self._scores = self._predicted()
-        predicted = int(np.where(open_to_both, self._scores, -np.inf).argmax())
+        predicted = self._best(np.where(open_to_both, self._scores, -np.inf))
         runs = self._runs[lru], self._runs[predicted]
         if lru != predicted and runs[0] is not None and runs[1] is not None:
             self._named[predicted] = True
