@@ -187,9 +187,7 @@ class TablePolicy(EvictionPolicy):
         last = len(slots)
         at = slot = 0
         while count > 0:
-            if parents and (
-                at == last or parents[0][:2] < (values[at], recency[slots[at]])
-            ):
+            if parents and (at == last or parents[0][:2] < (values[at], recency[slots[at]])):
                 slot = heapq.heappop(parents)[2]
             elif at < last:
                 slot = slots[at]
