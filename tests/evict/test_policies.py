@@ -135,6 +135,20 @@ def test_a_choice_that_never_narrows_would_be_noticed(monkeypatch: pytest.Monkey
     assert differ > 0
 
 
+@pytest.mark.parametrize("name", ["fpb", "hf", "laru", "gati"])
+@pytest.mark.parametrize("capacity", [3, 24])
+def test_among_equal_predictions_lru_decides(name: str, capacity: int) -> None:
+    chance = random.Random(capacity)
+    deepest = 2 * capacity // 3
+    rows = [[chance.randrange(2) for _ in range(chance.randint(1, deepest))] for _ in range(80)]
+    for trace in (tree_trace(rows), flat_trace([chance.randrange(2 * capacity) for _ in range(200)])):
+        cache = made(name, capacity, lambda: Scripted(lambda number, block: 0.0), trace)
+        lru = build("lru", capacity, None, flat=trace.kind == "flat")
+        for number, row in enumerate(trace.requests):
+            got, expected = cache.access(row, float(number)), lru.access(row, float(number))
+            assert (got.hits, sorted(got.evicted)) == (expected.hits, sorted(expected.evicted))
+
+
 @given(long_trees, capacities)
 @settings(max_examples=60, deadline=None)
 def test_lru_is_lru_block_by_block(trace: Trace, capacity: int) -> None:

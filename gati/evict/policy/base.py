@@ -125,7 +125,7 @@ class TablePolicy(EvictionPolicy):
             return
         among = np.where(self._leaf[: len(scores)], scores, -np.inf)
         while count > 0:
-            slot = int(among.argmax())
+            slot = self._best(among)
             taken, parent = self._cut(slot, count, removed)
             count -= taken
             if not self._leaf[slot]:
@@ -133,31 +133,43 @@ class TablePolicy(EvictionPolicy):
             if parent is not None:
                 among[parent.slot] = scores[parent.slot]
 
+    def _best(self, among: Floats) -> int:
+        """The slot with the highest score; of several, the one that LRU evicts first."""
+        slot = int(among.argmax())
+        ties = np.flatnonzero(among == among[slot])
+        return slot if len(ties) == 1 else int(ties[self._recency[ties].argmin()])
+
     def _take_many(self, count: int, scores: Floats, removed: list[int]) -> None:
         slots = np.flatnonzero(self._leaf[: len(scores)])
-        values = scores[slots]
+        values = -scores[slots]
         if len(slots) > count:
-            best = np.argpartition(-values, count - 1)[:count]
+            best = values <= np.partition(values, count - 1)[count - 1]
             slots, values = slots[best], values[best]
-        order = np.argsort(-values, kind="stable")
-        values = -values[order]
+        order = np.argsort(values)
+        values, slots = values[order], slots[order]
         if (values[1:] == values[:-1]).any():
-            ranked = list(zip(values.tolist(), slots[order].tolist(), strict=True))
-            self._take_heap(count, scores, ranked, removed)
+            order = np.lexsort((self._recency[slots], values))
+            slots = slots[order]  # `values` are sorted
+            ranked = zip(values.tolist(), self._recency[slots].tolist(), slots.tolist(), strict=True)
+            self._take_heap(count, scores, list(ranked), removed)
         else:
-            self._take_ranked(count, scores, values.tolist(), slots[order].tolist(), removed)
+            self._take_ranked(count, scores, values.tolist(), slots.tolist(), removed)
 
     def _take_heap(
-        self, count: int, scores: Floats, heap: list[tuple[float, int]], removed: list[int]
+        self, count: int, scores: Floats, heap: list[tuple[float, float, int]], removed: list[int]
     ) -> None:
         while count > 0:
             if not heap:
                 raise EvictError(_ALL_LOCKED)
-            _, slot = heapq.heappop(heap)
+            slot = heapq.heappop(heap)[2]
             taken, parent = self._cut(slot, count, removed)
             count -= taken
             if parent is not None:
-                heapq.heappush(heap, (-float(scores[parent.slot]), parent.slot))
+                heapq.heappush(heap, self._entry(scores, parent.slot))
+
+    def _entry(self, scores: Floats, slot: int) -> tuple[float, float, int]:
+        """A heap entry: the highest score first, then the least recent."""
+        return -float(scores[slot]), float(self._recency[slot]), slot
 
     def _take_ranked(
         self, count: int, scores: Floats, values: list[float], slots: list[int], removed: list[int]
@@ -168,14 +180,15 @@ class TablePolicy(EvictionPolicy):
         """
         runs, leaf, tree = self._runs, self._leaf, self.tree
         heads, free = tree.heads, tree.free
-        parents: list[tuple[float, int]] = []
+        recency = self._recency
+        parents: list[tuple[float, float, int]] = []
         gone: list[int] = []
         before = len(removed)
         last = len(slots)
         at = slot = 0
         while count > 0:
-            if parents and (at == last or parents[0] < (values[at], slots[at])):
-                slot = heapq.heappop(parents)[1]
+            if parents and (at == last or parents[0][:2] < (values[at], recency[slots[at]])):
+                slot = heapq.heappop(parents)[2]
             elif at < last:
                 slot = slots[at]
                 at += 1
@@ -201,7 +214,7 @@ class TablePolicy(EvictionPolicy):
             if parent.children == 0:
                 self.settle(parent)
                 if leaf[parent.slot]:
-                    heapq.heappush(parents, (-float(scores[parent.slot]), parent.slot))
+                    heapq.heappush(parents, self._entry(scores, parent.slot))
         tree.used -= len(removed) - before
         free += gone
         leaf[gone] = False

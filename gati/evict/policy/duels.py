@@ -65,6 +65,11 @@ class Duels:
         """Whether predictions have won more of the latest duels than they lost."""
         return self._leads(_FEWEST_NEEDED, _SMALL_LEAD)
 
+    @property
+    def behind(self) -> bool:
+        """Whether predictions have lost more of the latest duels than they won."""
+        return self._won + self._lost >= _FEWEST_NEEDED and self._lost > self._won
+
     def _leads(self, needed: float, lead: float) -> bool:
         ended = self._won + self._lost
         return ended >= needed and self._won - self._lost >= lead * ended

@@ -18,8 +18,15 @@ prediction was wrong. With exact predictions, X <= 0 always.
 Duels between LRU's choice and the predicted one show which is better. While predictions win nearly all of
 them, none of these smaller limits applies; while they win clearly more than half, D/8 counts even after a
 catch. LARU's halving is undone while predictions have lost nothing lately; if they win nearly all duels, or
-have saved half of the cache, while they have lost at most a twentieth of it. A smaller lead says little: with
-one prediction in five reversed, they still win most duels and cost more than they save.
+have saved more than D/8, while they have lost at most a twentieth of the cache. A smaller lead says little:
+with one prediction in five reversed, they still win most duels and cost more than they save.
+
+At the beginning, up to n = 4 k or 20,000, little is known and half a point is few blocks. Predictions are
+tested before they evict anything: one is wrong, too, if a block is requested that was predicted later than
+a cached one. After the first wrong one, all of D counts: predictions decide only while X + D, with this
+request, is at most 0.005 n. So X is at most 0.005 n, or what X + D was when the first was found wrong. The
+same limit applies later while predictions lose more duels than they win. Without one found wrong they decide
+freely, as exact ones must: see `docs/eviction.md` for what that may cost.
 
 After LRU has taken over, predictions that clearly win their duels are tried again, for up to B/4 more misses,
 as long as X + D <= A + B + k. The bound still holds: every miss beyond LRU was one of the D blocks, so X + D
@@ -29,7 +36,6 @@ grows only by evictions that predictions chose.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -40,6 +46,7 @@ from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
 from gati.evict.policy.duels import Duels
 from gati.evict.policy.predicting import Laru
+from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.base import Predictor, grown
 
 EXCESS_SHARE = 0.001  # eps
@@ -48,11 +55,12 @@ _RETURNING = 1.0 / 8.0  # expected share of misses among the blocks that only th
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same after LARU caught a wrong prediction
 _LARGEST_SHARE = 0.006  # limit on X, as a share of n
 _LARGEST_SHARE_LOSING = 0.004  # the same if predictions have cost more than they saved
+_BEGINNING = 20_000.0  # requested blocks, of which half a point is 100; the beginning ends there
+_HALF_A_POINT = 0.005  # limit on X + D, as a share of n, before predictions have shown anything
 _DOUBT = 4.0  # for how many requested blocks a wrong prediction counts, in capacities
 _TRIAL = 0.25  # misses allowed when predictions are tried again, as a share of B
 _MEMORY = 0.5  # over how many requested blocks gains fade, in capacities
 _FORGIVEN = 0.05  # lost lately, in capacities, that does not count if predictions are trusted
-_EARNED = 0.5  # as they are once they have saved this much, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:
@@ -63,41 +71,6 @@ def bound(requested: int, capacity: int, longest: int) -> float:
 def slack(capacity: int) -> float:
     """B, the number of blocks by which X may exceed A before LRU takes over."""
     return min(capacity / 16.0, _MOST_SLACK)
-
-
-class ShadowLru:
-    """The contents of an LRU cache: keys only."""
-
-    def __init__(self, capacity: int, *, flat: bool = False) -> None:
-        self._capacity = capacity
-        self._tree = RunTree(flat=flat)
-        self._order: OrderedDict[BlockRun, None] = OrderedDict()
-        self.held: set[int] = set()  # all cached blocks
-        self.left: list[int] = []  # those evicted by the last request
-
-    def access(self, ids: list[int], request: int = 0) -> list[int]:
-        """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
-        tree, order = self._tree, self._order
-        path, hits, upper, _ = tree.match(ids)
-        if upper is not None:
-            order[upper] = None
-        held = [run.ids[0] for run in path] if tree.flat else ids[:hits]
-        missing = tree.missing(ids, hits)
-        if missing:
-            path = path + tree.extend(path, missing, request)
-        for run in reversed(path):
-            order[run] = None
-            order.move_to_end(run)
-        self.held.update(missing)
-        self.left = []
-        while tree.used > self._capacity:
-            run = next(iter(order))
-            taken = min(tree.used - self._capacity, len(run.ids))
-            if taken == len(run.ids):
-                del order[run]
-            self.left += tree.trim(run, taken)[0]
-        self.held.difference_update(self.left)
-        return held
 
 
 class Gati(Laru):
@@ -125,6 +98,7 @@ class Gati(Laru):
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
         self._scores: Floats | None = None
+        self._contradicted = False  # a prediction has been wrong since the start
         self._alarms = self._trials = 0
         self._served = self._followed = 0
 
@@ -147,6 +121,9 @@ class Gati(Laru):
         self._served += 1
         if self._was_wrong(ids):
             self._wrong_at = self._seen
+            self._contradicted = True
+        elif hits > 0 and not self._contradicted and self._beginning():
+            self._contradicted = self._misordered(ids, hits)
         for block in chain(self._shadow.left, ids):
             self._only.pop(block, None)
         self._asked = len(ids)
@@ -163,8 +140,8 @@ class Gati(Laru):
 
     def _forgiving(self) -> bool:
         """Whether LARU's mistakes do not count now."""
-        trusted = self._duels.leading or self._excess <= -_EARNED * self.capacity
-        return self._lately <= (_FORGIVEN * self.capacity if trusted else 0.0)
+        saved = self._excess + _RETURNING * len(self._only) <= 0.0 and not self._duels.behind
+        return self._lately <= (_FORGIVEN * self.capacity if saved or self._duels.leading else 0.0)
 
     def _judge(self) -> None:
         """Switch between predictions and LRU if X, which includes this request, requires it."""
@@ -197,13 +174,30 @@ class Gati(Laru):
         count = len(self._runs)
         return bool((self._recency[:count][self._leaf[:count]] < left).any())
 
+    def _beginning(self) -> bool:
+        """Whether too few blocks were requested for predictions to have shown much."""
+        return self._seen < min(_DOUBT * self.capacity, _BEGINNING)
+
+    def _misordered(self, ids: list[int], hits: int) -> bool:
+        """Whether a block that is requested now was predicted later than one that is not requested yet."""
+        heads = self.tree.heads
+        found = [heads[block].slot for block in ids[: None if self.tree.flat else hits] if block in heads]
+        count = len(self._runs)
+        scores = self._predicted()
+        others = scores[self._leaf[:count]]  # without the runs of this request, which are locked
+        last = found if self.tree.flat else found[-1:]  # predictions for a path change along it
+        return bool(len(others) and scores[last].max() > others.min())
+
     def _exposed(self) -> bool:
         """Whether wrong predictions may have evicted too many blocks that LRU still has."""
-        if self._duels.leading:
-            return False
         allowed = EXCESS_SHARE * self._seen
         most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
+        if self._duels.behind or (self._contradicted and self._beginning()):
+            most = min(most, _HALF_A_POINT * self._seen)
+            return self._excess + len(self._only) + self._asked > most
+        if self._duels.leading:
+            return False
         caught = self._caught_at >= lately and not self._duels.ahead
         share = _RETURNING_CAUGHT if caught else _RETURNING
         if self._excess > allowed and self._limit is None:
@@ -263,7 +257,7 @@ class Gati(Laru):
         if self._named[lru]:  # both agree
             return
         self._scores = self._predicted()
-        predicted = int(np.where(open_to_both, self._scores, -np.inf).argmax())
+        predicted = self._best(np.where(open_to_both, self._scores, -np.inf))
         runs = self._runs[lru], self._runs[predicted]
         if lru != predicted and runs[0] is not None and runs[1] is not None:
             self._named[predicted] = True

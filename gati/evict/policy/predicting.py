@@ -48,6 +48,10 @@ class Windowed(PredictingPolicy):
             return slots
         return slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]
 
+    def _furthest(self, slots: NDArray[np.int64], scores: Floats) -> int:
+        """The slot with the furthest prediction; of several, the one that LRU evicts first."""
+        return int(slots[np.lexsort((self._recency[slots], -scores[slots]))[0]])
+
 
 class Halp(Windowed):
     """Evicts the furthest predicted of the four leaves that LRU would evict first (HALP)."""
@@ -60,7 +64,7 @@ class Halp(Windowed):
         removed: list[int] = []
         while len(removed) < count:
             slots = self._oldest(4)
-            self._cut(int(slots[scores[slots].argmax()]), count - len(removed), removed)
+            self._cut(self._furthest(slots, scores), count - len(removed), removed)
         return removed
 
 
@@ -135,8 +139,8 @@ class Laru(Windowed):
         scores: Floats | None = None
         while count > 0:
             slots = self._oldest(max(int(self._share * np.count_nonzero(leaves)), 1))
-            slot = slots[0]
+            slot = int(slots[0])
             if len(slots) > 1:  # with one candidate, no prediction is needed
                 scores = self._predicted() if scores is None else scores
-                slot = slots[scores[slots].argmax()]
-            count -= self._cut(int(slot), count, removed)[0]
+                slot = self._furthest(slots, scores)
+            count -= self._cut(slot, count, removed)[0]

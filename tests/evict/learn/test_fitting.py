@@ -16,7 +16,7 @@ from gati.evict.learn.fitting import VersionFitter
 from gati.evict.learn.folder import MODEL, versions_of
 from gati.evict.learn.following import fetch_model
 from gati.evict.learn.trial import VersionTrial
-from gati.evict.policy.guard import ShadowLru
+from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict import reuse
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse, ReuseSettings

@@ -1,0 +1,42 @@
+"""What an LRU cache would hold now, for the guard of `gati` to compare with."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from gati.evict.index.tree import BlockRun, RunTree
+
+
+class ShadowLru:
+    """The contents of an LRU cache: keys only."""
+
+    def __init__(self, capacity: int, *, flat: bool = False) -> None:
+        self._capacity = capacity
+        self._tree = RunTree(flat=flat)
+        self._order: OrderedDict[BlockRun, None] = OrderedDict()
+        self.held: set[int] = set()  # all cached blocks
+        self.left: list[int] = []  # those evicted by the last request
+
+    def access(self, ids: list[int], request: int = 0) -> list[int]:
+        """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
+        tree, order = self._tree, self._order
+        path, hits, upper, _ = tree.match(ids)
+        if upper is not None:
+            order[upper] = None
+        held = [run.ids[0] for run in path] if tree.flat else ids[:hits]
+        missing = tree.missing(ids, hits)
+        if missing:
+            path = path + tree.extend(path, missing, request)
+        for run in reversed(path):
+            order[run] = None
+            order.move_to_end(run)
+        self.held.update(missing)
+        self.left = []
+        while tree.used > self._capacity:
+            run = next(iter(order))
+            taken = min(tree.used - self._capacity, len(run.ids))
+            if taken == len(run.ids):
+                del order[run]
+            self.left += tree.trim(run, taken)[0]
+        self.held.difference_update(self.left)
+        return held
