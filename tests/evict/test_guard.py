@@ -258,8 +258,14 @@ def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
         assert policy._shadow.held == {block for run in policy._shadow._tree for block in run.ids}
 
 
-def test_predictions_that_have_become_good_are_followed_again() -> None:
-    """Wrong at first, right from then on, whether the guard stepped in meanwhile or only held back."""
+@pytest.mark.parametrize("holds_back", [True, False])
+def test_predictions_that_have_become_good_are_followed_again(
+    monkeypatch: pytest.MonkeyPatch, holds_back: bool
+) -> None:
+    """Wrong at first, right from then on: held back meanwhile or, without that, tried again after an alarm."""
+    if not holds_back:
+        monkeypatch.setattr(Gati, "_beginning", lambda self: False)
+        monkeypatch.setattr(Duels, "behind", False)
     chance = random.Random(3)
     items: list[int] = []
     for number in range(6000):
@@ -283,6 +289,8 @@ def test_predictions_that_have_become_good_are_followed_again() -> None:
             hits = each.access(row, float(number)).hits
             late[place] += hits if number >= 3000 else 0
     assert late[0] > 1.2 * late[1]
+    figures = cache.policy.figures()["guard"]
+    assert holds_back or (figures["alarms"] >= 1 and figures["trials"] >= 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
