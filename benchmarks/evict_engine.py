@@ -148,18 +148,19 @@ class Replaying:
         at_s: Sequence[float],
         *,
         fits_here: bool = True,
+        seed: int = 0,
     ) -> None:
         self.clock = decoder.clock if isinstance(decoder, AddedTime) else EngineClock()
         page = page_bytes_for_tokens(decoder.settings, PAGE_TOKENS, torch.float32)
         limits = PrefixEngineLimits(most_running=16, most_waiting=len(prompts), chunk_tokens=512)
-        kept = KeptPrefixes("lru" if policy == "none" else policy, reuse=policy != "none")
+        kept = KeptPrefixes("lru" if policy == "none" else policy, seed=seed, reuse=policy != "none")
         self.engine = PrefixEngine(
             decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
         )
         if not fits_here and isinstance(self.engine._pages._books.predictor, Reuse):
             self._fit_elsewhere(self.engine._pages._books.predictor)
-        self.times_s: list[float] = []  # to first tokens
-        self._open: list[Generation] = []
+        self.times_s = np.full(len(prompts), np.nan)  # to first tokens, in order of arrival
+        self._open: list[tuple[int, Generation]] = []
         self._coming = deque(zip(at_s, prompts, strict=True))
         self.idle_s = 0.0
 
@@ -182,17 +183,17 @@ class Replaying:
                 at_s, prompt = self._coming.popleft()
                 generation = self.engine.submit(GenerationRequest(prompt, 2, ends_early=False))
                 generation.arrived_s = at_s  # it arrived during a step
-                self._open.append(generation)
+                self._open.append((len(self.times_s) - len(self._coming) - 1, generation))
             if not self.engine.step() and self._coming:
                 idle_s = max(self._coming[0][0] - self.clock(), 0.0)
                 self.clock.skip(idle_s)
                 self.idle_s += idle_s
         self.clock.pause()
-        ended = [each for each in self._open if each.ending is not None]
-        self._open = [each for each in self._open if each.ending is None]
-        for each in ended:  # what was generated is let go, as by a server
+        ended = [each for each in self._open if each[1].ending is not None]
+        self._open = [each for each in self._open if each[1].ending is None]
+        for number, each in ended:  # what was generated is let go, as by a server
             assert each.time_to_first_token_s is not None
-            self.times_s.append(each.time_to_first_token_s)
+            self.times_s[number] = each.time_to_first_token_s
         return bool(goal)
 
 
@@ -215,15 +216,18 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
     cost = measured_cost(SMALL if given.computed else DecoderSettings())
     alone = Replaying(AddedTime(cost), max(sizes), "none", prompts[::10], np.zeros(len(prompts[::10])))
     alone.serve(len(prompts))
+    at_s, order = arrival_times(trace, given.seed)
+    prompts = [prompts[number] for number in order]
     busy_s = alone.clock() * len(prompts) / len(prompts[::10])
     scale = busy_s / given.load / float(trace.time_s[-1] - trace.time_s[0])
-    at_s = ((trace.time_s - trace.time_s[0]) * scale).tolist()
+    at_s = at_s * scale
     result: dict[str, Any] = {
         "requests": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
         "network_s": cost._asdict(),
         "load_without_cache": given.load,
         "fits": given.fits,
+        "seed": given.seed,
         "seconds_a_second_of_the_trace": scale,
         "system_load": os.getloadavg(),
         "sizes": [],
@@ -235,8 +239,9 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
                 size,
                 policy,
                 prompts,
-                at_s,
+                at_s.tolist(),
                 fits_here=given.fits == "here",
+                seed=given.seed,
             )
             for policy in policies
         }
@@ -248,15 +253,18 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
                 if not each.serve(given.turn):
                     del going[policy]
         rows = {policy: _figures(each) for policy, each in replaying.items()}
-        for row in rows.values():
+        for policy, row in rows.items():
             row["p99_over_lru"] = row["p99_s"] / rows["lru"]["p99_s"] if "lru" in rows else None
+            if "lru" in rows and policy != "lru":
+                both = replaying[policy].times_s, replaying["lru"].times_s
+                row["p99_over_lru_95"] = ratio_interval(*both)
         result["sizes"].append({"pages": size, "policies": rows})
         print(json.dumps(result["sizes"][-1]), flush=True)
     return result
 
 
 def _figures(replayed: Replaying) -> dict[str, Any]:
-    times = np.array(replayed.times_s)
+    times = replayed.times_s
     found = replayed.engine.figures()
     p50, p90, p99 = np.percentile(times, [50, 90, 99])
     return {
@@ -271,6 +279,37 @@ def _figures(replayed: Replaying) -> dict[str, Any]:
         "fitting_s": found["policy"].get("fitting_s", 0.0),
         "guard": found["policy"].get("guard"),
     }
+
+
+def arrival_times(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return seconds from the start, ascending, and the order of the requests; seed 0 gives the trace's own.
+
+    Mooncake's clock ticks every few seconds. Other seeds draw each request's time uniformly between its tick
+    and the next one, and thereby also the order of requests of one tick.
+    """
+    at_s = np.asarray(trace.time_s) - trace.time_s[0]
+    if seed:
+        ticks, tick = np.unique(at_s, return_inverse=True)
+        lengths = np.append(np.diff(ticks), 0.0)
+        at_s = at_s + np.random.default_rng(seed).random(len(at_s)) * lengths[tick]
+    order = np.argsort(at_s, kind="stable")
+    return at_s[order], order
+
+
+def ratio_interval(times: np.ndarray, base: np.ndarray, stretch: int = 200, draws: int = 1000) -> list[float]:
+    """Return the 95 % interval of the ratio of two 99th percentiles.
+
+    Resamples stretches of consecutive requests, the same ones for both: requests that queue behind each other
+    are not independent.
+    """
+    random = np.random.default_rng(0)
+    starts = np.arange(0, len(times), stretch)
+    ratios = []
+    for _ in range(draws):
+        drawn = random.choice(starts, len(starts))
+        rows = np.concatenate([np.arange(start, min(start + stretch, len(times))) for start in drawn])
+        ratios.append(np.percentile(times[rows], 99) / np.percentile(base[rows], 99))
+    return [float(each) for each in np.percentile(ratios, [2.5, 97.5])]
 
 
 def hits(given: argparse.Namespace) -> dict[str, Any]:
@@ -352,6 +391,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--computed", action="store_true")
     parser.add_argument("--fits", choices=("here", "elsewhere"), default="here")
+    parser.add_argument("--seed", type=int, default=0, help="0: the arrivals of the trace")
     parser.add_argument("--turn", type=int, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -262,7 +262,7 @@ def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
 def test_predictions_that_have_become_good_are_followed_again(
     monkeypatch: pytest.MonkeyPatch, holds_back: bool
 ) -> None:
-    """Wrong at first, right from then on: held back meanwhile or, without that, tried again after an alarm."""
+    """Wrong at first, right from then on: held back meanwhile, or else tried again after an alarm."""
     if not holds_back:
         monkeypatch.setattr(Gati, "_beginning", lambda self: False)
         monkeypatch.setattr(Duels, "behind", False)
