@@ -176,7 +176,7 @@ class Gati(Laru):
 
     def _beginning(self) -> bool:
         """Whether too few blocks were requested for predictions to have shown much."""
-        return self._seen < min(_DOUBT * self.capacity, _BEGINNING)
+        return self._seen < _BEGINNING
 
     def _misordered(self, ids: list[int], hits: int) -> bool:
         """Whether a block that is requested now was predicted later than one that is not requested yet."""
@@ -197,7 +197,8 @@ class Gati(Laru):
             most = min(most, _HALF_A_POINT * self._seen)
             return self._excess + len(self._only) + self._asked > most
         if self._duels.leading:
-            return False
+            at_stake = self._excess + _RETURNING * len(self._only)
+            return self._excess > 0 and at_stake > _LARGEST_SHARE_LOSING * self._seen
         caught = self._caught_at >= lately and not self._duels.ahead
         share = _RETURNING_CAUGHT if caught else _RETURNING
         if self._excess > allowed and self._limit is None:
