@@ -29,6 +29,7 @@ _LEAST_ADVANTAGE = 0.03  # share of expected latency to save before caches that 
 _MORE_HITS = 1.2  # hits that an earlier version needs, in multiples of the serving one's
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
 _LEAST_INPUTS = 200
+_LEAST_FRESH = 40  # samples since the hit rate fell that show whether the library's caches answer more
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Renewal:
             and (known := self._known_scene({current.number, *unproven}, current, recent)) is not None
         ):
             return known
+        if (again := self._library_again(current, samples, changed_at)) is not None:
+            return again
         if not self.enough(samples, changed_at):
             return None
         return self._retrained(current, samples.window(changed_at), recent, reason)
@@ -150,6 +153,20 @@ class Renewal:
             return None
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
         return RenewalOutcome("reused", earlier, f"version {earlier.number} knows this scene", details)
+
+    def _library_again(
+        self, current: Deployed, samples: Samples, changed_at: int | None
+    ) -> RenewalOutcome | None:
+        """The library's own caches, if they answer more than the serving ones since the hit rate fell."""
+        if current.number == 0 or changed_at is None or samples.count(changed_at) < _LEAST_FRESH:
+            return None
+        window, library = samples.window(changed_at), self._deployments.open(0)
+        (hits, losses), (now, _) = _tried(library, window), _tried(current, window)
+        tolerated = (1.0 - self._promise.accuracy) * len(window)
+        if losses > tolerated or hits <= _MORE_HITS * now:
+            return None
+        details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
+        return RenewalOutcome("reused", library, "the library's own caches answer more", details)
 
     def _retrained(
         self, current: Deployed, window: Window, recent: list[Sample], reason: str

@@ -91,10 +91,12 @@ class Succession(Roster[Deployed]):
             self._tell("kept", outcome.message, outcome.details)
             return
         with self._lock:
-            self._found, self.trial = outcome, self._post(outcome.deployed)
+            number = outcome.deployed.number
+            self._found, self.trial = outcome, self._post(outcome.deployed) if number else self.first
+            self.trial.compare_anew()
             if outcome.kind == "reused":
                 self.trial.watch.prove_anew()
-            what = f"version {outcome.deployed.number} has to prove itself: {self.how_far}"
+            what = f"version {number} has to prove itself: {self.how_far or 'it is certified'}"
             self._tell("probation", what, outcome.details)
 
     # As a roster ------------------------------------------------------------------------------------------
@@ -138,7 +140,8 @@ class Succession(Roster[Deployed]):
     def on_given_up(self, post: Post[Deployed]) -> None:
         """Remember not to try the version again."""
         self._found = None
-        self.unproven.add(post.version.number)
+        if post.version.number:  # the library's own caches may be tried again
+            self.unproven.add(post.version.number)
 
     def _post(self, deployed: Deployed) -> Post[Deployed]:
         promise, chosen = self._promise, deployed.served.composition

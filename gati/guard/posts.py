@@ -34,9 +34,7 @@ class Post(Generic[Version]):
         self.nested = nested
         self.open: dict[int, Version] = {} if settings else {1: version}
         self.opening = False
-        self.compared = 0  # requests for which the times of all settings and of the serving version are known
-        self._settings_ms = [0.0] * len(self.settings)
-        self._serving_ms = 0.0
+        self.compare_anew()
 
     @property
     def level(self) -> int:
@@ -69,6 +67,12 @@ class Post(Generic[Version]):
         """Whether no setting is proven and the proof has failed."""
         proof = self.watch.proof
         return self.watch.level == 0 and proof is not None and proof.hopeless
+
+    def compare_anew(self) -> None:
+        """Forget the times compared so far."""
+        self.compared = 0  # requests for which the times of all settings and of the serving version are known
+        self._settings_ms = [0.0] * len(self.settings)
+        self._serving_ms = 0.0
 
     def compare(self, exits: Sequence[str], serving_ms: float) -> None:
         """Record the exit of each setting and the time of the serving version for one request."""

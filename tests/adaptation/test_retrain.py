@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from gati.adaptation.contenders import NewCaches, StopWatch, Work
+from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.probe import Probe
-from gati.adaptation.renewal import _worth_it, candidate_blocks
+from gati.adaptation.renewal import Promise, Renewal, RenewalOutcome, _worth_it, candidate_blocks
 from gati.adaptation.retrain import Retrained, retrain
+from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
@@ -30,6 +32,8 @@ from gati.versions.engines import (
     open_version,
     save_version,
 )
+from gati.versions.lineage import SampleWindow
+from gati.versions.repository import ModelRepository
 from gati.versions.setting import Setting
 from tests.adaptation.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
@@ -424,3 +428,41 @@ def _with_noise(cache: torch.nn.Module) -> torch.nn.Module:
         for weights in cache.parameters():
             weights.add_(torch.randn(weights.shape, generator=random) * weights.std())
     return cache
+
+
+def test_after_a_change_the_library_is_tried_again_if_it_answers_more(
+    served: Served, retrained: Retrained, tmp_path: Path
+) -> None:
+    """Without waiting for enough samples to retrain on; and only if its answers are right."""
+    first = make_deployed(tmp_path)
+    deployments = Deployments(first, ModelRepository(tmp_path / "repository"), "digits", tmp_path / "local")
+    current = deployments.publish(
+        retrained,
+        parent=deployments.open(0),
+        trained=SampleWindow(590, 0.0, 590.0),
+        signature=scene_signature(stream(STRANGE, 100, seed=2)),
+        reason="hit rate",
+    )
+    deaf = [replace(leaving, threshold=2.0) for leaving in current.served.engine.exits]
+    engine = first.model.engine_of(deaf, "deaf", "torch")
+    silent = current._replace(served=replace(current.served, engine=engine))
+    promise = Promise(0.95, 0.95)
+    renewal = Renewal(deployments, first, AdaptSettings(), promise, clock=lambda: 0.0)
+
+    def after(
+        serving: Deployed, shown: tuple[int, ...], count: int = 60, *, flipped: bool = False
+    ) -> RenewalOutcome | None:
+        inputs = stream(shown, count, seed=11, unseen=True)
+        base = window_of(first.engine.traced, inputs)
+        likely = base.teacher(10)
+        samples = Samples(200, 1e9)
+        for number, x in enumerate(inputs):
+            said = (int(base.base_class[number]) + flipped) % 10
+            samples.add(Sample(x, said, likely[number], float(number), number + 1))
+        return renewal(serving, samples, "hit rate", 0)
+
+    found = after(silent, FAMILIAR)
+    assert found is not None and (found.kind, found.deployed.number) == ("reused", 0)
+    assert after(current, STRANGE) is None  # the serving caches answer more
+    assert after(silent, FAMILIAR, count=30) is None  # too few to tell
+    assert after(silent, FAMILIAR, flipped=True) is None  # its answers are wrong

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 _MEMORY = 200.0  # duels; older ones fade
 _NEEDED = 100.0  # before predictions are tried again
 _LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
-_FEW_NEEDED = 20.0  # before predictions with that lead are trusted
+_FEW_NEEDED = 40.0  # before predictions with that lead are trusted
 _FEWEST_NEEDED, _SMALL_LEAD = 10.0, 0.3  # before they are doubted less
 
 

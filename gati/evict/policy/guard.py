@@ -21,7 +21,7 @@ catch. LARU's halving is undone while predictions have lost nothing lately; if t
 have saved more than D/8, while they have lost at most a twentieth of the cache. A smaller lead says little:
 with one prediction in five reversed, they still win most duels and cost more than they save.
 
-At the beginning, up to n = 4 k or 20,000, little is known and half a point is few blocks. Predictions are
+At the beginning, up to n = 20,000, little is known and half a point is few blocks. Predictions are
 tested before they evict anything: one is wrong, too, if a block is requested that was predicted later than
 a cached one. After the first wrong one, all of D counts: predictions decide only while X + D, with this
 request, is at most 0.005 n. So X is at most 0.005 n, or what X + D was when the first was found wrong. The
@@ -197,8 +197,7 @@ class Gati(Laru):
             most = min(most, _HALF_A_POINT * self._seen)
             return self._excess + len(self._only) + self._asked > most
         if self._duels.leading:
-            at_stake = self._excess + _RETURNING * len(self._only)
-            return self._excess > 0 and at_stake > _LARGEST_SHARE_LOSING * self._seen
+            return False
         caught = self._caught_at >= lately and not self._duels.ahead
         share = _RETURNING_CAUGHT if caught else _RETURNING
         if self._excess > allowed and self._limit is None:
