@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_ladder import Intent, RecallLadder
-from gati.adaptation.recall_reach import Reach
+from gati.adaptation.recall_reach import CheckedDistances
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
@@ -108,7 +108,7 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._reach: dict[int, Reach] = {}  # by scene
+        self._reach: dict[int, CheckedDistances] = {}  # by scene
         self._scenes = 0  # begun by jumps
         self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
         cases = (True, False) if alone else (False,)
@@ -199,7 +199,9 @@ class Recall:
                     self._labelled.add(looked.seen.features, wrong, scene)
                     self._since_fit += 1
                     if any(each.meant for each in looked.intents):
-                        self._reach.setdefault(scene, Reach()).add(looked.seen.distance, wrong=wrong)
+                        self._reach.setdefault(scene, CheckedDistances()).add(
+                            looked.seen.distance, wrong=wrong
+                        )
                         if wrong:
                             self._cautious[looked.place] = _CAUTIOUS
                 self._memory(looked).add(looked.sketched, base, self._scene_of(looked))
@@ -225,7 +227,7 @@ class Recall:
                 ladder.expect(risks)
             meant = own < max(ladder.highest_risk for ladder in self._ladders)
             self._reach = {
-                scene: Reach(features[rows, 0].tolist(), wrong[rows].tolist())
+                scene: CheckedDistances(features[rows, 0].tolist(), wrong[rows].tolist())
                 for scene in np.unique(scenes).tolist()
                 for rows in (meant & (scenes == scene),)
             }

@@ -22,7 +22,7 @@ _USUAL = 0.99  # share of inputs within it
 _JUMP = math.log(1.5)  # of a distance beyond the usual one
 
 
-class Reach:
+class CheckedDistances:
     """The log `distances` [n] of checked inputs of a scene, and whether remembered answers were `wrong` [n].
 
     Not thread-safe.

@@ -17,7 +17,7 @@ from torch import Tensor
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_ladder import RecallLadder
-from gati.adaptation.recall_reach import Reach
+from gati.adaptation.recall_reach import CheckedDistances
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
@@ -287,7 +287,7 @@ def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
 
 
 def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
-    reach = Reach([float(at) for at in range(100)], [False] * 100)
+    reach = CheckedDistances([float(at) for at in range(100)], [False] * 100)
     assert reach.covers(0.5) and reach.covers(98.0) and not reach.covers(98.5) and not reach.covers(1e9)
     for _ in range(6):
         reach.add(98.0, wrong=True)
@@ -295,13 +295,13 @@ def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
     for _ in range(20):
         reach.add(98.0, wrong=False)
     assert reach.covers(97.0)
-    assert not Reach().covers(0.0)
+    assert not CheckedDistances().covers(0.0)
 
 
 def test_what_is_far_beyond_all_that_was_checked_begins_another_scene() -> None:
-    reach = Reach([at / 100 for at in range(100)], [False] * 100)
+    reach = CheckedDistances([at / 100 for at in range(100)], [False] * 100)
     assert not reach.is_jump(1.2) and reach.is_jump(1.5)
-    assert not Reach([0.0] * 10, [False] * 10).is_jump(9.0)  # too few to say what is usual
+    assert not CheckedDistances([0.0] * 10, [False] * 10).is_jump(9.0)  # too few to say what is usual
 
 
 def test_places_are_apart() -> None:

@@ -28,6 +28,9 @@ request, is at most 0.005 n. So X is at most 0.005 n, or what X + D was when the
 same limit applies later while predictions lose more duels than they win. Without one found wrong they decide
 freely, as exact ones must: see `docs/eviction.md` for what that may cost.
 
+What was saved before does not pay for what is lost now: after a wrong prediction, LRU decides while more than
+0.015 k blocks, and 100, were lost lately.
+
 After LRU has taken over, predictions that clearly win their duels are tried again, for up to B/4 more misses,
 as long as X + D <= A + B + k. The bound still holds: every miss beyond LRU was one of the D blocks, so X + D
 grows only by evictions that predictions chose.
@@ -61,6 +64,8 @@ _DOUBT = 4.0  # for how many requested blocks a wrong prediction counts, in capa
 _TRIAL = 0.25  # misses allowed when predictions are tried again, as a share of B
 _MEMORY = 0.5  # over how many requested blocks gains fade, in capacities
 _FORGIVEN = 0.05  # lost lately, in capacities, that does not count if predictions are trusted
+_LOSING = 0.015  # lost lately, in capacities, from which LRU decides whatever was saved before
+_LEAST_LOSING = 100.0  # the same in blocks, for small caches
 
 
 def bound(requested: int, capacity: int, longest: int) -> float:
@@ -196,6 +201,8 @@ class Gati(Laru):
         if self._duels.behind or (self._contradicted and self._beginning()):
             most = min(most, _HALF_A_POINT * self._seen)
             return self._excess + len(self._only) + self._asked > most
+        if self._wrong_at >= lately and self._lately > max(_LOSING * self.capacity, _LEAST_LOSING):
+            return True
         if self._duels.leading:
             return False
         caught = self._caught_at >= lately and not self._duels.ahead
