@@ -178,7 +178,7 @@ def test_an_engine_that_is_stuck_is_ended() -> None:
         await ready(model)
         engine.state = STUCK
         await in_the_end(lambda: process.kills >= 1)
-        assert not model.ready
+        await in_the_end(lambda: not model.ready)  # on a busy machine it may be connected again by now
         engine.state = "serving"
         await in_the_end(lambda: model.ready)
 
