@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -71,12 +71,18 @@ class Work:
 
     def of_library(self, library: Served) -> list[Contender]:
         """The caches of the library's composition that do not serve any more, unchanged."""
-        serving = {described.trial_id for described in self.served.composition.exits}
-        return [each for each in self._as_they_are(library) if each.trial_id not in serving]
+        return self._as_they_are(library, left_out=self._serving)
 
-    def _as_they_are(self, served: Served) -> list[Contender]:
+    @property
+    def _serving(self) -> set[TrialId]:
+        """The names of the serving caches."""
+        return {described.trial_id for described in self.served.composition.exits}
+
+    def _as_they_are(self, served: Served, left_out: Collection[TrialId] = ()) -> list[Contender]:
         found = []
         for leaving, described in zip(served.engine.exits, served.composition.exits, strict=True):
+            if described.trial_id in left_out:
+                continue
             cache = leaving.cache
             if not isinstance(cache, LearnedCache):
                 raise AdaptError(
@@ -141,10 +147,9 @@ class Work:
 
     def _new_name(self, block: str, variant: str, what: str) -> TrialId:
         """A name that no serving cache has: both may be in one version, whose files go by these names."""
-        serving = {described.trial_id for described in self.served.composition.exits}
         name = f"{trial_name(block, variant)}--{what}"
         names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-        return TrialId(next(each for each in names if each not in serving))
+        return next(TrialId(each) for each in names if each not in self._serving)
 
     def _spread(
         self, score: NDArray[np.float32], predicted: NDArray[np.int64]

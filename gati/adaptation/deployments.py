@@ -121,7 +121,7 @@ class Deployments:
     def at(self, number: int, level: int) -> Deployed:
         """A version at the setting `level`, counted from 1. Raises the errors of `open`."""
         deployed = self.open(number)
-        if not deployed.settings or (number == 0 and level == len(deployed.settings)):
+        if not deployed.settings:
             return deployed
         setting = deployed.settings[level - 1]
         folder = self._folders[number] if number else self._folder / "library"

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
+from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
-from gati.adaptation.recall_reach import CheckedDistances
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
@@ -108,7 +108,7 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._reach: dict[int, CheckedDistances] = {}  # by scene
+        self._checked: dict[int, CheckedDistances] = {}  # by scene
         self._scenes = 0  # begun by jumps
         self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
         cases = (True, False) if alone else (False,)
@@ -170,8 +170,8 @@ class Recall:
                 self._looked.add(seen.features)
                 if self._risk is not None:
                     risk = float(self._risk(seen.features))
-                if (reach := self._reach.get(seen.scene)) is not None:
-                    covered, jumped = reach.covers(seen.distance), reach.is_jump(seen.distance)
+                if (checked := self._checked.get(seen.scene)) is not None:
+                    covered, jumped = checked.covers(seen.distance), checked.is_jump(seen.distance)
             if (left := self._cautious.pop(place, 0)) > 0:
                 covered = False
                 self._cautious[place] = left - 1
@@ -199,7 +199,7 @@ class Recall:
                     self._labelled.add(looked.seen.features, wrong, scene)
                     self._since_fit += 1
                     if any(each.meant for each in looked.intents):
-                        self._reach.setdefault(scene, CheckedDistances()).add(
+                        self._checked.setdefault(scene, CheckedDistances()).add(
                             looked.seen.distance, wrong=wrong
                         )
                         if wrong:
@@ -226,7 +226,7 @@ class Recall:
             for ladder in self._ladders:
                 ladder.expect(risks)
             meant = own < max(ladder.highest_risk for ladder in self._ladders)
-            self._reach = {
+            self._checked = {
                 scene: CheckedDistances(features[rows, 0].tolist(), wrong[rows].tolist())
                 for scene in np.unique(scenes).tolist()
                 for rows in (meant & (scenes == scene),)

@@ -23,7 +23,7 @@ from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.caches import reads_input
 from gati.composition.binomial import p_value
-from gati.composition.composition import Composition, Expected
+from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.composition.replay import Replay
 from gati.engine.exits import EngineExit
@@ -181,14 +181,7 @@ def _setting(
         accuracy_target=accuracy,
         confidence=confidence,
         exits=exits,
-        expected=Expected(
-            mean_latency_ms=replayed.mean_latency_ms,
-            base_latency_ms=costs.base_ms,
-            gain=costs.base_ms / replayed.mean_latency_ms,
-            hit_rate=replayed.hit_rate,
-            agreement=replayed.agreement,
-            memory_bytes=sum(leaving.memory_bytes for leaving in exits),
-        ),
+        expected=replayed.expected(costs.base_ms, exits),
         certificate=None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="",

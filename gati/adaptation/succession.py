@@ -68,8 +68,7 @@ class Succession(Roster[Deployed]):
         if waits:
             self.serving.watch.bring_back()
             self.standing.save()
-        self.serve(self.serving if waits else post)
-        self.trial = post if waits else None
+        self.serve(self.serving if waits else post, trial=post if waits else None)
         newest = self._deployments.newest()
         if self.trial is None and newest is not None and newest.number > active.number:
             self.trial = self._post(newest)
@@ -158,7 +157,7 @@ class Succession(Roster[Deployed]):
         )
         settings = [setting.composition for setting in deployed.settings]
         post = Post(deployed, kept, settings, nested=deployed.nested)
-        if kept.level and not post.may_hit:  # certified, or proven in an earlier run
+        if kept.level and not post.may_hit:  # proven in an earlier run
             with suppress(GatiError):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
         return post

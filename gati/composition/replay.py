@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
-from gati.composition.composition import Exit
+from gati.composition.composition import Exit, Expected
 from gati.errors import DataError
 
 
@@ -56,6 +56,17 @@ class Replay:
     left_at: NDArray[np.int64]  # [n] exit each input left at; the number of exits for the base model
     answer: NDArray[np.int64]  # [n] the class each input got
     wrong: NDArray[np.bool_]  # [n] whether the class differs from the base model's
+
+    def expected(self, base_ms: float, exits: Sequence[Exit]) -> Expected:
+        """The figures of a composition of these exits; `base_ms` is the whole network's latency."""
+        return Expected(
+            mean_latency_ms=self.mean_latency_ms,
+            base_latency_ms=base_ms,
+            gain=base_ms / self.mean_latency_ms,
+            hit_rate=self.hit_rate,
+            agreement=self.agreement,
+            memory_bytes=sum(leaving.memory_bytes for leaving in exits),
+        )
 
 
 def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: float) -> Replay:

@@ -116,8 +116,7 @@ class Ladder:
 
         Settings that were certified, and never withdrawn since, stay.
         """
-        self.level = self.certified
-        self._restart(self.level)
+        self.restrict(self.certified)
 
     def certify(self, level: int) -> None:
         """Settings up to `level` need no audits to answer. Raises ValueError if they do not answer now."""

@@ -18,6 +18,7 @@ class Post(Generic[Version]):
 
     `settings` are the ways to deploy the version, from strict to loose; empty if it has only one. `nested`:
     it is a composition of the library, and whatever a setting answers early, all looser ones answer alike.
+    The loosest is the version itself, and open.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Post(Generic[Version]):
         self.watch = watch
         self.settings = tuple(settings)
         self.nested = nested
-        self.open: dict[int, Version] = {} if settings else {1: version}
+        self.open: dict[int, Version] = {}
+        if nested or not settings:
+            self.open[max(1, len(settings))] = version
         self.opening = False
         self.compare_anew()
 

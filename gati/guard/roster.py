@@ -91,9 +91,9 @@ class Roster(ABC, Generic[Version]):
 
     # ------------------------------------------------------------------------------------------------------
 
-    def serve(self, post: Post[Version]) -> None:
-        """Let this version serve from now on, with none on trial."""
-        self.serving, self.trial, self.alarmed = post, None, False
+    def serve(self, post: Post[Version], trial: Post[Version] | None = None) -> None:
+        """Let this version serve from now on, with `trial` on trial."""
+        self.serving, self.trial, self.alarmed = post, trial, False
         self._serves(post)
 
     def bring_back(self, post: Post[Version]) -> None:
@@ -193,11 +193,16 @@ class Roster(ABC, Generic[Version]):
         if self.first is before:
             self.first = post
         if self.serving is before:
-            trial = self.trial
-            self.serve(post)
-            self.trial = trial
+            self.serve(post, self.trial)
         elif self.trial is before:
             self.trial = post
+
+    def forget(self, post: Post[Version]) -> None:
+        """Drop a version that does not serve."""
+        if self.trial is post:
+            self.trial = None
+        if self.first is post:
+            self.first = self.serving
 
     def _fall_back(self) -> None:
         first = self.first
@@ -205,9 +210,7 @@ class Roster(ABC, Generic[Version]):
             return
         self.bring_back(first)
         if first.may_hit:
-            trial = self.trial
-            self.serve(first)
-            self.trial = trial
+            self.serve(first, self.trial)
             self.on_fell_back(first)
             self.tell("returned", f"version {self.name_of(first)} answers instead: it is certified")
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gati.composition.composition import Composition, Expected
+from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.replay import Replay, ReplayExit, exit_costs, replay
+from gati.composition.replay import ReplayExit, exit_costs, replay
 from gati.errors import LibraryError
 from gati.exploration.library import SELECT
 from gati.versions.setting import Setting
@@ -50,7 +50,7 @@ def stricter_settings(served: Served) -> tuple[Setting, ...]:
     found = [Setting(chosen, tuple(exits))]
     for left in _stricter(lookups, select):
         leaving = zip(exits, left, strict=False)
-        composition = _composition(chosen, left, _replayed(left, select, chosen))
+        composition = _composition(chosen, left, select)
         found.append(
             Setting(composition, tuple(replace(one, threshold=each.threshold) for one, each in leaving))
         )
@@ -74,13 +74,10 @@ def _stricter(lookups: Sequence[ReplayExit], select: SplitOutcomes) -> Iterator[
             yield left
 
 
-def _replayed(exits: Sequence[ReplayExit], select: SplitOutcomes, chosen: Composition) -> Replay:
-    return replay(exits, select.base_class, chosen.expected.base_latency_ms)
-
-
-def _composition(chosen: Composition, left: Sequence[ReplayExit], replayed: Replay) -> Composition:
+def _composition(chosen: Composition, left: Sequence[ReplayExit], select: SplitOutcomes) -> Composition:
     """The composition with its first exits, at these thresholds."""
-    count, base_ms = len(replayed.wrong), chosen.expected.base_latency_ms
+    count, base_ms = len(select), chosen.expected.base_latency_ms
+    replayed = replay(left, select.base_class, base_ms)
     exits = tuple(
         replace(
             described,
@@ -98,13 +95,6 @@ def _composition(chosen: Composition, left: Sequence[ReplayExit], replayed: Repl
         gap=None,
         headroom=None,
         note=f"stricter than composition '{chosen.name}', whose certificate covers it",
-        expected=Expected(
-            mean_latency_ms=replayed.mean_latency_ms,
-            base_latency_ms=base_ms,
-            gain=base_ms / replayed.mean_latency_ms,
-            hit_rate=replayed.hit_rate,
-            agreement=replayed.agreement,
-            memory_bytes=sum(leaving.memory_bytes for leaving in exits),
-        ),
+        expected=replayed.expected(base_ms, exits),
         expected_from="replay",
     )

@@ -217,8 +217,6 @@ class Versions:
         settings = [setting.composition for setting in opened.settings]
         watched = () if watch is None else settings
         post = Post(answering, watch or _unwatched(), watched, nested=opened.nested)
-        if post.nested and post.settings:
-            post.open[len(post.settings)] = answering  # the loosest setting is the composition itself
         self._proven.add(answering, opened.settings)
         following = Following(
             answering,
@@ -342,10 +340,8 @@ class Versions:
         version = self.get(name)
         if name == self._active:
             raise RequestError(f"version '{name}' is the active one; activate another first")
-        if self._roster is not None and name == self._pending:
-            self._roster.trial = None
-        if self._roster is not None and self._roster.first is version.post:
-            self._roster.first = self._roster.serving
+        if self._roster is not None:
+            self._roster.forget(version.post)
         del self._loaded[name]
         self._leave(version)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import RecallLadder
-from gati.adaptation.recall_reach import CheckedDistances
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
@@ -287,20 +287,22 @@ def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
 
 
 def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
-    reach = CheckedDistances([float(at) for at in range(100)], [False] * 100)
-    assert reach.covers(0.5) and reach.covers(98.0) and not reach.covers(98.5) and not reach.covers(1e9)
+    checked = CheckedDistances([float(at) for at in range(100)], [False] * 100)
+    assert (
+        checked.covers(0.5) and checked.covers(98.0) and not checked.covers(98.5) and not checked.covers(1e9)
+    )
     for _ in range(6):
-        reach.add(98.0, wrong=True)
-    assert not reach.covers(95.0) and reach.covers(50.0)
+        checked.add(98.0, wrong=True)
+    assert not checked.covers(95.0) and checked.covers(50.0)
     for _ in range(20):
-        reach.add(98.0, wrong=False)
-    assert reach.covers(97.0)
+        checked.add(98.0, wrong=False)
+    assert checked.covers(97.0)
     assert not CheckedDistances().covers(0.0)
 
 
 def test_what_is_far_beyond_all_that_was_checked_begins_another_scene() -> None:
-    reach = CheckedDistances([at / 100 for at in range(100)], [False] * 100)
-    assert not reach.is_jump(1.2) and reach.is_jump(1.5)
+    checked = CheckedDistances([at / 100 for at in range(100)], [False] * 100)
+    assert not checked.is_jump(1.2) and checked.is_jump(1.5)
     assert not CheckedDistances([0.0] * 10, [False] * 10).is_jump(9.0)  # too few to say what is usual
 
 

@@ -182,8 +182,7 @@ def test_predictions_that_win_their_duels_are_not_held_back(monkeypatch: pytest.
     monkeypatch.setitem(POLICIES, "gati", Watched)
     monkeypatch.setattr(Watched, "held_back", 0)
     monkeypatch.setattr(Duels, "leading", True)
-    monkeypatch.setattr(Duels, "behind", False)
-    monkeypatch.setattr(Watched, "_beginning", lambda self: False)
+    without_holding_back(monkeypatch)
     assert all(most_excess(*hostile_instance(seed)) <= 0.0 for seed in range(20))
     assert Watched.held_back == 0
 
@@ -259,14 +258,19 @@ def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
         assert policy._shadow.held == {block for run in policy._shadow._tree for block in run.ids}
 
 
+def without_holding_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the beginning nor lost duels limit predictions: only what they cost does."""
+    monkeypatch.setattr(Gati, "_beginning", lambda self: False)
+    monkeypatch.setattr(Duels, "behind", False)
+
+
 @pytest.mark.parametrize("holds_back", [True, False])
 def test_predictions_that_have_become_good_are_followed_again(
     monkeypatch: pytest.MonkeyPatch, holds_back: bool
 ) -> None:
     """Wrong at first, right from then on: held back meanwhile, or else tried again after an alarm."""
     if not holds_back:
-        monkeypatch.setattr(Gati, "_beginning", lambda self: False)
-        monkeypatch.setattr(Duels, "behind", False)
+        without_holding_back(monkeypatch)
     chance = random.Random(3)
     items: list[int] = []
     for number in range(6000):
@@ -309,8 +313,7 @@ def test_inverted_predictions_make_the_guard_step_in_and_it_says_so(
 ) -> None:
     """An alarm, unless it held them back before they cost that much."""
     if not holds_back:
-        monkeypatch.setattr(Gati, "_beginning", lambda self: False)
-        monkeypatch.setattr(Duels, "behind", False)
+        without_holding_back(monkeypatch)
     trace, capacity, said = loop_that_lru_likes(1500)
     cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=True)
     for number, row in enumerate(trace.requests):

@@ -298,9 +298,7 @@ def nested() -> Post[str]:
     """A certified composition of three settings, the loosest of which is open."""
     watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True, settings=3)
     settings: Any = (None,) * 3
-    post = Post("library", watch, settings, nested=True)
-    post.open[3] = "library"
-    return post
+    return Post("library", watch, settings, nested=True)
 
 
 def test_if_the_loosest_of_nested_settings_agrees_no_other_is_looked_up() -> None:
