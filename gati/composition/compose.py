@@ -321,8 +321,8 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
         return f"no caches: {plan.certificate.sentence()}"
     if not plan.exits:
         return (
-            f"no caches: none both reaches agreement {settings.accuracy:g} and saves time within the limits; "
-            "lower --accuracy, raise --memory, or explore longer"
+            f"no caches: none both reaches agreement {settings.accuracy:g} and saves enough time within the "
+            "limits; lower --accuracy, raise --memory, or explore longer"
         )
     if plan.expected.agreement < settings.accuracy:
         return (

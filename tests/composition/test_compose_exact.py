@@ -12,7 +12,7 @@ from gati.composition.replay import ExitCost, ReplayExit, replay
 from gati.composition.risk import smoothed_loss
 from gati.errors import CompositionError
 from gati.exploration.library import CERTIFY, SELECT, Library
-from tests.composition.libraries import make_library
+from tests.composition.libraries import make_library, rewrite
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,19 @@ def test_without_confidence_the_select_split_alone_decides(library):
     assert composition.expected.agreement >= 0.95
     certified = compose(library.directory, accuracy=0.95)
     assert certified.expected.mean_latency_ms >= composition.expected.mean_latency_ms - 1e-9
+
+
+def test_caches_that_hardly_save_time_are_left_out(tmp_path):
+    """Their gain is within the error of measuring, while every miss takes longer."""
+    library = make_library(tmp_path / "library", quality=6.0)
+    savings = []
+    for lookup_ms in np.linspace(0.2, 0.5, 13):
+        rewrite(library, lookup_ms=float(lookup_ms))
+        composition = compose(library.directory, accuracy=0.95, slowdown=None)
+        saved = 1.0 - composition.expected.mean_latency_ms / library.manifest.profile.base_ms
+        savings.append(saved)
+        assert saved >= 0.03 if composition.exits else saved == 0.0
+    assert savings[0] > 0.03 and savings[-1] == 0.0
 
 
 def test_too_few_certify_inputs_give_no_caches_and_the_number_that_would_do(tmp_path):
