@@ -106,6 +106,17 @@ class Deployments:
         except (RepositoryError, CompositionError):
             return None
 
+    def unfinished(self) -> Deployed | None:
+        """The newest version if it is to follow the active one, and its maker ended before activating it.
+
+        A version that somebody else published, or that was made before the last rollback, is not.
+        """
+        newest = self.newest()
+        if newest is None or newest.signature is None:
+            return None
+        parent = self._repository.version(self._model, newest.number).lineage.parent
+        return newest if parent == self._repository.active(self._model) else None
+
     def open(self, number: int) -> Deployed:
         """Open a version. Raises RepositoryError or CompositionError if it cannot serve this library."""
         if number == 0:

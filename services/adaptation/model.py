@@ -62,11 +62,18 @@ class ModelAdaptation:
         self._latest = self._latest_of(active)
         self._tried_s = time.time()
         self._interval_s = settings.interval_s
+        self._began_s: float | None = None  # when the last retraining began
         self._changed_s: float | None = None  # when the last attempt ended
         self._outcome, self._message = "", ""
         self._samples = 0
         self._hit_rate = active.promised
         self._retraining = False
+        if (unfinished := self._deployments.unfinished()) is not None:
+            _log.info(
+                "activates the version of a process that was killed",
+                extra={"model": model.name, "version": unfinished.number},
+            )
+            self._publish(unfinished)
 
     @property
     def name(self) -> str:
@@ -87,6 +94,7 @@ class ModelAdaptation:
             promised_hit_rate=self._published.promised,
             next_s=next_s,
             changed_s=self._changed_s,
+            began_s=self._began_s,
         )
 
     def look(self, *, asked: bool = False) -> None:
@@ -103,7 +111,7 @@ class ModelAdaptation:
         reason = "interval" if asked else due.reason
         if reason is None:
             return
-        self._retraining = True
+        self._began_s, self._retraining = time.time(), True
         try:
             self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
         except GatiError as error:

@@ -208,6 +208,29 @@ def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) ->
     assert newest is not None and newest.number == 2
 
 
+@pytest.mark.parametrize(
+    ("active", "parent", "scene", "is_taken_up"),
+    [(1, 1, True, True), (None, None, True, True), (1, 2, True, False), (1, 1, False, False)],
+)
+def test_only_what_was_made_from_the_active_version_is_taken_up_by_the_next_process(
+    tmp_path: Path, active: int | None, parent: int | None, scene: bool, is_taken_up: bool
+) -> None:
+    """Not what a user has published without activating it, nor what a rollback has left behind."""
+    made = SimpleNamespace(version=3, lineage=SimpleNamespace(parent=parent))
+    repository: Any = SimpleNamespace(
+        versions=lambda model: [made],
+        version=lambda model, number: made,
+        history=lambda model: [],
+        active=lambda model: active,
+    )
+    served: Any = SimpleNamespace(composition=composition(0))
+    deployments = Deployments(served, repository, "model", tmp_path)
+    opened = World(np.random.default_rng(0)).version(3)
+    signature = np.zeros(4, np.float32) if scene else None
+    deployments.open = lambda number: opened._replace(signature=signature)  # type: ignore[method-assign]
+    assert (deployments.unfinished() is not None) is is_taken_up
+
+
 def test_a_trial_that_goes_on_after_a_restart_has_to_be_faster_still(tmp_path: Path) -> None:
     """What was proven of it, but slow, took over at once, for nothing had been compared yet."""
     first = Requests(path=tmp_path / "standing.json")
