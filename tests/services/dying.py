@@ -1,9 +1,9 @@
 """Processes that end, as with `kill -9`, at one of their changes of files: the first, the second, and so on.
 
 `each_death` runs work in a forked process that dies at its first change, then in one that dies at its second,
-until one survives. `Reaper` does the same to the processes of a real server, which it finds by what they run.
-A change is a call that opens a file for writing, renames, makes or removes something, or has the disk keep a
-file, of which only the first half is there then.
+until one survives. `Reaper` kills processes of a real server at each stage that is new. A change is a call
+that opens a file for writing, renames, makes or removes something, or has the disk keep a file, of which only
+the first half is there then.
 """
 
 from __future__ import annotations
@@ -91,6 +91,27 @@ def die_at(step: int, folder: Path, last_words: Callable[[str], object]) -> None
 
     os.fsync = half
     sys.addaudithook(hook)
+
+
+class Reaper:
+    """Processes whose PYTHONPATH begins with `folder` die once at each stage, right before it is in a file.
+
+    A stage is a version that is published or activated in a repository, one that is fetched from it, or a new
+    combination of the states of the version that serves and of the one that is on trial.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self._died = folder / "died"
+        self._died.touch()
+        text = f"import runpy\nrunpy.run_path({str(Path(__file__).with_name('reaping.py'))!r})"
+        (folder / "sitecustomize.py").write_text(f"{text}['reap']({str(self._died)!r})\n", encoding="utf-8")
+
+    @property
+    def died(self) -> list[str]:
+        """The stages at which processes have died."""
+        return self._died.read_text(encoding="utf-8").splitlines()
 
 
 def _live(step: int, folder: Path, act: Callable[[Callable[[str], None]], None], pipe: int) -> NoReturn:
