@@ -1,9 +1,9 @@
 """Processes that end, as with `kill -9`, at one of their changes of files: the first, the second, and so on.
 
 `each_death` runs work in a forked process that dies at its first change, then in one that dies at its second,
-until one survives. `Reaper` kills processes of a real server at each stage that is new. A change is a call
-that opens a file for writing, renames, makes or removes something, or has the disk keep a file, of which only
-the first half is there then.
+until one survives. `Reaper` kills processes of a real server at each stage that is new. A change opens a file
+for writing, which is empty then; or renames, makes or removes something; or has the disk keep a file, which
+is cut in half then.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def die_at(step: int, folder: Path, last_words: Callable[[str], object]) -> None
         else:
             return
         if count(event, path):
+            if event == "open" and arguments[2] & os.O_TRUNC and os.path.isfile(path):
+                os.truncate(path, 0)  # as if it had been opened, and nothing been written
             os.kill(os.getpid(), signal.SIGKILL)
 
     def half(file: Any) -> None:

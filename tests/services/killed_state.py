@@ -71,7 +71,8 @@ def follow(path: Path, tell: Tell) -> None:
     tell(f"took over, {second.watch.proven_on} audits, {run.standings.spending.used} spent")
     while second.may_hit:
         second.watch.audited(agreed=False)
-        saved(run)
+        if second.may_hit:
+            saved(run)
     tell(f"stopped, {run.standings.spending.used} spent")
     run.standings.close()
     tell("closed")
