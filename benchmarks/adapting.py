@@ -4,13 +4,12 @@
 
 Both models, or the same library twice, are asked at `--rate` requests per second each, whether or not earlier
 ones are answered. Class frequencies follow Zipf's law with exponent `--zipf`, each model's in another order;
-after `--change` seconds the order changes, with another class in front. Takes seven to eight minutes.
+after `--change` seconds the order changes, with another class in front. Takes about seven minutes.
 
 The images must be unknown to the libraries; no input occurs twice (see `benchmarks.drift`). Every answer is
 compared with that of the base model, computed beforehand. `GET /v1/adaptation` says when which model was
-retrained, and the answers say which version gave them. Latency is counted from the time at which a request
-was due. A request is *quiet* if no model was being retrained while it was answered. Server, retraining and
-clients share this machine.
+retrained, until its new version was loaded; the answers say which version gave them. Latency is counted from
+the time at which a request was due. Server, retraining and clients share this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.drift import deck, exactly, orders, percent, shifted
 from benchmarks.serving import HOST, Connection, infer_message, open_loop, serving
+from gati.cli.adapt import lines
 from gati.composition.load import Served, open_served
 from gati.model.data import Data, load_data
 
@@ -39,6 +38,9 @@ WARM_UP_S = 10.0
 LOOK_EVERY_S = 0.5
 LEAST = 100  # requests that a quantile needs
 BATCH = 64
+PUBLISHED = ("activated", "reused")
+ENDLESS = float("inf")
+QUIET, ITSELF, OTHER = "nothing is retrained", "it is retrained", "the other is"
 MODEL = """
 [models.{name}]
 library = "{library}"
@@ -47,7 +49,7 @@ threads = 1
 state = "{folder}/state-{name}"
 records = "sqlite:///{folder}/records.db"
 repository = "{folder}/versions"
-sampling = {sampling}
+sampling = 0.5
 """
 
 
@@ -62,7 +64,7 @@ class Row(NamedTuple):
 
 
 class Retraining(NamedTuple):
-    """A retraining of one model, and what came of it; `ended_s` is infinite if it had not ended."""
+    """A retraining of one model until its version is loaded, and what came of it."""
 
     began_s: float
     ended_s: float
@@ -90,7 +92,7 @@ class Stream:
         self.base: list[int] = []
         self.rows: list[Row] = []
         self.not_answered = 0
-        self.changed_s = float("inf")  # when the first request with the other order was due
+        self.changed_s = ENDLESS  # when the first request with the other order was due
 
     def prepare(self, count: int, changes_at: int) -> None:
         """Draw `count` requests, from `changes_at` on in the other order, and have the base model answer."""
@@ -129,7 +131,7 @@ class Watched:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.found: dict[str, dict[float, Retraining]] = {name: {} for name in names}
-        self.errors: set[str] = set()
+        self.last: dict[str, Any] = {}  # status
 
     async def keep_looking(self, port: int) -> None:
         """Ask for the state of adaptation until cancelled."""
@@ -142,18 +144,23 @@ class Watched:
 
     def look(self, document: dict[str, Any]) -> None:
         """Take in one status."""
-        if document["error"]:
-            self.errors.add(str(document["error"]))
+        self.last = document
         for model in document["models"]:
             each, known = model["retraining"], self.found[model["name"]]
             if each is None or each["began_s"] is None:
                 continue
             began_s, ended_s = each["began_s"], each["changed_s"]
-            if began_s in known and known[began_s].ended_s < float("inf"):
+            for earlier, open_one in known.items():
+                if earlier != began_s and open_one.ended_s == ENDLESS:  # its version was never loaded
+                    known[earlier] = open_one._replace(ended_s=began_s)
+            if began_s in known and known[began_s].ended_s < ENDLESS:
                 continue
-            ended = not each["under_way"] and ended_s is not None and ended_s >= began_s
-            told = (ended_s, each["outcome"], each["message"]) if ended else (float("inf"), "", "")
-            known[began_s] = Retraining(began_s, *told)
+            known[began_s] = Retraining(began_s, ENDLESS, "", "")
+            if not each["under_way"] and ended_s is not None and ended_s >= began_s:
+                loaded = str(each["version"]) in [version["version"] for version in model["versions"]]
+                if each["outcome"] in PUBLISHED:
+                    ended_s = time.time() if loaded else ENDLESS
+                known[began_s] = Retraining(began_s, ended_s, each["outcome"], each["message"])
 
     def during(self, name: str, row: Row) -> bool:
         """Whether that model was being retrained while a request was answered."""
@@ -167,6 +174,8 @@ async def load(port: int, streams: Sequence[Stream], watched: Watched, rate: flo
     looking = asyncio.create_task(watched.keep_looking(port))
     try:
         await asyncio.gather(*(each.send(port, rate, seconds, seed) for seed, each in enumerate(streams)))
+        if looking.done():
+            looking.result()  # raises what went wrong
     finally:
         looking.cancel()
 
@@ -178,8 +187,8 @@ def figures(stream: Stream, watched: Watched) -> dict[str, Any]:
     """Everything about one model."""
     name, changed_s = stream.name, stream.changed_s
     rows = [row for row in stream.rows if row.due_s >= stream.rows[0].due_s + WARM_UP_S]
-    released = versions(rows)
-    taken_s = next((at_s for _, at_s in released if at_s > changed_s), float("inf"))
+    known = {row.version for row in rows if row.due_s < changed_s}
+    taken_s = next((row.due_s for row in rows if row.version not in known), ENDLESS)
 
     def when(busy: Callable[[Row], bool]) -> dict[str, float]:
         return latencies([1e3 * (row.done_s - row.due_s) for row in rows if busy(row)])
@@ -188,9 +197,9 @@ def figures(stream: Stream, watched: Watched) -> dict[str, Any]:
         return any(watched.during(each, row) for each in watched.found if each != name)
 
     timed = {
-        "quiet": when(lambda row: not (watched.during(name, row) or other(row))),
-        "itself": when(lambda row: watched.during(name, row)),
-        "other": when(lambda row: other(row) and not watched.during(name, row)),
+        QUIET: when(lambda row: not (watched.during(name, row) or other(row))),
+        ITSELF: when(lambda row: watched.during(name, row)),
+        OTHER: when(lambda row: other(row) and not watched.during(name, row)),
     }
     retrainings = list(watched.found[name].values())
     return {
@@ -199,27 +208,17 @@ def figures(stream: Stream, watched: Watched) -> dict[str, Any]:
         "before": shares([row for row in rows if row.due_s < changed_s]),
         "changed": shares([row for row in rows if changed_s <= row.due_s < taken_s]),
         "retrained": shares([row for row in rows if row.due_s >= taken_s]),
-        "whole": shares(rows),
-        "taken_over_after_s": None if taken_s == float("inf") else round(taken_s - changed_s, 1),
+        "taken_over_after_s": None if taken_s == ENDLESS else round(taken_s - changed_s, 1),
         "retrainings": [each._asdict() for each in retrainings],
-        "published": sum(each.outcome in ("activated", "reused") for each in retrainings),
-        "released": [version for version, _ in released],
+        "published": sum(each.outcome in PUBLISHED for each in retrainings),
+        "released": list(dict.fromkeys(row.version for row in rows))[1:],
         "latency_ms": timed,
         "rise": {
-            name: round(timed[name]["p99"] / timed["quiet"]["p99"], 3)
-            for name in ("itself", "other")
-            if "p99" in timed[name] and "p99" in timed["quiet"]
+            what: round(timed[what]["p99"] / timed[QUIET]["p99"], 3)
+            for what in (ITSELF, OTHER)
+            if "p99" in timed[what] and "p99" in timed[QUIET]
         },
     }
-
-
-def versions(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """The versions that began to answer after the first one, and when."""
-    found: list[tuple[str, float]] = []
-    for before, row in zip(rows, rows[1:], strict=False):
-        if row.version != before.version and row.version not in [version for version, _ in found]:
-            found.append((row.version, row.due_s))
-    return found
 
 
 def shares(rows: Sequence[Row]) -> dict[str, float] | None:
@@ -255,12 +254,9 @@ def show(models: dict[str, dict[str, Any]]) -> None:
     print("\n| model | while | n | p50 | p99 | p99 rises |\n" + "|---" * 6 + "|")
     for name, each in models.items():
         for what, timed in each["latency_ms"].items():
-            said = {"quiet": "nothing is retrained", "itself": "it is retrained", "other": "the other is"}[
-                what
-            ]
             ms = [f"{timed[q]:.2f} ms" if q in timed else "too few" for q in ("p50", "p99")]
             rises = each["rise"].get(what)
-            print(f"| {name} | {said} | {timed['n']} | {' | '.join(ms)} | "
+            print(f"| {name} | {what} | {timed['n']} | {' | '.join(ms)} | "
                   f"{'' if rises is None else f'{rises:.2f}x'} |")  # fmt: skip
 
 
@@ -270,12 +266,11 @@ def main() -> int:
     parser.add_argument("libraries", type=Path, nargs="+", metavar="LIBRARY")
     parser.add_argument("--data", type=Path, required=True, help="labelled images unknown to the libraries")
     parser.add_argument("--composition", default="default")
-    parser.add_argument("--rate", type=float, default=15.0, help="requests per second for each model")
-    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second for each model")
+    parser.add_argument("--seconds", type=float, default=360.0)
     parser.add_argument("--change", type=float, default=80.0, help="seconds until the class mix changes")
-    parser.add_argument("--interval", type=float, default=60.0, help="seconds between retrainings")
+    parser.add_argument("--interval", type=float, default=40.0, help="seconds between retrainings")
     parser.add_argument("--zipf", type=float, default=3.0)
-    parser.add_argument("--sampling", type=float, default=0.5, help="share of requests kept as samples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -287,11 +282,11 @@ def main() -> int:
         served = open_served(library, composition=asked.composition, threads=1)
         data = load_data(str(asked.data), served.engine.preprocessing, what="requests")
         streams.append(Stream(name, served, data, asked.zipf, seed))
-        streams[-1].prepare(int(1.2 * asked.rate * asked.seconds) + 100, int(asked.rate * asked.change))
+        streams[-1].prepare(int(1.1 * asked.rate * asked.seconds) + 100, int(asked.rate * asked.change))
     watched = Watched(list(libraries))
     with tempfile.TemporaryDirectory(prefix="gati-adapting-") as folder:
         file = Path(folder, "serve.toml")
-        common = {"composition": asked.composition, "folder": folder, "sampling": asked.sampling}
+        common = {"composition": asked.composition, "folder": folder}
         models = (
             MODEL.format(name=name, library=library.resolve(), **common)
             for name, library in libraries.items()
@@ -302,11 +297,10 @@ def main() -> int:
             asyncio.run(load(port, streams, watched, asked.rate, asked.seconds))
     found = {each.name: figures(each, watched) for each in streams}
     show(found)
-    for error in watched.errors:
-        print(f"error: {error}", file=sys.stderr)
+    print("\nAt the end:", *lines(watched.last, time.time()), sep="\n")
     if asked.json is not None:
         options = {name: str(value) for name, value in vars(asked).items()}
-        document = {"options": options, "models": found}
+        document = {"options": options, "models": found, "status": watched.last}
         asked.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -57,7 +57,9 @@ def serving(target: Path) -> Iterator[int]:
     """Run `gati serve` on a free port until the block ends."""
     options = ["--port", "0", "--log-level", "error"]
     command = [sys.executable, "-P", "-m", "gati", "serve", str(target), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    ours = os.pathsep.join((str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": ours.rstrip(os.pathsep)}  # this code, whatever is installed
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         for line in process.stdout:

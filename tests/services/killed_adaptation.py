@@ -61,6 +61,7 @@ def main() -> int:
 
     first = renewed()
     assert (first.outcome, first.version) == ("activated", 1), first
+    assert first.began_s is not None and time.time() - 600.0 < first.began_s < first.changed_s, first
     shutil.copytree(folder / "versions", folder / "before")
     found = []
     for death in each_death(folder / "versions", renewed):

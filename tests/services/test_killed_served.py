@@ -141,6 +141,7 @@ def test_killed_at_every_stage_the_service_loses_nothing_and_ends_where_it_would
             evidence.look()
             found = status(running)
             if (found["retraining"] or {}).get("under_way"):
+                assert abs(found["retraining"]["began_s"] - time.time()) < LONG_S
                 kill_once("adaptation while it retrains", adaptation_process(running))
             for version in found["versions"]:
                 audits = (version["proof"] or {"audits": 0})["audits"]
