@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,15 +108,16 @@ class Deployments:
             return None
 
     def unfinished(self) -> Deployed | None:
-        """The newest version if it is to follow the active one, and its maker ended before activating it.
+        """The newest version if it was made by adaptation, which ended before activating it.
 
-        A version that somebody else published, or that was made before the last rollback, is not.
+        If another version was activated since, or rolled back to, that stays.
         """
         newest = self.newest()
         if newest is None or newest.signature is None:
             return None
-        parent = self._repository.version(self._model, newest.number).lineage.parent
-        return newest if parent == self._repository.active(self._model) else None
+        created = self._repository.version(self._model, newest.number).created
+        since_s = max((each.time_s for each in self._repository.history(self._model)), default=0.0)
+        return newest if datetime.fromisoformat(created).timestamp() >= since_s else None
 
     def open(self, number: int) -> Deployed:
         """Open a version. Raises RepositoryError or CompositionError if it cannot serve this library."""

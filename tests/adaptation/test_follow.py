@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,19 +210,19 @@ def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("active", "parent", "scene", "is_taken_up"),
-    [(1, 1, True, True), (None, None, True, True), (1, 2, True, False), (1, 1, False, False)],
+    ("activated_s", "scene", "is_taken_up"),
+    [(999.0, True, True), (None, True, True), (1001.0, True, False), (999.0, False, False)],
 )
-def test_only_what_was_made_from_the_active_version_is_taken_up_by_the_next_process(
-    tmp_path: Path, active: int | None, parent: int | None, scene: bool, is_taken_up: bool
+def test_what_was_published_and_not_activated_is_taken_up_by_the_next_process(
+    tmp_path: Path, activated_s: float | None, scene: bool, is_taken_up: bool
 ) -> None:
     """Not what a user has published without activating it, nor what a rollback has left behind."""
-    made = SimpleNamespace(version=3, lineage=SimpleNamespace(parent=parent))
+    made = SimpleNamespace(version=3, created=datetime.fromtimestamp(1000.0, UTC).isoformat())
+    entry = SimpleNamespace(version=2, time_s=activated_s)
     repository: Any = SimpleNamespace(
         versions=lambda model: [made],
         version=lambda model, number: made,
-        history=lambda model: [],
-        active=lambda model: active,
+        history=lambda model: [] if activated_s is None else [entry],
     )
     served: Any = SimpleNamespace(composition=composition(0))
     deployments = Deployments(served, repository, "model", tmp_path)

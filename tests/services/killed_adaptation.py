@@ -62,6 +62,10 @@ def main() -> int:
     first = renewed()
     assert (first.outcome, first.version) == ("activated", 1), first
     assert first.began_s is not None and time.time() - 600.0 < first.began_s < first.changed_s, first
+    again = ModelAdaptation(model, settings)
+    again.look()
+    assert again._published.number == 1 and again._serving.number == 0, "samples say that it does not answer"
+    again.close()
     shutil.copytree(folder / "versions", folder / "before")
     found = []
     for death in each_death(folder / "versions", renewed):
