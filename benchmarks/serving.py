@@ -57,7 +57,9 @@ def serving(target: Path) -> Iterator[int]:
     """Run `gati serve` on a free port until the block ends."""
     options = ["--port", "0", "--log-level", "error"]
     command = [sys.executable, "-P", "-m", "gati", "serve", str(target), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    ours = os.pathsep.join((str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": ours.rstrip(os.pathsep)}  # this code, whatever is installed
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -204,13 +206,23 @@ async def closed_loop(port: int, messages: list[bytes], seconds: float, clients:
 
 
 async def open_loop(
-    port: int, messages: list[bytes], rate: float, seconds: float, watch: Callable[[], None] | None = None
+    port: int,
+    messages: list[bytes],
+    rate: float,
+    seconds: float,
+    watch: Callable[[], None] | None = None,
+    *,
+    heard: Callable[[int, float, bytes], None] | None = None,
+    seed: int = 0,
 ) -> Replies:
-    """Send random requests at `rate` per second, whether or not earlier ones are answered."""
+    """Send random requests at `rate` per second, whether or not earlier ones are answered.
+
+    `heard` is called with the number of each answered request, when it was due, and the body of its reply.
+    """
     replies = Replies()
     idle: list[Connection] = []
     everything: list[Connection] = []
-    dice = random.Random(0)
+    dice = random.Random(seed)
 
     async def ask(index: int, due: float) -> None:
         message, answer = messages[index % len(messages)], None
@@ -226,6 +238,8 @@ async def open_loop(
         replies.rows.append((due, 1e3 * (time.monotonic() - due), status))
         if status != 200:
             replies.reasons[str(json.loads(body)["error"])] += 1
+        if heard is not None and status == 200:
+            heard(index, due, body)
         if not connection.ends:
             idle.append(connection)
 

@@ -18,7 +18,7 @@ MEMORY = {"agreement": 0.99, "level": 0, "settings": 3, "places": 2, "answers": 
 RETRAINING = {
     "version": 7, "samples": 640, "under_way": False, "outcome": "activated", "message": "better",
     "changed_s": 1000.0, "hit_rate": 0.5, "promised_hit_rate": 0.6, "next_s": 420.0, "used_s": 3.25,
-    "share": 0.5,
+    "share": 0.5, "began_s": 990.0,
 }  # fmt: skip
 
 
@@ -27,7 +27,9 @@ def test_it_says_how_far_proofs_are_and_when_the_next_retraining_is() -> None:
              "retraining": RETRAINING}  # fmt: skip
     away = {"name": "gate", "ready": False, "error": "it is loading", "versions": [], "memory": None,
             "retraining": None}  # fmt: skip
-    assert list(lines({"models": [model, away], "error": None}, 1090.0)) == [
+    busy = {"name": "yard", "ready": True, "versions": [], "memory": None,
+            "retraining": {**RETRAINING, "under_way": True, "began_s": 1085.0, "next_s": None}}  # fmt: skip
+    assert list(lines({"models": [model, away, busy], "error": None}, 1090.0)) == [
         "door",
         "  version default: serving, active, lookups paused",
         "  version 7: probation, waiting to take over, setting 1 of 3, "
@@ -36,6 +38,9 @@ def test_it_says_how_far_proofs_are_and_when_the_next_retraining_is() -> None:
         "proof 0.99: 212 of about 300 audits, 1 of them disagree",
         "  retraining: last activated 90 s ago (better), next in 7 min, 640 samples, share 50%, 3.2 s used",
         "gate: it is loading",
+        "yard",
+        "  retraining: under way for 5 s, last activated 90 s ago (better), 640 samples, share 50%, "
+        "3.2 s used",
     ]
 
 

@@ -303,6 +303,8 @@ struct AdaptationStatus {
   11: optional double share
   /** When the last attempt ended, in seconds since 1970. */
   12: optional double changed_s
+  /** When the last retraining began, also one that is under way, in seconds since 1970. */
+  13: optional double began_s
 }
 
 /** Retrains the caches of several models from their record stores, and publishes what is better. */

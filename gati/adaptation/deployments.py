@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +106,18 @@ class Deployments:
             return None if number is None or number in served else self.open(number)
         except (RepositoryError, CompositionError):
             return None
+
+    def unfinished(self) -> Deployed | None:
+        """The newest version if it was made by adaptation, which ended before activating it.
+
+        If another version was activated since, or rolled back to, that stays.
+        """
+        newest = self.newest()
+        if newest is None or newest.signature is None:
+            return None
+        created = self._repository.version(self._model, newest.number).created
+        since_s = max((each.time_s for each in self._repository.history(self._model)), default=0.0)
+        return newest if datetime.fromisoformat(created).timestamp() >= since_s else None
 
     def open(self, number: int) -> Deployed:
         """Open a version. Raises RepositoryError or CompositionError if it cannot serve this library."""

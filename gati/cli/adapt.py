@@ -84,7 +84,8 @@ def _proof(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _retraining(found: Mapping[str, Any], now_s: float) -> str:
-    parts = ["under way"] if found["under_way"] else []
+    began = "" if found["began_s"] is None else f" for {_duration(now_s - found['began_s'])}"
+    parts = [f"under way{began}"] if found["under_way"] else []
     if found["outcome"]:
         when = "" if found["changed_s"] is None else f" {_duration(now_s - found['changed_s'])} ago"
         message = f" ({found['message']})" if found["message"] else ""

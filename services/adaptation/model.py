@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from gati.adaptation.renewal import Renewal, RenewalOutcome, promise_of
 from gati.adaptation.samples import Samples, restored
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import Served, open_served
-from gati.errors import GatiError
+from gati.errors import CompositionError, GatiError, RepositoryError
 from gati.samples.record import Record
 from gati.samples.store import RecordStore
 from gati.versions.repository import ModelRepository
@@ -49,6 +50,7 @@ class ModelAdaptation:
         )
         active, why_not = self._deployments.active()
         self._serving: Deployed = active  # the version that answered, according to the samples
+        self._looked = False
         self._published: Deployed = active
         if why_not:
             _log.warning("the active version cannot serve", extra={"model": model.name, "reason": why_not})
@@ -62,11 +64,18 @@ class ModelAdaptation:
         self._latest = self._latest_of(active)
         self._tried_s = time.time()
         self._interval_s = settings.interval_s
+        self._began_s: float | None = None  # when the last retraining began
         self._changed_s: float | None = None  # when the last attempt ended
         self._outcome, self._message = "", ""
         self._samples = 0
         self._hit_rate = active.promised
         self._retraining = False
+        if (unfinished := self._deployments.unfinished()) is not None:
+            _log.info(
+                "activates the version of a process that was killed",
+                extra={"model": model.name, "version": unfinished.number},
+            )
+            self._publish(unfinished)
 
     @property
     def name(self) -> str:
@@ -87,6 +96,7 @@ class ModelAdaptation:
             promised_hit_rate=self._published.promised,
             next_s=next_s,
             changed_s=self._changed_s,
+            began_s=self._began_s,
         )
 
     def look(self, *, asked: bool = False) -> None:
@@ -95,6 +105,8 @@ class ModelAdaptation:
         self._samples = len(records)
         due = self._rules.due(records, self._latest, self._tried_s, time.time())
         self._hit_rate = due.hit_rate
+        if records and not self._looked:
+            self._serving, self._looked = self._answered(records[-1].source), True
         if self._latest.seen:
             self._serving = self._published
         if due.skipped and not asked:
@@ -103,7 +115,7 @@ class ModelAdaptation:
         reason = "interval" if asked else due.reason
         if reason is None:
             return
-        self._retraining = True
+        self._began_s, self._retraining = time.time(), True
         try:
             self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
         except GatiError as error:
@@ -132,6 +144,15 @@ class ModelAdaptation:
         self._ended(
             outcome.kind, f"{outcome.message}; it will answer after the inference service has proven it"
         )
+
+    def _answered(self, source: str) -> Deployed:
+        """The version of that name in samples: what is active may wait for its proof, or have failed it."""
+        if source == self._model.composition:
+            return self._deployments.open(0)
+        if source.isdecimal():
+            with suppress(RepositoryError, CompositionError):  # it was removed meanwhile
+                return self._deployments.open(int(source))
+        return self._published
 
     def _publish(self, deployed: Deployed) -> None:
         """Activate a version in the repository, from which the inference service loads it."""

@@ -95,6 +95,7 @@ def _attempts(status: Any) -> dict[str, Any]:
         "version": status.version,
         "samples": status.samples,
         "under_way": status.retraining,
+        "began_s": status.began_s,
         "outcome": status.outcome,
         "message": status.message,
         "changed_s": status.changed_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +207,29 @@ def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) ->
     repository.history = lambda model: [made[0]]
     newest = deployments.newest()
     assert newest is not None and newest.number == 2
+
+
+@pytest.mark.parametrize(
+    ("activated_s", "scene", "is_taken_up"),
+    [(999.0, True, True), (None, True, True), (1001.0, True, False), (999.0, False, False)],
+)
+def test_what_was_published_and_not_activated_is_taken_up_by_the_next_process(
+    tmp_path: Path, activated_s: float | None, scene: bool, is_taken_up: bool
+) -> None:
+    """Not what a user has published without activating it, nor what a rollback has left behind."""
+    made = SimpleNamespace(version=3, created=datetime.fromtimestamp(1000.0, UTC).isoformat())
+    entry = SimpleNamespace(version=2, time_s=activated_s)
+    repository: Any = SimpleNamespace(
+        versions=lambda model: [made],
+        version=lambda model, number: made,
+        history=lambda model: [] if activated_s is None else [entry],
+    )
+    served: Any = SimpleNamespace(composition=composition(0))
+    deployments = Deployments(served, repository, "model", tmp_path)
+    opened = World(np.random.default_rng(0)).version(3)
+    signature = np.zeros(4, np.float32) if scene else None
+    deployments.open = lambda number: opened._replace(signature=signature)  # type: ignore[method-assign]
+    assert (deployments.unfinished() is not None) is is_taken_up
 
 
 def test_a_trial_that_goes_on_after_a_restart_has_to_be_faster_still(tmp_path: Path) -> None:

@@ -2270,11 +2270,12 @@ class AdaptationStatus(object):
      - used_s: Seconds of processor time for this model, and the share of it that it is to have when all want some.
      - share
      - changed_s: When the last attempt ended, in seconds since 1970.
+     - began_s: When the last retraining began, also one that is under way, in seconds since 1970.
 
     """
 
 
-    def __init__(self, model=None, version=None, samples=None, retraining=None, outcome=None, message=None, hit_rate=None, promised_hit_rate=None, next_s=None, used_s=None, share=None, changed_s=None,):
+    def __init__(self, model=None, version=None, samples=None, retraining=None, outcome=None, message=None, hit_rate=None, promised_hit_rate=None, next_s=None, used_s=None, share=None, changed_s=None, began_s=None,):
         self.model = model
         self.version = version
         self.samples = samples
@@ -2287,6 +2288,7 @@ class AdaptationStatus(object):
         self.used_s = used_s
         self.share = share
         self.changed_s = changed_s
+        self.began_s = began_s
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2357,6 +2359,11 @@ class AdaptationStatus(object):
                     self.changed_s = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
+            elif fid == 13:
+                if ftype == TType.DOUBLE:
+                    self.began_s = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -2414,6 +2421,10 @@ class AdaptationStatus(object):
         if self.changed_s is not None:
             oprot.writeFieldBegin('changed_s', TType.DOUBLE, 12)
             oprot.writeDouble(self.changed_s)
+            oprot.writeFieldEnd()
+        if self.began_s is not None:
+            oprot.writeFieldBegin('began_s', TType.DOUBLE, 13)
+            oprot.writeDouble(self.began_s)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2630,6 +2641,7 @@ AdaptationStatus.thrift_spec = (
     (10, TType.DOUBLE, 'used_s', None, None, ),  # 10
     (11, TType.DOUBLE, 'share', None, None, ),  # 11
     (12, TType.DOUBLE, 'changed_s', None, None, ),  # 12
+    (13, TType.DOUBLE, 'began_s', None, None, ),  # 13
 )
 fix_spec(all_structs)
 del all_structs
