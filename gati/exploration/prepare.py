@@ -79,7 +79,7 @@ class Prepared:
     profile: Profile
     specifications: tuple[Specification, ...]
     augmentation: Augmentation
-    bold_augmentation: Augmentation  # for students, which train long enough to learn from stronger changes
+    bold_augmentation: Augmentation  # where inputs are scarce: stronger changes teach more slowly
     device: torch.device
     expected: MeasuringTimes
 

@@ -48,7 +48,7 @@ from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
 
 _SAVE_EVERY_S = 60.0
-_SCARCE = 10_000  # with fewer training inputs, students also match hidden outputs
+_SCARCE = 10_000  # with fewer training inputs, students need stronger views and also match hidden outputs
 _SURE_AT = 0.99  # agreement of the earlier cache's answers on inputs that exits may neglect
 _REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
 _PROBE_STEPS = 8
@@ -106,7 +106,8 @@ class TrainingStages:
         recipe = recipe_of_students(self.prepared.traced.example())
         exits_s = self._planned_for_exits_s() if self.executor.concurrent else None
         reduced = self._first_tasks(self._lesson(_REDUCED, REDUCED_NETWORK, bold))
-        students = self._first_tasks(self._lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
+        views = bold if scarce else self.prepared.augmentation
+        students = self._first_tasks(self._lesson(_STUDENTS, recipe, views, feature_block=feature_block))
         self._train(chain(reduced, students))
         self._train(self._exit_tasks(exits_s))
 
