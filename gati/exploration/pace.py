@@ -21,21 +21,31 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._answers: deque[float] = deque(maxlen=_KEPT)
-        self._rest: deque[float] = deque(maxlen=_KEPT)
+        self._fresh: deque[float] = deque(maxlen=_KEPT)  # whole steps with answers
+        self._others: deque[float] = deque(maxlen=_KEPT)
 
     def note(self, whole_s: float, answer_s: float) -> None:
         """Record a step; base answers took `answer_s` of it, or 0 if they were kept from before."""
-        self._rest.append(whole_s - answer_s)
         if answer_s > 0:
             self._answers.append(answer_s)
+            self._fresh.append(whole_s)
+        else:
+            self._others.append(whole_s)
 
     @property
     def pace(self) -> Pace:
-        """The median times, which ignore the slow first steps."""
-        if not self._rest:
-            return Pace(0.0, 0.0)
-        answer_s = statistics.median(self._answers) if self._answers else 0.0
-        return Pace(answer_s, statistics.median(self._rest))
+        """The median times, which ignore the slow first steps.
+
+        Where there are steps of both kinds, answers cost the difference: the engine that computes them also
+        slows down the rest of a step.
+        """
+        if not self._fresh:
+            return Pace(0.0, statistics.median(self._others) if self._others else 0.0)
+        fresh_s, answer_s = statistics.median(self._fresh), statistics.median(self._answers)
+        if not self._others:
+            return Pace(answer_s, fresh_s - answer_s)
+        learn_s = statistics.median(self._others)
+        return Pace(max(0.0, fresh_s - learn_s), learn_s)
 
 
 def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, rounds: int | None) -> int:

@@ -266,7 +266,7 @@ class TrainingStages:
         began = self.budget.clock()
         few = self.prepared.inputs.train.subset(range(min(inputs, task.plan.steps * batch_size)))
         with self.executor.probing():
-            probe = group_training(self.classroom, task, self.budget.clock, inputs=few)
+            probe = group_training(self.classroom, _probe(task), self.budget.clock, inputs=few)
             for _ in probe.run():
                 pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
@@ -323,6 +323,15 @@ class TrainingStages:
                 f"{trial.variant} at {trial.block}: hit rate {trial.hit_rate_at_97:.0%} at agreement 0.97, "
                 f"{trial.hit_rate_at_99:.0%} at 0.99{better}"
             )
+
+
+def _probe(task: GroupTask) -> GroupTask:
+    """The task with as many steps again, on the views of the first ones, if its views repeat."""
+    recipe = task.lesson.recipe
+    if recipe.rounds is None:
+        return task
+    lesson = task.lesson._replace(recipe=replace(recipe, rounds=1))
+    return replace(task, lesson=lesson, plan=replace(task.plan, steps=2 * task.plan.steps))
 
 
 def worth(trial: Trial) -> tuple[float, float]:

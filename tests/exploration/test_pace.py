@@ -42,6 +42,15 @@ def test_a_pace_is_of_the_usual_step() -> None:
     assert watch.pace == pytest.approx((0.2, 0.1))
 
 
+def test_answers_cost_what_a_step_takes_longer_with_them() -> None:
+    """Their engine's threads wait for more work for a while, so that the rest of the step is slower, too."""
+    watch = Stopwatch()
+    watch.note(0.5, 0.2)
+    assert watch.pace == pytest.approx((0.2, 0.3))  # nothing else is known yet
+    watch.note(0.1, 0.0)
+    assert watch.pace == pytest.approx((0.4, 0.1))
+
+
 def test_without_a_pace_no_number_of_steps_is_made_up() -> None:
     with pytest.raises(ValueError, match="train a few steps first"):
         affordable_steps(60, Pace(0, 0), steps_per_round=3, rounds=2)
