@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.evict.embed.sets import WAYS, Hashed, RowSets, leaving
+from gati.evict.embed.leaving import NEVER, leaving
+from gati.evict.embed.sets import WAYS, Hashed, RowSets, by_home, ranks
 from gati.evict.embed.tiers import Ids
 
 
@@ -42,6 +43,15 @@ class EvictionLimits(NamedTuple):
 
     safe: Ids
     window: Ids
+
+
+class Competing(NamedTuple):
+    """Ids that compete for some sets, as a row of `width` places for each: its slots, then fetched ids."""
+
+    sets: Ids
+    width: int
+    fetched: Ids  # numbers in the batch
+    at: Ids  # place of each in the flat rows
 
 
 class RowPolicy:
@@ -89,26 +99,59 @@ class RowPolicy:
         self, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
     ) -> tuple[Ids, Ids]:
         """Evict `count` [sets] of what is held and `fetched`: the slots, and the numbers in the batch."""
-        sets = self.sets
+        empty = np.zeros(0, dtype=np.int64)
         if not count.any():
-            nothing = np.zeros(0, dtype=np.int64)
-            return nothing, nothing
-        held = sets.held(count > 0)
-        ids, homes, recency = sets.ids[held], held // WAYS, sets.recency[held]
+            return empty, empty
+        homes = empty if batch is None else batch.places.homes[fetched]
+        crowds = np.bincount(homes, minlength=len(count))
+        # sets in which many times as many ids compete as in others are apart: all have rows of one length
+        step = 2 * len(homes) // np.count_nonzero(count) + WAYS
+        group = np.where(count > 0, np.frexp(crowds // step)[1], -1)
+        gone = [
+            self._evict_some(
+                np.flatnonzero(group == each), count, limits, batch, fetched[group[homes] == each]
+            )
+            for each in range(int(group.max()) + 1)
+        ]
+        emptied = np.concatenate([slots for slots, _ in gone])
+        self.sets.remove(emptied)
+        return emptied, np.concatenate([numbers for _, numbers in gone])
+
+    def _evict_some(
+        self, chosen: Ids, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
+    ) -> tuple[Ids, Ids]:
+        """The same for the `chosen` sets, before the slots are emptied."""
+        sets = self.sets
+        width, at = WAYS, fetched
         if batch is not None:
-            ids = np.concatenate((ids, batch.ids[fetched]))
-            homes = np.concatenate((homes, batch.places.homes[fetched]))
-            recency = np.concatenate((recency, batch.recency[fetched]))
-        ask = bool((limits.window > 1).any())
-        later = self.later(held, batch, fetched) if ask else None
-        gone, against = leaving(
-            homes, recency, later, count=count, safe=limits.safe, window=np.minimum(limits.window, sets.room)
-        )
+            homes = batch.places.homes[fetched]
+            order = by_home(homes, sets.sets)
+            fetched, homes = fetched[order], homes[order]
+            rank = ranks(homes, sets.sets)
+            width += int(rank.max(initial=-1)) + 1
+            row = np.empty(sets.sets, dtype=np.int64)
+            row[chosen] = np.arange(len(chosen))
+            at = row[homes] * width + rank + WAYS
+        recency = np.full((len(chosen), width), NEVER)
+        recency[:, :WAYS] = sets.recency.reshape(-1, WAYS).take(chosen, axis=0)
         if batch is not None:
-            self.evicted(ids[gone[against]], homes[gone[against]])
-        emptied = held[gone[gone < len(held)]]
-        sets.remove(emptied)
-        return emptied, fetched[gone[gone >= len(held)] - len(held)]
+            recency.reshape(-1)[at] = batch.recency[fetched]
+        window = np.minimum(limits.window, sets.room)[chosen]
+        later = None
+        if (window > 1).any():
+            later = self.later(Competing(chosen, width, fetched, at), batch)
+        gone, against = leaving(recency, later, count=count[chosen], safe=limits.safe[chosen], window=window)
+        homes = chosen.repeat(count[chosen])  # of what leaves
+        held = gone % width < WAYS
+        slots = homes[held] * WAYS + gone[held] % width
+        number = np.empty(recency.size, dtype=np.int64)
+        number[at] = fetched
+        numbers = number[gone[~held]]
+        if batch is not None and against.any():
+            ids = np.empty(len(gone), dtype=np.int64)
+            ids[held], ids[~held] = sets.ids[slots], batch.ids[numbers]
+            self.evicted(ids[against], homes[against])
+        return slots, numbers
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
         """Process a requested batch; `replace` then receives the returned one, unless the slow tier fails.
@@ -128,8 +171,8 @@ class RowPolicy:
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """Called when ids of the batch were cached in these slots."""
 
-    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64] | None:
-        """Predicted next uses of slots `held`, then of the `fetched` ids; None without predictions."""
+    def later(self, competing: Competing, batch: RequestedRows | None) -> NDArray[np.float32] | None:
+        """Predicted next uses, [sets, width]; None without predictions."""
         return None
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
