@@ -181,7 +181,7 @@ class EmbeddingCache(nn.Module):
                 batch = self._policy.observe(batch)
         finally:
             if waiting is not None:
-                rows[len(hits) :] = self._checked(waiting(), len(missing))
+                waiting(rows[len(hits) :])
         with self._lock:
             self._count(batch, hits, len(missing))
             if epoch == self._epoch:
@@ -201,18 +201,19 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
-    def _asked(self, ids: Ids) -> Callable[[], torch.Tensor]:
+    def _asked(self, ids: Ids) -> Callable[[torch.Tensor], None]:
         if isinstance(self.slow, AskedTier):
             return self.slow.ask(ids)
-        return partial(self.slow.fetch, ids)
+        return partial(self._fetch, ids)
 
-    def _checked(self, found: torch.Tensor, count: int) -> torch.Tensor:
-        if tuple(found.shape) != (count, self.slow.width) or found.dtype != self.slow.dtype:
+    def _fetch(self, ids: Ids, out: torch.Tensor) -> None:
+        found = self.slow.fetch(ids)
+        if found.shape != out.shape or found.dtype != out.dtype:
             raise EvictError(
-                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {count} ids, not "
-                f"{(count, self.slow.width)} {self.slow.dtype}"
+                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
+                f"{tuple(out.shape)} {out.dtype}"
             )
-        return found
+        out[:] = found
 
     def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor, row_of: Ids) -> None:
         emptied, kept, placed = self._policy.replace(batch, slots)
