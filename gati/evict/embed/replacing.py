@@ -45,6 +45,22 @@ class EvictionLimits(NamedTuple):
     window: Ids
 
 
+class LeavingRows(NamedTuple):
+    """What leaves: slots, numbers in the batch, and which ids LRU would have kept, with their sets."""
+
+    slots: Ids
+    numbers: Ids
+    against_lru: Ids
+    homes_against_lru: Ids
+
+
+class RowChanges(NamedTuple):
+    """What a batch changes: what leaves, and the numbers in the batch of the fetched ids that stay."""
+
+    leaving: LeavingRows
+    kept: Ids
+
+
 class Competing(NamedTuple):
     """Ids that compete for some sets, as a row of `width` places for each: its slots, then fetched ids."""
 
@@ -65,62 +81,67 @@ class RowPolicy:
     def __init__(self, sets: RowSets) -> None:
         self.sets = sets
 
-    def replace(self, batch: RequestedRows, slots: Ids) -> tuple[Ids, Ids, Ids]:
-        """Serve a batch of which `slots` [n] says what is cached, -1 for what was fetched.
-
-        Returns the emptied slots, the indices in the batch of the fetched ids that are now cached, and the
-        slots of these ids, some of which were just emptied.
-        """
-        sets = self.sets
+    def serve(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
+        """Process a batch of which `slots` [n] says what is cached, -1 for what is not."""
         hits = np.flatnonzero(slots >= 0)
-        fetched = np.flatnonzero(slots < 0)
         limits = self.limits(batch, slots)
-        sets.recency[slots[hits]] = batch.recency[hits]
+        self.sets.recency[slots[hits]] = batch.recency[hits]
         self.touch(batch, hits, slots[hits])
-        asked = np.bincount(batch.places.homes[fetched], minlength=sets.sets)
-        count = np.maximum(sets.used + asked - sets.room, 0)
-        full = (count > 0)[batch.places.homes[fetched]]
-        emptied, bypassed = self._evict(count, limits, batch, fetched[full])
+        return limits
+
+    def plan(self, batch: RequestedRows, slots: Ids, limits: EvictionLimits) -> RowChanges:
+        """Decide what a served batch replaces; nothing changes yet."""
+        sets = self.sets
+        fetched = np.flatnonzero(slots < 0)
+        homes = batch.places.homes[fetched]
+        count = np.maximum(sets.used + np.bincount(homes, minlength=sets.sets) - sets.room, 0)
+        leaving = self._leaving(count, limits, batch, fetched[(count > 0)[homes]])
         stays = slots < 0
-        stays[bypassed] = False
-        kept = np.flatnonzero(stays)
+        stays[leaving.numbers] = False
+        return RowChanges(leaving, np.flatnonzero(stays))
+
+    def replace(self, batch: RequestedRows, changes: RowChanges) -> Ids:
+        """Carry out what was planned, with nothing changed since; returns the slots of the kept ids."""
+        leaving, kept = changes
+        self.sets.remove(leaving.slots)
+        self.evicted(leaving.against_lru, leaving.homes_against_lru)
         entering = batch.part(kept)
-        placed = sets.put(entering.ids, entering.places, entering.recency)
+        placed = self.sets.put(entering.ids, entering.places, entering.recency)
         self.touch(batch, kept, placed)
-        return emptied, kept, placed
+        return placed
 
     def shrink(self) -> Ids:
         """Empty slots until no set exceeds its capacity; returns these slots."""
         count = np.maximum(self.sets.used - self.sets.room, 0)
         limits = EvictionLimits(np.zeros_like(count), self.windows())
-        return self._evict(count, limits, None, np.zeros(0, dtype=np.int64))[0]
+        slots = self._leaving(count, limits, None, np.zeros(0, dtype=np.int64)).slots
+        self.sets.remove(slots)
+        return slots
 
-    def _evict(
+    def _leaving(
         self, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
-    ) -> tuple[Ids, Ids]:
-        """Evict `count` [sets] of what is held and `fetched`: the slots, and the numbers in the batch."""
-        empty = np.zeros(0, dtype=np.int64)
-        if not count.any():
-            return empty, empty
-        homes = empty if batch is None else batch.places.homes[fetched]
+    ) -> LeavingRows:
+        """Choose `count` [sets] of what is held and of the `fetched` numbers of the batch."""
+        homes = batch.places.homes[fetched] if batch is not None else fetched
         crowds = np.bincount(homes, minlength=len(count))
         # sets in which many times as many ids compete as in others are apart: all have rows of one length
-        step = 2 * len(homes) // np.count_nonzero(count) + WAYS
+        step = 2 * len(homes) // max(int(np.count_nonzero(count)), 1) + WAYS
         group = np.where(count > 0, np.frexp(crowds // step)[1], -1)
-        gone = [
-            self._evict_some(
+        parts = [
+            self._leaving_some(
                 np.flatnonzero(group == each), count, limits, batch, fetched[group[homes] == each]
             )
             for each in range(int(group.max()) + 1)
         ]
-        emptied = np.concatenate([slots for slots, _ in gone])
-        self.sets.remove(emptied)
-        return emptied, np.concatenate([numbers for _, numbers in gone])
+        if len(parts) == 1:
+            return parts[0]
+        nothing = np.zeros((len(LeavingRows._fields), 0), dtype=np.int64)
+        return LeavingRows(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
-    def _evict_some(
+    def _leaving_some(
         self, chosen: Ids, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
-    ) -> tuple[Ids, Ids]:
-        """The same for the `chosen` sets, before the slots are emptied."""
+    ) -> LeavingRows:
+        """The same for the `chosen` sets."""
         sets = self.sets
         width, at = WAYS, fetched
         if batch is not None:
@@ -147,14 +168,12 @@ class RowPolicy:
         number = np.empty(recency.size, dtype=np.int64)
         number[at] = fetched
         numbers = number[gone[~held]]
-        if batch is not None and against.any():
-            ids = np.empty(len(gone), dtype=np.int64)
-            ids[held], ids[~held] = sets.ids[slots], batch.ids[numbers]
-            self.evicted(ids[against], homes[against])
-        return slots, numbers
+        ids = np.empty(len(gone), dtype=np.int64)
+        ids[held], ids[~held] = sets.ids[slots], numbers if batch is None else batch.ids[numbers]
+        return LeavingRows(slots, numbers, ids[against], homes[against])
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
-        """Process a requested batch; `replace` then receives the returned one, unless the slow tier fails.
+        """Learn from a requested batch; the methods above then receive the returned one.
 
         Other batches may be observed in between.
         """

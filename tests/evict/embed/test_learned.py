@@ -83,7 +83,9 @@ class Driver:
         places = hashed(ids, sets.sets)
         requested = RequestedRows(ids, places, counts, self.clock + last, self.clock, end)
         slots = sets.find(ids, places)
-        self.policy.replace(self.policy.observe(requested), slots)
+        requested = self.policy.observe(requested)
+        limits = self.policy.serve(requested, slots)
+        self.policy.replace(requested, self.policy.plan(requested, slots, limits))
         self.clock = end
         self.fetched += int(np.count_nonzero(slots < 0))
         assert (sets.used <= sets.room).all()
