@@ -51,6 +51,7 @@ class ReturnSettings:
     growth: float = 1.5  # factor by which the number of samples grows between fits
     longest_step: int = 20_000  # maximum number of samples between fits
     bins: int = 8
+    entry: float = 2.0  # to be worth its copying, a row must return so many times as soon as one it replaces
     prior: float = 8.0  # weight of the wider group's hazard, in samples
 
 
@@ -110,23 +111,32 @@ class RowReturns:
         self._watch(batch.ids, at, cells, now)
         return cells
 
-    def later(self, cells: Cells, age: Floats) -> NDArray[np.float32]:
-        """Predicted next uses of rows of these cells, [..., n]; the first m have an `age` [..., m].
+    def waits(self, cells: Cells) -> NDArray[np.float32]:
+        """Requested ids per hit for rows of these cells that were just requested, [n]; 0 without a model."""
+        if self._fitted is None:
+            return np.zeros(cells.shape, dtype=np.float32)
+        return self._fitted.wait.take(cells * np.intp(self._fitted.wait.shape[1]))
 
-        Without a model, ages themselves.
+    def later(self, cells: Cells, age: Floats) -> NDArray[np.float32]:
+        """Predicted next uses of rows of these cells, [..., n].
+
+        The first m are cached and have an `age` [..., m]. The others were just requested and are not cached:
+        theirs are multiplied by `entry`. Without a model, ages themselves.
         """
-        aged = np.s_[..., : age.shape[-1]]
+        cached = np.s_[..., : age.shape[-1]]
         if self._fitted is None:
             found = np.zeros(cells.shape, dtype=np.float32)
-            found[aged] = age
+            found[cached] = age
             return found
         edges, wait = self._fitted
         bin_ = np.zeros(age.shape, dtype=np.uint8)
         for edge in edges[1:-1]:  # faster than `searchsorted` for few edges
             bin_ += age >= edge
-        at = cells * np.intp(len(edges) - 1)
-        at[aged] += bin_
-        return wait.take(at)
+        at = cells * np.intp(wait.shape[1])
+        at[cached] += bin_
+        found = wait.take(at)
+        found[..., age.shape[-1] :] *= np.float32(self._settings.entry)
+        return found
 
     def fit(self, now: float) -> None:
         """Fit to the current labels of the samples."""

@@ -188,6 +188,8 @@ def test_rows_that_return_often_are_worth_more_than_those_seen_once() -> None:
             assert (returns.later(cells[:2], ages) == ages).all()
     assert returns.fits >= 1
     later = returns.later(cells, np.zeros(len(cells)))
+    np.testing.assert_array_equal(later, returns.waits(cells))
+    np.testing.assert_array_equal(returns.later(cells, np.zeros(7))[7:], 2.0 * later[7:])  # not cached
     assert later[:20].max() < 0.2 * later[20:].min()
     waited = returns.later(cells[:1], np.array([4_000.0]))
     assert waited[0] > 2.0 * later[0]  # it did not come when it always had
