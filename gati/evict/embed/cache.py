@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,20 @@ from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range
 from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
-from gati.evict.embed.replacing import RequestedRows
+from gati.evict.embed.replacing import EvictionLimits, RequestedRows, RowChanges
 from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
 from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
 
 _KEPT_BYTES = 32 << 20  # of a thread's row buffer that stay allocated between batches
+
+
+class _Plan(NamedTuple):
+    """How a batch changes the cache, decided for one version of its contents."""
+
+    version: int
+    limits: EvictionLimits
+    changes: RowChanges
 
 
 class EmbeddingCache(nn.Module):
@@ -40,7 +48,7 @@ class EmbeddingCache(nn.Module):
     `gati` (laru that falls back to lru if it does worse). With `rows=None`, the cache uses its share of
     `pool`.
 
-    An `AskedTier` fetches rows concurrently while the policy learns from the batch.
+    An `AskedTier` fetches rows concurrently while the policy learns from the batch and decides what stays.
 
     The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
     are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
@@ -171,6 +179,7 @@ class EmbeddingCache(nn.Module):
             torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
         waiting = self._asked(ids[missing]) if len(missing) else None
+        plan = None
         try:  # work that does not need the rows runs while the slow tier fetches them
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
@@ -179,16 +188,34 @@ class EmbeddingCache(nn.Module):
                 begin, self._clock = self._clock, self._clock + len(inverse)
                 batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
                 batch = self._policy.observe(batch)
+                if waiting is not None and isinstance(self.slow, AskedTier) and epoch == self._epoch:
+                    plan = self._planned(batch, slots, version)
         finally:
             if waiting is not None:
-                rows[len(hits) :] = self._checked(waiting(), len(missing))
+                try:
+                    waiting(rows[len(hits) :])
+                except BaseException:
+                    if plan is not None:  # what the policy takes for cached will not be
+                        with self._lock:
+                            self._policy.forget()
+                    raise
         with self._lock:
             self._count(batch, hits, len(missing))
             if epoch == self._epoch:
-                if version != self._version:  # another thread changed the cache meanwhile
+                if plan is None:
+                    plan = self._planned(batch, slots, version)
+                elif plan.version != self._version:  # another thread changed the cache meanwhile
                     slots = self._sets.find(ids, places)
-                self._keep(batch, slots, rows, row_of)
+                    plan = plan._replace(changes=self._policy.plan(batch, slots, plan.limits))
+                self._keep(batch, plan.changes, rows, row_of)
         return rows, row_places
+
+    def _planned(self, batch: RequestedRows, slots: Ids, version: int) -> _Plan:
+        """Have the policy process a batch and decide which rows stay; the lock is held."""
+        if version != self._version:
+            slots = self._sets.find(batch.ids, batch.places)
+        limits = self._policy.serve(batch, slots)
+        return _Plan(self._version, limits, self._policy.plan(batch, slots, limits))
 
     def _room(self, count: int) -> torch.Tensor:
         """A buffer for rows [count, width], which the next batch of this thread overwrites.
@@ -201,25 +228,26 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
-    def _asked(self, ids: Ids) -> Callable[[], torch.Tensor]:
+    def _asked(self, ids: Ids) -> Callable[[torch.Tensor], None]:
         if isinstance(self.slow, AskedTier):
             return self.slow.ask(ids)
-        return partial(self.slow.fetch, ids)
+        return partial(self._fetch, ids)
 
-    def _checked(self, found: torch.Tensor, count: int) -> torch.Tensor:
-        if tuple(found.shape) != (count, self.slow.width) or found.dtype != self.slow.dtype:
+    def _fetch(self, ids: Ids, out: torch.Tensor) -> None:
+        found = self.slow.fetch(ids)
+        if found.shape != out.shape or found.dtype != out.dtype:
             raise EvictError(
-                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {count} ids, not "
-                f"{(count, self.slow.width)} {self.slow.dtype}"
+                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
+                f"{tuple(out.shape)} {out.dtype}"
             )
-        return found
+        out[:] = found
 
-    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor, row_of: Ids) -> None:
-        emptied, kept, placed = self._policy.replace(batch, slots)
-        if len(emptied) or len(kept):
+    def _keep(self, batch: RequestedRows, changes: RowChanges, rows: torch.Tensor, row_of: Ids) -> None:
+        placed = self._policy.replace(batch, changes)
+        if len(changes.leaving.slots) or len(placed):
             self._version += 1
-        self._drop(emptied)
-        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[kept])))
+        self._drop(changes.leaving.slots)
+        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[changes.kept])))
 
     def _drop(self, slots: Ids) -> None:
         """The rows of emptied slots may be overwritten."""

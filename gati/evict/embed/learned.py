@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.evict.embed.replacing import EvictionLimits, RequestedRows, RowPolicy
+from gati.evict.embed.replacing import Competing, EvictionLimits, RequestedRows, RowPolicy
 from gati.evict.embed.returns import RowReturns
-from gati.evict.embed.sets import WAYS, RowSets, by_set, ranks
+from gati.evict.embed.sets import WAYS, RowSets, by_home, hashed, ranks
 from gati.evict.embed.tiers import Ids
 from gati.evict.policy.guard import EXCESS_SHARE, slack
 
@@ -39,6 +39,7 @@ class LaruRows(RowPolicy):
         self._phase_began = np.zeros(sets.sets, dtype=np.int64)
         self._evicted = np.full((sets.sets, WAYS), -1, dtype=np.int64)  # E
         self._evicted_count = np.zeros(sets.sets, dtype=np.int64)
+        self._evicted_tags = np.zeros((sets.sets, 256), dtype=np.bool_)  # those of E: detects most others
         self._phases = self._caught = 0
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
@@ -50,15 +51,15 @@ class LaruRows(RowPolicy):
         """Begin phases, and count caught predictions."""
         homes, sets = batch.places.homes, self.sets
         caught = self._evicted_in_this_phase(batch, slots)
-        known = caught.copy()
-        cached = slots >= 0
-        known[cached] = sets.recency[slots[cached]] >= self._phase_began[homes[cached]]
+        known = sets.recency.take(slots) >= self._phase_began.take(homes)  # where there are slots
+        known &= slots >= 0
+        known |= caught
         requested = self._requested + np.bincount(homes[~known], minlength=sets.sets)
         over = requested > sets.room
         self._requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
         self._phase_began[over] = batch.begin
         self._share[over] = 1.0
-        self._evicted[over], self._evicted_count[over] = -1, 0
+        self._evicted[over], self._evicted_count[over], self._evicted_tags[over] = -1, 0, False
         self._phases += int(np.count_nonzero(over))
         safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
         self._share *= 0.5 ** np.minimum(safe, 64)
@@ -75,27 +76,31 @@ class LaruRows(RowPolicy):
         self._cells[slots] = batch.cells[which]
         self._used_at[slots] = self._now
 
-    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
+    def later(self, competing: Competing, batch: RequestedRows | None) -> NDArray[np.float32]:
         """What the predictor says."""
-        cells = self._cells[held]
+        chosen = competing.sets
+        cells = np.zeros((len(chosen), competing.width), dtype=np.int16)
+        cells[:, :WAYS] = self._cells.reshape(-1, WAYS).take(chosen, axis=0)
         if batch is not None and batch.cells is not None:
-            cells = np.concatenate((cells, batch.cells[fetched]))
-        return self._returns.later(cells, self._now - self._used_at[held])
+            cells.reshape(-1)[competing.at] = batch.cells[competing.fetched]
+        ages = self._now - self._used_at.reshape(-1, WAYS).take(chosen, axis=0)
+        return self._returns.later(cells, ages)
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""
         matters = (self._requested <= self.sets.room)[homes]
         ids, homes = ids[matters], homes[matters]
-        order = np.argsort(homes, kind="stable")
+        order = by_home(homes, self.sets.sets)
         ids, homes = ids[order], homes[order]
         ways = self._evicted_count[homes] + ranks(homes, self.sets.sets)
         fits = ways < WAYS  # always, unless the room of the set changed within the phase
         self._evicted[homes[fits], ways[fits]] = ids[fits]
+        self._evicted_tags[homes[fits], hashed(ids[fits], self.sets.sets).tags] = True
         self._evicted_count += np.bincount(homes[fits], minlength=self.sets.sets)
 
     def forget(self) -> None:
         """Clear evicted ids, since rows dropped on demand are not predictions."""
-        self._evicted[:], self._evicted_count[:] = -1, 0
+        self._evicted[:], self._evicted_count[:], self._evicted_tags[:] = -1, 0, False
 
     def figures(self) -> Mapping[str, Any]:
         """Phases of all sets, caught predictions, fits of the predictor, and its memory in bytes."""
@@ -109,7 +114,8 @@ class LaruRows(RowPolicy):
     def _evicted_in_this_phase(self, batch: RequestedRows, slots: Ids) -> NDArray[np.bool_]:
         homes = batch.places.homes
         found = np.zeros(len(slots), dtype=np.bool_)
-        which = np.flatnonzero((slots < 0) & (self._evicted_count[homes] > 0))
+        alike = self._evicted_tags.reshape(-1).take(homes * 256 + batch.places.tags)
+        which = np.flatnonzero(alike & (slots < 0))
         if len(which):
             most = int(self._evicted_count.max())
             evicted = self._evicted[:, :most].take(homes[which], axis=0)
@@ -187,23 +193,28 @@ class _ShadowRows:
     """The contents of LRU in a few sets: the last used ids of each set."""
 
     def __init__(self) -> None:
-        self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)
+        self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)  # by set, the latest first
+        self._room = np.zeros(0, dtype=np.int64)
 
     def serve(self, ids: Ids, homes: Ids, recency: Ids, room: Ids) -> int:
-        """Serve different ids [n] of a batch; return how many of them were held. `room` [sets] may change."""
-        self._keep(self._homes, self._recency, self._ids, room)
-        others = ~np.isin(self._ids, ids, assume_unique=True)
+        """Serve sorted ids [n] of a batch; return how many of them were held. `room` [sets] may change."""
+        if not np.array_equal(room, self._room):
+            self._room = room.copy()
+            self._keep(self._ids, self._homes, self._recency)
+        at = np.minimum(np.searchsorted(ids, self._ids), len(ids) - 1)
+        others = ids[at] != self._ids if len(ids) else np.ones(len(self._ids), dtype=np.bool_)
         held = len(others) - int(np.count_nonzero(others))
         self._keep(
+            np.concatenate((self._ids[others], ids)),
             np.concatenate((self._homes[others], homes)),
             np.concatenate((self._recency[others], recency)),
-            np.concatenate((self._ids[others], ids)),
-            room,
         )
         return held
 
-    def _keep(self, homes: Ids, recency: Ids, ids: Ids, room: Ids) -> None:
+    def _keep(self, ids: Ids, homes: Ids, recency: Ids) -> None:
         """Keep as many of each set as there is room for, those of the latest recency."""
-        order = by_set(homes, recency.max(initial=0) - recency, len(room))
-        order = order[ranks(homes[order], len(room)) < room[homes[order]]]
-        self._homes, self._recency, self._ids = homes[order], recency[order], ids[order]
+        order = np.lexsort((-recency, homes))
+        homes = homes[order]
+        stays = ranks(homes, len(self._room)) < self._room[homes]
+        order, self._homes = order[stays], homes[stays]
+        self._ids, self._recency = ids[order], recency[order]

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from gati.errors import EvictError
+from gati.evict.embed.redis_rows import AT_ONCE, commands, read_rows
 from gati.evict.embed.tiers import Ids
-
-_AT_ONCE = 1_000  # rows per command: longer commands keep other clients waiting
 
 
 class RedisTier:
     """A table in Redis, under the keys `NAME:` and eight bytes of the id, and `NAME` for its shape.
 
-    The client has a pool of connections, so any number of threads may fetch. The package hiredis, which
-    `gati[redis]` installs, halves the processor time of a fetch. Write a table once with `RedisTier.write`.
+    The client has a pool of connections, so any number of threads may fetch. Write a table once with
+    `RedisTier.write`.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -50,8 +48,8 @@ class RedisTier:
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
         tier._asked("DEL", name)
         content = weight.detach().contiguous().view(torch.uint8).numpy()
-        for begin in range(0, rows, _AT_ONCE):
-            ids = np.arange(begin, min(begin + _AT_ONCE, rows))
+        for begin in range(0, rows, AT_ONCE):
+            ids = np.arange(begin, min(begin + AT_ONCE, rows))
             pairs = zip(tier._keys(ids), content[ids], strict=True)
             tier._asked("MSET", *(part for key, row in pairs for part in (key, row.tobytes())))
         dtype = str(weight.dtype).removeprefix("torch.")
@@ -61,42 +59,45 @@ class RedisTier:
     def fetch(self, ids: Ids) -> torch.Tensor:
         """Fetch rows. Raises EvictError if the server fails or a row is missing."""
         found: list[bytes | None] = []
-        for keys in self._commands(ids):
-            found += self._asked("MGET", *keys)
+        for begin in range(0, len(ids), AT_ONCE):
+            found += self._asked("MGET", *self._keys(ids[begin : begin + AT_ONCE]))
         return self._rows(ids, found)
 
-    def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
+    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
         """As `fetch`, but the server works while the caller continues.
 
-        Returns a function that waits for the rows; call it once, from the same thread.
+        Returns a function that waits for the rows and copies them into a contiguous tensor [n, width]; call
+        it once, from the same thread.
         """
         from redis.exceptions import RedisError
 
-        commands = self._commands(ids)
+        def fetch(out: torch.Tensor) -> None:  # reconnects, and raises the error if there is one
+            out[:] = self.fetch(ids)
+
         pool = self._client.connection_pool
         try:
             connection = pool.get_connection()
         except RedisError:
-            return partial(self.fetch, ids)  # which reconnects, or raises the error
+            return fetch
         try:
-            for keys in commands:
-                connection.send_command("MGET", *keys)
+            connection.send_packed_command(commands(self._prefix, ids))
         except RedisError:
             connection.disconnect()
             pool.release(connection)
-            return partial(self.fetch, ids)
+            return fetch
 
-        def wait() -> torch.Tensor:
-            found: list[bytes | None] = []
+        def wait(out: torch.Tensor) -> None:
+            complete = False
             try:
-                for _ in commands:
-                    found += connection.read_response()
-            except RedisError as error:
-                connection.disconnect()  # further replies may still arrive
+                complete = read_rows(connection._sock, out.view(torch.uint8).numpy())
+            except OSError as error:
                 raise self._failed(error) from error
             finally:
+                if not complete:
+                    connection.disconnect()  # further replies may still arrive
                 pool.release(connection)
-            return self._rows(ids, found)
+            if not complete:
+                fetch(out)
 
         return wait
 
@@ -114,10 +115,6 @@ class RedisTier:
                 f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write"
             )
         return torch.frombuffer(bytearray().join(rows), dtype=self.dtype).view(-1, self.width)
-
-    def _commands(self, ids: Ids) -> list[list[bytes]]:
-        """Keys of each command."""
-        return [self._keys(ids[begin : begin + _AT_ONCE]) for begin in range(0, len(ids), _AT_ONCE)]
 
     def _keys(self, ids: Ids) -> list[bytes]:
         packed = ids.astype("<i8").tobytes()

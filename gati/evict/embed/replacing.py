@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.evict.embed.sets import WAYS, Hashed, RowSets, leaving
+from gati.evict.embed.leaving import NEVER, leaving
+from gati.evict.embed.sets import WAYS, Hashed, RowSets, by_home, ranks
 from gati.evict.embed.tiers import Ids
 
 
@@ -44,6 +45,31 @@ class EvictionLimits(NamedTuple):
     window: Ids
 
 
+class LeavingRows(NamedTuple):
+    """What leaves: slots, numbers in the batch, and which ids LRU would have kept, with their sets."""
+
+    slots: Ids
+    numbers: Ids
+    against_lru: Ids
+    homes_against_lru: Ids
+
+
+class RowChanges(NamedTuple):
+    """What a batch changes: what leaves, and the numbers in the batch of the fetched ids that stay."""
+
+    leaving: LeavingRows
+    kept: Ids
+
+
+class Competing(NamedTuple):
+    """Ids that compete for some sets, as a row of `width` places for each: its slots, then fetched ids."""
+
+    sets: Ids
+    width: int
+    fetched: Ids  # numbers in the batch
+    at: Ids  # place of each in the flat rows
+
+
 class RowPolicy:
     """LRU within each set. Predicting policies override the methods below `shrink`.
 
@@ -55,63 +81,99 @@ class RowPolicy:
     def __init__(self, sets: RowSets) -> None:
         self.sets = sets
 
-    def replace(self, batch: RequestedRows, slots: Ids) -> tuple[Ids, Ids, Ids]:
-        """Serve a batch of which `slots` [n] says what is cached, -1 for what was fetched.
-
-        Returns the emptied slots, the indices in the batch of the fetched ids that are now cached, and the
-        slots of these ids, some of which were just emptied.
-        """
-        sets = self.sets
+    def serve(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
+        """Process a batch of which `slots` [n] says what is cached, -1 for what is not."""
         hits = np.flatnonzero(slots >= 0)
-        fetched = np.flatnonzero(slots < 0)
         limits = self.limits(batch, slots)
-        sets.recency[slots[hits]] = batch.recency[hits]
+        self.sets.recency[slots[hits]] = batch.recency[hits]
         self.touch(batch, hits, slots[hits])
-        asked = np.bincount(batch.places.homes[fetched], minlength=sets.sets)
-        count = np.maximum(sets.used + asked - sets.room, 0)
-        full = (count > 0)[batch.places.homes[fetched]]
-        emptied, bypassed = self._evict(count, limits, batch, fetched[full])
+        return limits
+
+    def plan(self, batch: RequestedRows, slots: Ids, limits: EvictionLimits) -> RowChanges:
+        """Decide what a served batch replaces; nothing changes yet."""
+        sets = self.sets
+        fetched = np.flatnonzero(slots < 0)
+        homes = batch.places.homes[fetched]
+        count = np.maximum(sets.used + np.bincount(homes, minlength=sets.sets) - sets.room, 0)
+        leaving = self._leaving(count, limits, batch, fetched[(count > 0)[homes]])
         stays = slots < 0
-        stays[bypassed] = False
-        kept = np.flatnonzero(stays)
+        stays[leaving.numbers] = False
+        return RowChanges(leaving, np.flatnonzero(stays))
+
+    def replace(self, batch: RequestedRows, changes: RowChanges) -> Ids:
+        """Carry out what was planned, with nothing changed since; returns the slots of the kept ids."""
+        leaving, kept = changes
+        self.sets.remove(leaving.slots)
+        self.evicted(leaving.against_lru, leaving.homes_against_lru)
         entering = batch.part(kept)
-        placed = sets.put(entering.ids, entering.places, entering.recency)
+        placed = self.sets.put(entering.ids, entering.places, entering.recency)
         self.touch(batch, kept, placed)
-        return emptied, kept, placed
+        return placed
 
     def shrink(self) -> Ids:
         """Empty slots until no set exceeds its capacity; returns these slots."""
         count = np.maximum(self.sets.used - self.sets.room, 0)
         limits = EvictionLimits(np.zeros_like(count), self.windows())
-        return self._evict(count, limits, None, np.zeros(0, dtype=np.int64))[0]
+        slots = self._leaving(count, limits, None, np.zeros(0, dtype=np.int64)).slots
+        self.sets.remove(slots)
+        return slots
 
-    def _evict(
+    def _leaving(
         self, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
-    ) -> tuple[Ids, Ids]:
-        """Evict `count` [sets] of what is held and `fetched`: the slots, and the numbers in the batch."""
+    ) -> LeavingRows:
+        """Choose `count` [sets] of what is held and of the `fetched` numbers of the batch."""
+        homes = batch.places.homes[fetched] if batch is not None else fetched
+        crowds = np.bincount(homes, minlength=len(count))
+        # sets in which many times as many ids compete as in others are apart: all have rows of one length
+        step = 2 * len(homes) // max(int(np.count_nonzero(count)), 1) + WAYS
+        group = np.where(count > 0, np.frexp(crowds // step)[1], -1)
+        parts = [
+            self._leaving_some(
+                np.flatnonzero(group == each), count, limits, batch, fetched[group[homes] == each]
+            )
+            for each in range(int(group.max()) + 1)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        nothing = np.zeros((len(LeavingRows._fields), 0), dtype=np.int64)
+        return LeavingRows(*map(np.concatenate, zip(nothing, *parts, strict=True)))
+
+    def _leaving_some(
+        self, chosen: Ids, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
+    ) -> LeavingRows:
+        """The same for the `chosen` sets."""
         sets = self.sets
-        if not count.any():
-            nothing = np.zeros(0, dtype=np.int64)
-            return nothing, nothing
-        held = sets.held(count > 0)
-        ids, homes, recency = sets.ids[held], held // WAYS, sets.recency[held]
+        width, at = WAYS, fetched
         if batch is not None:
-            ids = np.concatenate((ids, batch.ids[fetched]))
-            homes = np.concatenate((homes, batch.places.homes[fetched]))
-            recency = np.concatenate((recency, batch.recency[fetched]))
-        ask = bool((limits.window > 1).any())
-        later = self.later(held, batch, fetched) if ask else None
-        gone, against = leaving(
-            homes, recency, later, count=count, safe=limits.safe, window=np.minimum(limits.window, sets.room)
-        )
+            homes = batch.places.homes[fetched]
+            order = by_home(homes, sets.sets)
+            fetched, homes = fetched[order], homes[order]
+            rank = ranks(homes, sets.sets)
+            width += int(rank.max(initial=-1)) + 1
+            row = np.empty(sets.sets, dtype=np.int64)
+            row[chosen] = np.arange(len(chosen))
+            at = row[homes] * width + rank + WAYS
+        recency = np.full((len(chosen), width), NEVER)
+        recency[:, :WAYS] = sets.recency.reshape(-1, WAYS).take(chosen, axis=0)
         if batch is not None:
-            self.evicted(ids[gone[against]], homes[gone[against]])
-        emptied = held[gone[gone < len(held)]]
-        sets.remove(emptied)
-        return emptied, fetched[gone[gone >= len(held)] - len(held)]
+            recency.reshape(-1)[at] = batch.recency[fetched]
+        window = np.minimum(limits.window, sets.room)[chosen]
+        later = None
+        if (window > 1).any():
+            later = self.later(Competing(chosen, width, fetched, at), batch)
+        gone, against = leaving(recency, later, count=count[chosen], safe=limits.safe[chosen], window=window)
+        homes = chosen.repeat(count[chosen])  # of what leaves
+        held = gone % width < WAYS
+        slots = homes[held] * WAYS + gone[held] % width
+        number = np.empty(recency.size, dtype=np.int64)
+        number[at] = fetched
+        numbers = number[gone[~held]]
+        ids = np.empty(len(gone), dtype=np.int64)
+        ids[held], ids[~held] = sets.ids[slots], numbers if batch is None else batch.ids[numbers]
+        return LeavingRows(slots, numbers, ids[against], homes[against])
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
-        """Process a requested batch; `replace` then receives the returned one, unless the slow tier fails.
+        """Learn from a requested batch; the methods above then receive the returned one.
 
         Other batches may be observed in between.
         """
@@ -128,8 +190,8 @@ class RowPolicy:
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """Called when ids of the batch were cached in these slots."""
 
-    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64] | None:
-        """Predicted next uses of slots `held`, then of the `fetched` ids; None without predictions."""
+    def later(self, competing: Competing, batch: RequestedRows | None) -> NDArray[np.float32] | None:
+        """Predicted next uses, [sets, width]; None without predictions."""
         return None
 
     def evicted(self, ids: Ids, homes: Ids) -> None:

@@ -51,12 +51,13 @@ class ReturnSettings:
     growth: float = 1.5  # factor by which the number of samples grows between fits
     longest_step: int = 20_000  # maximum number of samples between fits
     bins: int = 8
+    entry: float = 2.0  # to be worth its copying, a row must return so many times as soon as one it replaces
     prior: float = 8.0  # weight of the wider group's hazard, in samples
 
 
 class _Fitted(NamedTuple):
     edges: Floats  # [bins + 1]
-    wait: Floats  # [cells, bins]: requested ids per hit
+    wait: NDArray[np.float32]  # [cells, bins]: requested ids per hit
 
 
 class RowReturns:
@@ -95,8 +96,9 @@ class RowReturns:
         known = before["id"] == batch.ids
         counts = batch.counts.astype(np.float32)
         waited = gap.astype(np.float32)
-        span = np.where(known, old_span + waited, np.float32(now - batch.begin))
-        seen = np.where(known, old_seen + counts, counts)
+        span, seen = old_span + waited, old_seen + counts
+        np.copyto(span, np.float32(now - batch.begin), where=~known)
+        np.copyto(seen, counts, where=~known)
         cells = _cells(span, seen)
         stays = ~known & (before["id"] >= 0) & (waited * old_seen < self._settings.patience * old_span)
         self._close(before["sample"], known, stays, gap, now)
@@ -109,19 +111,32 @@ class RowReturns:
         self._watch(batch.ids, at, cells, now)
         return cells
 
-    def later(self, cells: Cells, age: Floats) -> Floats:
-        """Predicted next uses of rows of these cells, [n]; the first ones have an `age`, the others none.
-
-        Without a model, ages themselves.
-        """
+    def waits(self, cells: Cells) -> NDArray[np.float32]:
+        """Requested ids per hit for rows of these cells that were just requested, [n]; 0 without a model."""
         if self._fitted is None:
-            return np.append(age, np.zeros(len(cells) - len(age)))
+            return np.zeros(cells.shape, dtype=np.float32)
+        return self._fitted.wait.take(cells * np.intp(self._fitted.wait.shape[1]))
+
+    def later(self, cells: Cells, age: Floats) -> NDArray[np.float32]:
+        """Predicted next uses of rows of these cells, [..., n].
+
+        The first m are cached and have an `age` [..., m]. The others were just requested and are not cached:
+        theirs are multiplied by `entry`. Without a model, ages themselves.
+        """
+        cached = np.s_[..., : age.shape[-1]]
+        if self._fitted is None:
+            found = np.zeros(cells.shape, dtype=np.float32)
+            found[cached] = age
+            return found
         edges, wait = self._fitted
-        at = cells.astype(np.intp)
-        at *= len(edges) - 1
+        bin_ = np.zeros(age.shape, dtype=np.uint8)
         for edge in edges[1:-1]:  # faster than `searchsorted` for few edges
-            at[: len(age)] += age >= edge
-        return np.asarray(wait.take(at))
+            bin_ += age >= edge
+        at = cells * np.intp(wait.shape[1])
+        at[cached] += bin_
+        found = wait.take(at)
+        found[..., age.shape[-1] :] *= np.float32(self._settings.entry)
+        return found
 
     def fit(self, now: float) -> None:
         """Fit to the current labels of the samples."""
@@ -142,7 +157,7 @@ class RowReturns:
         exposed = np.bincount(at, weights, minlength=_CELLS * bins).reshape(shape)
         came = np.bincount(at, weights * returned, minlength=_CELLS * bins).reshape(shape)
         hazards = _shrunk(came.astype(float), exposed.astype(float), settings.prior)
-        self._fitted = _Fitted(edges, seconds_a_hit(hazards, edges))
+        self._fitted = _Fitted(edges, seconds_a_hit(hazards, edges).astype(np.float32))
         self.fits += 1
 
     def _close(
@@ -174,9 +189,11 @@ class RowReturns:
 
 
 def _cells(span: NDArray[np.float32], seen: NDArray[np.float32]) -> Cells:
-    gap = np.clip(2.0 * np.log2(span / seen), 0.0, _GAPS - 1.0).astype(np.int16)
-    evidence = np.clip(np.log2(seen), 0.0, 7.0).astype(np.int16)
-    return np.asarray(gap * _EVIDENCE + _GROUPS[evidence], dtype=np.int16)
+    gap = 2.0 * np.log2(span / seen)
+    cells: Cells = np.minimum(np.maximum(gap, 0.0), _GAPS - 1.0).astype(np.int16)
+    cells *= _EVIDENCE
+    cells += _GROUPS.take(np.log2(seen).astype(np.int8), mode="clip")
+    return cells
 
 
 _GROUPS = np.array([0, 1, 2, 2, 3, 3, 4, 4], dtype=np.int16)  # by the octave of occurrences

@@ -49,7 +49,7 @@ class RowScores:
         if len(asked.ids) == 0:
             return np.zeros(0, dtype=np.uint64)
         cells = self._returns.observe(batch)
-        wait = self._returns.later(cells, np.zeros(0))
+        wait = self._returns.waits(cells).astype(np.float64)
         if self._returns.fits == 0:
             wait = np.full(len(cells), float(self._rows))  # so that later scores compare with these
         found = self._clock + _LONGEST - np.minimum(wait, _LONGEST)

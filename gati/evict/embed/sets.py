@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gati.evict.embed.leaving import NEVER
 from gati.evict.embed.tiers import Ids
 
 WAYS = 64
 _EMPTY = -1
-_SPARSE = 16  # where a row for each set would be so many times as large as what is in them, it is not made
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -45,7 +45,7 @@ class RowSets:
         self.room = np.zeros(self.sets, dtype=np.int64)  # ids a set may hold
         self.used = np.zeros(self.sets, dtype=np.int64)  # ids it holds
         self.ids = np.full(self.sets * WAYS, _EMPTY, dtype=np.int64)
-        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger means used later
+        self.recency = np.full(self.sets * WAYS, NEVER)  # larger means used later
         self._tags = np.zeros((self.sets, WAYS), dtype=np.uint8)
 
     def allow(self, capacity: int) -> None:
@@ -57,20 +57,16 @@ class RowSets:
         """Slots of ids, -1 where an id is not cached, [n]."""
         slots = np.full(len(ids), -1, dtype=np.int64)
         alike = self._tags[places.homes] == places.tags[:, None]
-        which, ways = np.divmod(np.flatnonzero(alike), WAYS)
-        at = places.homes[which] * WAYS + ways
-        same = self.ids[at] == ids[which]
+        flat = np.flatnonzero(alike)
+        which = flat // WAYS
+        at = places.homes[which] * WAYS + flat % WAYS
+        same = np.flatnonzero(self.ids[at] == ids[which])
         slots[which[same]] = at[same]
         return slots
 
-    def held(self, homes: NDArray[np.bool_]) -> Ids:
-        """Used slots of the marked sets, [sets]."""
-        used = self.ids.reshape(self.sets, WAYS) != _EMPTY
-        return np.flatnonzero(used & homes[:, None])
-
     def remove(self, slots: Ids) -> None:
         """Empty used slots, each listed once."""
-        self.ids[slots] = _EMPTY
+        self.ids[slots], self.recency[slots] = _EMPTY, NEVER
         self.used -= np.bincount(slots // WAYS, minlength=self.sets)
 
     def put(self, ids: Ids, places: Hashed, recency: Ids) -> Ids:
@@ -83,7 +79,7 @@ class RowSets:
             (self.ids.reshape(self.sets, WAYS) == _EMPTY) & (counts > 0)[:, None]
         )  # by set
         empty = empty[ranks(empty // WAYS, self.sets) < counts[empty // WAYS]]
-        slots[np.argsort(places.homes, kind="stable")] = empty
+        slots[by_home(places.homes, self.sets)] = empty
         self.ids[slots] = ids
         self.recency[slots] = recency
         self._tags.reshape(-1)[slots] = places.tags
@@ -97,72 +93,6 @@ def ranks(homes: Ids, sets: int) -> Ids:
     return np.arange(len(homes)) - (np.cumsum(counts) - counts)[homes]
 
 
-def leaving(
-    homes: Ids,
-    recency: Ids,
-    later: NDArray[np.float64] | None,
-    *,
-    count: Ids,
-    safe: Ids,
-    window: Ids,
-) -> tuple[Ids, NDArray[np.bool_]]:
-    """Choose the ids to evict from all sets, with the same result as one eviction after another.
-
-    Set s evicts `count[s]` ids: first the `safe[s]` least recently used, then each time, of the `window[s]`
-    least recently used, the one with the latest predicted use, `later` [n]. Loaded ids enter as the most
-    recently used, so each eviction advances the window by one. In the end
-
-        all but the `window - 1` best of the oldest `count + window - 1` are evicted; among equals, the older.
-
-    Returns the indices of the evicted ids, and which of them LRU would have kept.
-    """
-    sets = len(count)
-    order = by_set(homes, recency - (recency.min() if len(recency) else 0), sets)
-    window = np.maximum(window, 1)
-    homes = homes[order]
-    place = ranks(homes, sets)
-    gone = place < np.minimum(safe, count)[homes]
-    chosen = (count - safe)[homes] > 0
-    zone = ~gone & chosen & (place < (count + window - 1)[homes])
-    if later is None or (window <= 1).all():
-        gone |= zone & (place < count[homes])
-    else:
-        inside = np.flatnonzero(zone)
-        latest = _latest(homes[inside], place[inside], later[order[inside]], inside, count - safe)
-        gone[latest] = True
-    return order[gone], (place >= count[homes])[gone]
-
-
-def _latest(homes: Ids, place: Ids, later: NDArray[np.float64], number: Ids, many: Ids) -> Ids:
-    """The `number` of those used latest, `many[s]` of set s, of equals the smallest.
-
-    `homes` is sorted, and `place` says where among its set each stands.
-    """
-    sets, width = len(many), int(place.max(initial=-1)) + 1
-    # the bits of floats that are not negative are in the order of the floats
-    bits = np.maximum(later, 0.0).astype(np.float32).view(np.int32).astype(np.int64)
-    keys = bits.max(initial=0) - bits
-    if sets * width > _SPARSE * len(keys):
-        order = np.lexsort((number, keys, homes))
-        return number[order[ranks(homes[order], sets) < many[homes[order]]]]
-    number_bits = int(number.max(initial=0)).bit_length()
-    rows = np.full((sets, width), np.iinfo(np.int64).max)
-    rows[homes, place] = (keys << number_bits) | number
-    rows.sort(axis=1)
-    first = rows[np.arange(width) < many[:, None]]
-    return first[first < np.iinfo(np.int64).max] & ((1 << number_bits) - 1)
-
-
-def by_set(homes: Ids, keys: Ids, sets: int) -> Ids:
-    """The order by set, then key, then as given; keys are not negative."""
-    counts = np.bincount(homes, minlength=sets)
-    width, place_bits = int(counts.max(initial=0)), len(keys).bit_length()
-    if sets * width > _SPARSE * len(keys) or int(keys.max(initial=0)).bit_length() + place_bits > 63:
-        return np.lexsort((keys, homes))
-    # A row for each set, as many short sorts are ten times as fast as a long one. Numbers end with the place.
-    first = np.argsort(homes.astype(np.uint16) if sets <= 2**16 else homes, kind="stable")
-    homes, keys = homes[first], keys[first]
-    rows = np.full((sets, width), np.iinfo(np.int64).max)
-    rows[homes, ranks(homes, sets)] = (keys << place_bits) | first
-    rows.sort(axis=1)
-    return rows[np.arange(width) < counts[:, None]] & ((1 << place_bits) - 1)
+def by_home(homes: Ids, sets: int) -> Ids:
+    """The order by set, and within a set as given."""
+    return np.argsort(homes.astype(np.uint16) if sets <= 2**16 else homes, kind="stable")

@@ -39,8 +39,11 @@ class SlowTier(Protocol):
 class AskedTier(SlowTier, Protocol):
     """A tier that can fetch rows while the caller continues."""
 
-    def ask(self, ids: Ids) -> Callable[[], torch.Tensor]:
-        """Start a fetch; return a function that waits for the rows, to be called once in the same thread."""
+    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
+        """Start a fetch; return a function that waits for the rows, to be called once in the same thread.
+
+        It copies the rows into a contiguous tensor [n, width] of the tier's type.
+        """
 
 
 class MemoryTier:

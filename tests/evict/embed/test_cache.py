@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -213,6 +214,79 @@ def test_two_threads_that_lack_one_row_keep_it_once() -> None:
         slow.open.set()
         first.result(), second.result()
     assert cache.figures()["rows"] == 3
+
+
+class Asked(MemoryTier):
+    """A tier that fetches while the policy decides; then `meanwhile` happens in another thread."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(weight)
+        self.meanwhile: Callable[[], object] = int
+
+    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
+        def wait(out: torch.Tensor) -> None:
+            meanwhile, self.meanwhile = self.meanwhile, int
+            with ThreadPoolExecutor(1) as another:
+                another.submit(meanwhile).result()
+            out[:] = self.fetch(ids)
+
+        return wait
+
+
+@pytest.mark.parametrize("policy", ROW_POLICIES)
+def test_it_decides_while_rows_are_fetched_as_it_would_afterwards(policy: str) -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=2_000)
+    tiers = [MemoryTier(weight), Asked(weight)]
+    before, during = (EmbeddingCache(slow, 300, mode="sum", policy=policy) for slow in tiers)
+    for _ in range(60):
+        ids = skewed(random, 400, 2_000).view(20, 20)
+        assert same_bits(before(ids), during(ids))
+        assert before.figures() == during.figures()
+
+
+@pytest.mark.parametrize("policy", ROW_POLICIES)
+def test_what_changes_after_a_decision_is_heeded(policy: str) -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=2_000, width=64)
+    reference = bag(weight, "sum")
+    slow = Asked(weight)
+    pool = PagePool(PAGE, 8 * PAGE, limit_bytes=16 * PAGE)
+    cache = EmbeddingCache(slow, mode="sum", pool=pool, policy=policy)
+    for number in range(200):
+        ids, others = (skewed(random, 200, 2_000).view(20, 10) for _ in range(2))
+        changes: list[Callable[[], object]] = [
+            lambda others=others: same_bits(cache(others), reference(others)),  # type: ignore[misc]
+            lambda number=number: pool.resize(number % 17 * PAGE),  # type: ignore[misc]
+            cache.forget,
+            int,
+        ]
+        slow.meanwhile = changes[number % 4]
+        assert same_bits(cache(ids), reference(ids))
+        held = cache._sets.ids[cache._sets.ids >= 0]
+        assert len(set(held.tolist())) == len(held) == cache.figures()["rows"] <= cache.capacity
+        places = cache._where[cache._sets.ids >= 0]
+        assert len(set(places.tolist())) == len(places)
+
+
+def test_rows_that_did_not_arrive_are_not_kept() -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=2_000)
+    slow = Asked(weight)
+    cache = EmbeddingCache(slow, 300, mode="sum")
+
+    def fails() -> None:
+        raise EvictError("away")
+
+    for _ in range(40):
+        ids = skewed(random, 400, 2_000).view(20, 20)
+        rows = cache.figures()["rows"]
+        slow.meanwhile = fails
+        with pytest.raises(EvictError, match="away"):
+            cache(ids)
+        assert cache.figures()["rows"] == rows
+        assert same_bits(cache(ids), bag(weight, "sum")(ids))
+    assert cache.figures()["guard"]["excess"] <= cache.figures()["fetched"] // 50
 
 
 class Failing(Gate):

@@ -76,6 +76,35 @@ def test_a_row_that_is_missing_or_short_is_named(url: str) -> None:
         slow.fetch(np.array([7, 8]))
 
 
+def test_a_cache_names_a_missing_row_and_goes_on(url: str) -> None:
+    weight = torch.randn(3_000, 16, generator=torch.Generator().manual_seed(0))
+    cache = EmbeddingCache(RedisTier.write(url, "items", weight), 500, mode="sum")
+    reference = torch.nn.EmbeddingBag.from_pretrained(weight, mode="sum")
+    redis.Redis.from_url(url).delete(b"items:" + np.int64(7).tobytes())
+    for first in range(10, 2_000, 90):
+        ids = torch.arange(first, first + 300).view(10, 30)
+        with pytest.raises(EvictError, match="no row 7 of 64 bytes in table items .1 of"):
+            cache(torch.cat((ids, torch.full((10, 1), 7)), dim=1))
+        assert torch.equal(cache(ids), reference(ids))
+
+
+def test_a_server_that_went_away_is_named_and_its_successor_is_used(url: str) -> None:
+    weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    slow = RedisTier.write(url, "items", weight)
+    client = redis.Redis.from_url(url)
+    waiting = slow.ask(np.arange(5))
+    client.client_kill_filter(_type="normal", skipme=True)
+    rows = torch.empty((5, 16))
+    try:
+        waiting(rows)
+    except EvictError as error:
+        assert "is the server running" in str(error)
+    else:  # the replies were on their way already
+        assert torch.equal(rows, weight[:5])
+    slow.ask(np.arange(5, 10))(rows)
+    assert torch.equal(rows, weight[5:10])
+
+
 def test_a_table_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(EvictError, match="has no table users: write it"):
         RedisTier(url, "users")
