@@ -79,6 +79,9 @@ class RedisTier:
             connection = pool.get_connection()
         except RedisError:
             return fetch
+        if not hasattr(connection, "_sock"):  # it is not public: without it, rows are read as usual
+            pool.release(connection)
+            return fetch
         try:
             connection.send_packed_command(commands(self._prefix, ids))
         except RedisError:
