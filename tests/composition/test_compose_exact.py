@@ -77,6 +77,13 @@ def test_without_confidence_the_select_split_alone_decides(library):
     assert certified.expected.mean_latency_ms >= composition.expected.mean_latency_ms - 1e-9
 
 
+def test_a_certified_composition_may_agree_less_on_the_select_split_and_says_nothing_of_other_forms(tmp_path):
+    library = make_library(tmp_path / "library", quality=6.0, certify=4000, seed=2)
+    composition = compose(library.directory, accuracy=0.95, slowdown=None)
+    assert composition.certificate.certified and composition.expected.agreement < 0.95
+    assert composition.note == ""
+
+
 def test_caches_that_hardly_save_time_are_left_out(tmp_path):
     """Their gain is within the error of measuring, while every miss takes longer."""
     library = make_library(tmp_path / "library", quality=6.0)
