@@ -96,3 +96,46 @@ def test_more_than_there_is_cannot_be_taken(equal: bool) -> None:
     policy.scores = np.zeros(12) if equal else np.arange(12.0)
     with pytest.raises(EvictError, match="no block can be evicted"):
         policy.evict(13, [])
+
+
+@pytest.mark.parametrize("leaves", [5, 511, 512, 3_000])
+@pytest.mark.parametrize("different", [1, 40, 10_000])
+def test_a_few_are_those_with_the_highest_scores_then_the_oldest(leaves: int, different: int) -> None:
+    """However many leaves there are, some of them locked, and however many scores are equal."""
+    chance = random.Random(leaves + different)
+    tree = RunTree(flat=True)
+    policy = Scored(tree, leaves)
+    cache = BlockCache(tree, leaves, policy)
+    for block in chance.sample(range(leaves), leaves):
+        cache.access([block], 0.0)
+    policy.scores = np.array([chance.randrange(different) for _ in range(leaves)], dtype=np.float64)
+    cache.match(chance.sample(range(leaves), leaves // 3))
+    left = sorted(
+        (-policy.scores[run.slot], policy._recency[run.slot], run.ids[0]) for run in tree if not run.locks
+    )
+    for count in (1, 2, 3, 8, 8, 8):
+        count = min(count, len(left))
+        assert policy.evict(count, []) == [block for _, _, block in left[:count]]
+        left = left[count:]
+
+
+def test_the_queue_of_lru_has_every_leaf_and_nothing_else() -> None:
+    for flat in (False, True):
+        chance = random.Random(7)
+        tree = RunTree(flat=flat)
+        policy = Lfu(tree, 30)
+        cache = BlockCache(tree, 30, policy)
+        open_handles = []
+        for number in range(400):
+            start = chance.randrange(40)
+            row = list(range(100 * start, 100 * start + chance.randint(1, 8)))
+            if number % 3:
+                cache.access(row, float(number))
+            else:
+                open_handles.append(cache.match(row))
+            if len(open_handles) > 2:
+                cache.release(open_handles.pop(0))
+            queue = policy._queue[: len(policy._runs)]
+            leaves = {run.slot for run in tree if not run.children and not run.locks}
+            assert set(np.flatnonzero(queue < np.inf).tolist()) == leaves
+            assert all(queue[slot] == policy._recency[slot] for slot in leaves)

@@ -17,7 +17,8 @@ from gati.evict.predict.base import Predictor, grown
 Floats = NDArray[np.float64]
 _LEAST = -1e300
 _ALL_LOCKED = "no block can be evicted: all are locked by active requests"
-_ONE_BY_ONE = 8  # up to this many blocks, repeated searches for the best leaf are faster
+_FEW = 8  # up to this many blocks, a few leaves with high scores are found faster than all are ranked
+_GROUPS = 256  # of slots, whose highest scores are compared first
 
 
 class EvictionPolicy(ABC):
@@ -69,7 +70,7 @@ class TablePolicy(EvictionPolicy):
     """A policy that ranks leaves. Arrays indexed by slot say whether a run is evictable, and its last use.
 
     Recency numbers grow with every access, children before parents. So they are unique, and LRU evicts the
-    leaf with the smallest.
+    leaf with the smallest. `_queue` has them for leaves only, and infinity for other slots.
     """
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
@@ -77,6 +78,7 @@ class TablePolicy(EvictionPolicy):
         self._runs: list[BlockRun | None] = []
         self._leaf = np.zeros(64, dtype=bool)
         self._recency = np.zeros(64, dtype=np.float64)
+        self._queue = np.zeros(64, dtype=np.float64)
         self._clock = 0
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
@@ -95,12 +97,14 @@ class TablePolicy(EvictionPolicy):
             clock += 1
             recency[run.slot] = clock
         self._clock = clock
-        for run in path[max(known - 1, 0) :]:
+        for run in path if self.tree.flat else path[max(known - 1, 0) :]:  # in a tree, others have children
             self.settle(run)
 
     def settle(self, run: BlockRun) -> None:
         """Record whether a run may be evicted."""
-        self._leaf[run.slot] = run.children == 0 and run.locks == 0
+        slot = run.slot
+        leaf = self._leaf[slot] = run.children == 0 and run.locks == 0
+        self._queue[slot] = self._recency[slot] if leaf else np.inf
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove the blocks without counting this as a mistake of the predictor."""
@@ -115,23 +119,38 @@ class TablePolicy(EvictionPolicy):
             self._runs.append(run)
             self._leaf = grown(self._leaf, slot + 1)
             self._recency = grown(self._recency, slot + 1)
+            self._queue = grown(self._queue, slot + 1)
         else:
             self._runs[slot] = run
 
-    def _take(self, count: int, scores: Floats, removed: list[int]) -> None:
-        """Move `count` blocks of the leaves with the highest scores, [slots], to `removed`."""
-        if count > _ONE_BY_ONE:
+    def _take(self, count: int, scores: Floats, removed: list[int], *, among: Floats | None = None) -> None:
+        """Move `count` blocks of the leaves with the highest scores, [slots], to `removed`.
+
+        `among` are the scores of leaves if they are known, as from `_of_leaves`.
+        """
+        if count > _FEW:
             self._take_many(count, scores, removed)
             return
-        among = np.where(self._leaf[: len(scores)], scores, -np.inf)
-        while count > 0:
-            slot = self._best(among)
-            taken, parent = self._cut(slot, count, removed)
-            count -= taken
-            if not self._leaf[slot]:
-                among[slot] = -np.inf
-            if parent is not None:
-                among[parent.slot] = scores[parent.slot]
+        among = self._of_leaves(scores) if among is None else among
+        slots = np.flatnonzero(among >= self._least_of(among, count))
+        heap = [self._entry(scores, slot) for slot in slots.tolist() if self._leaf[slot]]
+        heapq.heapify(heap)
+        self._take_heap(count, scores, heap, removed)
+
+    def _of_leaves(self, scores: Floats) -> Floats:
+        """The scores [slots], with minus infinity where no leaf is."""
+        return np.where(self._leaf[: len(scores)], scores, -np.inf)
+
+    def _least_of(self, among: Floats, count: int) -> float:
+        """A score that at least `count` leaves reach, and few more: of the best per group, the `count`-th.
+
+        A group has every so manieth slot, since runs loaded together have adjacent slots and similar scores.
+        """
+        rows = len(among) // _GROUPS
+        if rows < 2:
+            return -np.inf
+        best = np.maximum.reduce(among[: rows * _GROUPS].reshape(rows, _GROUPS))
+        return float(np.partition(best, _GROUPS - count)[_GROUPS - count])
 
     def _best(self, among: Floats) -> int:
         """The slot with the highest score; of several, the one that LRU evicts first."""
@@ -218,6 +237,7 @@ class TablePolicy(EvictionPolicy):
         tree.used -= len(removed) - before
         free += gone
         leaf[gone] = False
+        self._queue[gone] = np.inf
         if count > 0:
             self._cut(slot, count, removed)  # a part of the last leaf; raises EvictError if none is left
 
@@ -233,6 +253,7 @@ class TablePolicy(EvictionPolicy):
         if not whole:
             return taken, None
         self._leaf[slot] = False
+        self._queue[slot] = np.inf
         self._runs[slot] = None
         if parent is None:
             return taken, None

@@ -103,6 +103,8 @@ class Gati(Laru):
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
         self._scores: Floats | None = None
+        # scores, and those of leaves until one of them is evicted
+        self._compared: tuple[Floats, Floats] | None = None
         self._contradicted = False  # a prediction has been wrong since the start
         self._alarms = self._trials = 0
         self._served = self._followed = 0
@@ -176,8 +178,7 @@ class Gati(Laru):
         left = max((self._only[block] for block in ids if block in self._only), default=0.0)
         if left == 0.0:
             return False
-        count = len(self._runs)
-        return bool((self._recency[:count][self._leaf[:count]] < left).any())
+        return bool(self._queue[: len(self._runs)].min(initial=np.inf) < left)
 
     def _beginning(self) -> bool:
         """Whether too few blocks were requested for predictions to have shown much."""
@@ -226,7 +227,7 @@ class Gati(Laru):
         else:
             removed = []
             self._take(count, self._by_recency(), removed)
-        self._scores = None
+        self._scores = self._compared = None
         self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
         return removed
 
@@ -254,17 +255,30 @@ class Gati(Laru):
         scores, self._scores = self._scores, None
         return super()._predicted() if scores is None else scores
 
+    def _take(self, count: int, scores: Floats, removed: list[int], *, among: Floats | None = None) -> None:
+        """What the duel has compared serves for the first blocks that are evicted after it."""
+        compared, self._compared = self._compared, None
+        if compared is not None and compared[0] is scores and not removed:
+            among = compared[1]
+        super()._take(count, scores, removed, among=among)
+
     def _duel(self) -> None:
         """Begin a duel between LRU's next victim and that of predictions, without victims named before."""
         count = len(self._runs)
-        open_to_both = self._leaf[:count] & ~self._named[:count]
-        if not open_to_both.any():
+        if not self._leaf[:count].any():
             return
-        lru = int(np.where(self._leaf[:count], self._recency[:count], np.inf).argmin())
+        lru = int(self._queue[:count].argmin())
         if self._named[lru]:  # both agree
             return
         self._scores = self._predicted()
-        predicted = self._best(np.where(open_to_both, self._scores, -np.inf))
+        among = self._of_leaves(self._scores)
+        self._compared = self._scores, among
+        predicted = self._best(among)
+        if self._named[predicted]:
+            among = np.where(self._named[:count], -np.inf, among)
+            predicted = self._best(among)
+            if among[predicted] == -np.inf:
+                return
         runs = self._runs[lru], self._runs[predicted]
         if lru != predicted and runs[0] is not None and runs[1] is not None:
             self._named[predicted] = True
