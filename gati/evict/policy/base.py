@@ -122,6 +122,7 @@ class TablePolicy(EvictionPolicy):
             self._queue = grown(self._queue, slot + 1)
         else:
             self._runs[slot] = run
+        self._queue[slot] = np.inf
 
     def _take(self, count: int, scores: Floats, removed: list[int], *, among: Floats | None = None) -> None:
         """Move `count` blocks of the leaves with the highest scores, [slots], to `removed`.
@@ -144,7 +145,7 @@ class TablePolicy(EvictionPolicy):
     def _least_of(self, among: Floats, count: int) -> float:
         """A score that at least `count` leaves reach, and few more: of the best per group, the `count`-th.
 
-        A group has every so manieth slot, since runs loaded together have adjacent slots and similar scores.
+        Slots of a group are `_GROUPS` apart: runs loaded together have adjacent slots and similar scores.
         """
         rows = len(among) // _GROUPS
         if rows < 2:
