@@ -331,7 +331,7 @@ def _probe(task: GroupTask) -> GroupTask:
     if recipe.rounds is None:
         return task
     lesson = task.lesson._replace(recipe=replace(recipe, rounds=1))
-    return replace(task, lesson=lesson, plan=replace(task.plan, steps=2 * task.plan.steps))
+    return replace(task, lesson=lesson, plan=task.plan._replace(steps=2 * task.plan.steps))
 
 
 def worth(trial: Trial) -> tuple[float, float]:
