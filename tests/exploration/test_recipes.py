@@ -119,13 +119,16 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
 
 
 def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
-    """On a clock that counts its readings: two a step, and two more where the base model is asked."""
+    """On a clock that counts its readings: two a step, and two more where the base model is asked.
+
+    So a step takes 1, and 3 with answers.
+    """
     readings = iter(range(10_000))
     run = training(net, BRIEF, steps=18, clock=lambda: float(next(readings)))
     assert run.steps_per_round == 6
     assert run.pace == (0.0, 0.0)
     list(run.run())  # 12 steps with base answers, 6 with remembered ones
-    assert run.pace == (1.0, 2.0)
+    assert run.pace == (2.0, 1.0)
 
 
 def test_a_finished_run_stays_as_it_is(net: Net, tmp_path: Path) -> None:
