@@ -118,17 +118,17 @@ def fit_hazards(
 
 
 def ages(gaps_s: Floats, bins: int) -> Floats | None:
-    """Bounds of bins with equally many known returns; None if there are fewer than two per bin."""
-    known = gaps_s[~np.isnan(gaps_s)]
-    if len(known) < 2 * bins:
+    """Bounds of bins over the known gaps, each weighted by its square root; None if two a bin are not known.
+
+    Without weights most bins would lie in bursts, and the ages at which a cache has to choose would share the
+    last ones. A block that returns late has taken space for as long.
+    """
+    known = np.sort(gaps_s[~np.isnan(gaps_s)])
+    if len(known) < 2 * bins or known[-1] <= 0.0:
         return None
-    positive = known[known > 0.0]
-    if len(positive) == 0:
-        return None
-    first = max(float(np.quantile(known, 1.0 / bins)), 0.5 * float(positive.min()))
-    later = known[known > first]
-    inner = np.quantile(later, np.linspace(0.0, 1.0, bins)[1:-1]) if len(later) else np.zeros(0)
-    return np.unique(np.concatenate(([0.0, first], inner, [1.5 * float(known.max())])))
+    weight = np.cumsum(np.sqrt(known))
+    inner = known[np.searchsorted(weight, weight[-1] * np.arange(1, bins) / bins)]
+    return np.unique(np.concatenate(([0.0], inner, [1.5 * known[-1]])))
 
 
 def lightgbm_module() -> Any:
