@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gati.evict.policy.duels import Duels
+from gati.evict.policy.duels import Duels, Outcomes
 from gati.evict.policy.guard import Gati, bound
 from gati.evict.policy.registry import POLICIES
 from gati.evict.policy.shadow import ShadowLru
@@ -121,14 +121,13 @@ class Watched(Gati):
     def evict(self, count: int, missing: list[int]) -> list[int]:
         before = self._exposed()
         if before:
-            losing = self._excess > 0.001 * self._seen and self._limit is None
+            losing = self._excess > 0.001 * self._seen
             most = 0.001 * self._seen + min(self.capacity / 16, 384)
-            if self._duels.behind or (self._contradicted and self._beginning()):
+            if losing or self._duels.behind or (self._contradicted and self._beginning()):
                 most = min(most, 0.005 * self._seen)
                 assert self._excess + len(self._only) + self._asked > most
             else:
-                most = min(most, (0.004 if losing else 0.006) * self._seen)
-                assert self._excess + len(self._only) / 3 >= most
+                assert self._excess + len(self._only) / 3 >= min(most, 0.006 * self._seen)
         removed = super().evict(count, missing)
         if before and self._following:
             Watched.held_back += 1
@@ -178,13 +177,64 @@ def test_duels_say_how_far_predictions_may_be_trusted() -> None:
     }
 
 
-def test_predictions_that_win_their_duels_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_say_whether_predictions_pay() -> None:
+    outcomes = Outcomes(1000)
+    assert outcomes.few and outcomes.gaining and not outcomes.paying
+    outcomes.add(100, gained=30, lost=10)
+    assert not outcomes.few and outcomes.gaining and outcomes.paying
+    outcomes.add(100, gained=0, lost=15)
+    assert not outcomes.few and outcomes.gaining and not outcomes.paying
+    outcomes.add(100, gained=0, lost=15)
+    assert not outcomes.few and not outcomes.gaining and not outcomes.paying
+    outcomes.add(2000, gained=0, lost=0)
+    assert outcomes.few
+
+
+def test_predictions_that_win_their_duels_and_pay_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "gati", Watched)
     monkeypatch.setattr(Watched, "held_back", 0)
     monkeypatch.setattr(Duels, "leading", True)
+    monkeypatch.setattr(Outcomes, "paying", True)
     without_holding_back(monkeypatch)
     assert all(most_excess(*hostile_instance(seed)) <= 0.0 for seed in range(20))
     assert Watched.held_back == 0
+
+
+def missed_beyond_lru(trace: Trace, capacity: int, said: Callable[[int, int], float]) -> int:
+    """X at the end."""
+    cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=True)
+    for number, row in enumerate(trace.requests):
+        cache.access(row, float(number))
+    excess: int = cache.policy.figures()["guard"]["excess"]
+    return excess
+
+
+def test_predictions_that_keep_blocks_in_vain_are_held_back_although_they_win_their_duels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third of the blocks that never return are said to return at once, and fill the cache."""
+    chance = random.Random(11)
+    items: list[int] = []
+    fresh = 10_000
+    for _ in range(30_000):
+        fresh += 1
+        items += [int(chance.paretovariate(0.9)), fresh] if chance.random() < 0.5 else [chance.randrange(900)]
+    trace = flat_trace(items)
+    due: dict[int, float] = {}
+    truth: list[float] = [0.0] * len(trace)
+    for number in range(len(trace) - 1, -1, -1):
+        block = trace.requests[number][0]
+        truth[number] = due.get(block, 1e9)
+        due[block] = float(number)
+
+    def said(number: int, block: int) -> float:
+        return 0.0 if truth[number] == 1e9 and chance.random() < 0.33 else truth[number]
+
+    excess = missed_beyond_lru(trace, 600, said)
+    monkeypatch.setattr(Outcomes, "few", True)
+    monkeypatch.setattr(Outcomes, "paying", True)
+    by_duels_alone = missed_beyond_lru(trace, 600, said)
+    assert excess < by_duels_alone - 0.01 * len(trace)
 
 
 def lost_to_laru(trace: Trace, capacity: int) -> int:
@@ -217,6 +267,8 @@ def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duels that always say that predictions are better, so that they are tried as often as there is room."""
     for verdict in ("won", "leading", "ahead"):
         monkeypatch.setattr(Duels, verdict, True)
+    for verdict in ("paying", "gaining"):
+        monkeypatch.setattr(Outcomes, verdict, True)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -270,7 +322,7 @@ def test_predictions_that_have_become_good_are_followed_again(
 ) -> None:
     """Wrong at first, right from then on: held back meanwhile, or else tried again after an alarm."""
     if not holds_back:
-        without_holding_back(monkeypatch)
+        monkeypatch.setattr(Gati, "_exposed", lambda self: False)
     chance = random.Random(3)
     items: list[int] = []
     for number in range(6000):

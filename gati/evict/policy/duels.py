@@ -1,7 +1,8 @@
-"""Whether predictions are better than LRU, whichever of the two is followed.
+"""Whether predictions are better than LRU: by duels, whichever of the two is followed, and by outcomes.
 
 At each eviction LRU and the predictions both name the block that they would evict. Of the two, the one that
-is requested first should have stayed. Nothing else is simulated.
+is requested first should have stayed. Nothing else is simulated. Outcomes are the blocks that were requested
+when only one of two caches had them: the one that predictions filled, or LRU's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ _NEEDED = 100.0  # before predictions are tried again
 _LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
 _FEW_NEEDED = 40.0  # before predictions with that lead are trusted
 _FEWEST_NEEDED, _SMALL_LEAD = 10.0, 0.3  # before they are doubted less
+_OUTCOMES = 2.0  # over how many requested blocks outcomes fade, in capacities
+_FEW_OUTCOMES = 0.02  # in capacities; fewer say too little
 
 
 class Duels:
@@ -79,3 +82,33 @@ class Duels:
         self._lead = 0.5 * (1.0 + self._lead)
         self._open.clear()
         self._won = self._lost = 0.0
+
+
+class Outcomes:
+    """Blocks of recent requests that only the followed cache had, and those that only LRU's had."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._gained = self._lost = 0.0
+
+    def add(self, requested: int, *, gained: int, lost: int) -> None:
+        """A request of `requested` blocks."""
+        keep = max(1.0 - requested / (_OUTCOMES * self._capacity), 0.0)
+        self._gained = keep * self._gained + gained
+        self._lost = keep * self._lost + lost
+
+    @property
+    def gaining(self) -> bool:
+        """Whether no more was lost than gained."""
+        return self._gained >= self._lost
+
+    @property
+    def paying(self) -> bool:
+        """Whether nearly twice as much was gained as lost."""
+        both = self._gained + self._lost
+        return both > 0.0 and self._gained - self._lost >= _SMALL_LEAD * both
+
+    @property
+    def few(self) -> bool:
+        """Whether too little was gained and lost to say anything."""
+        return self._gained + self._lost < _FEW_OUTCOMES * self._capacity

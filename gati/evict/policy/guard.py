@@ -9,24 +9,24 @@ Most of these blocks are not requested again in time. So for 4 k requested block
 predictions decide only while X + D/8 < A + B, where D is the number of blocks that only the shadow holds;
 after LARU has caught one, only while X + D/3 < A + B. Evictions by LRU reduce D. A prediction was wrong if
 the block that it evicted is requested again before another block that was cached then and still is. Exact
-predictions are never wrong.
+predictions are never wrong. In short traces, B is large compared with n, so the limit A + B is at most
+0.006 n. If X > A, predictions have cost more than they saved: they decide only while X + D, with this
+request, is at most 0.005 n. With exact predictions, X <= 0 always.
 
-In short traces, B is large compared with n, so the limit A + B is at most 0.006 n. If X > A, predictions have
-cost more than they saved: the limit is then at most 0.004 n, and X + D/3 counts, however long ago a
-prediction was wrong. With exact predictions, X <= 0 always.
-
-Duels between LRU's choice and the predicted one show which is better. While predictions win nearly all of
-them, none of these smaller limits applies; while they win clearly more than half, D/8 counts even after a
-catch. LARU's halving is undone while predictions have lost nothing lately; if they win nearly all duels, or
-have saved more than D/8, while they have lost at most a twentieth of the cache. A smaller lead says little:
-with one prediction in five reversed, they still win most duels and cost more than they save.
+Duels between LRU's choice and the predicted one show which is better, even while LRU decides. They say
+nothing of blocks that predictions keep in vain, since those are never evicted; blocks that were requested
+when only one of the two caches had them do. While predictions win nearly all duels and have gained nearly
+twice as many blocks as they lost, none of these smaller limits applies; while they win clearly more than
+half, and have gained more than they lost, D/8 counts even after a catch. LARU's halving is undone while
+predictions have lost nothing lately; if they are as clearly better, or have saved more than D/8, while they
+have lost at most a twentieth of the cache.
 
 At the beginning, up to n = 20,000, little is known and half a point is few blocks. Predictions are
 tested before they evict anything: one is wrong, too, if a block is requested that was predicted later than
-a cached one. After the first wrong one, all of D counts: predictions decide only while X + D, with this
-request, is at most 0.005 n. So X is at most 0.005 n, or what X + D was when the first was found wrong. The
-same limit applies later while predictions lose more duels than they win. Without one found wrong they decide
-freely, as exact ones must: see `docs/eviction.md` for what that may cost.
+a cached one. After the first wrong one, predictions decide only while X + D, with this request, is at most
+0.005 n. So X is at most 0.005 n, or what X + D was when the first was found wrong. The same limit applies
+later while predictions lose more duels than they win. Without one found wrong they decide freely, as exact
+ones must: see `docs/eviction.md` for what that may cost.
 
 What was saved before does not pay for what is lost now: after a wrong prediction, LRU decides while more than
 0.015 k blocks, and 100, were lost lately.
@@ -40,14 +40,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
-from gati.evict.policy.duels import Duels
+from gati.evict.policy.duels import Duels, Outcomes
 from gati.evict.policy.predicting import Laru
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.base import Predictor, grown
@@ -57,9 +56,8 @@ _MOST_SLACK = 384.0  # blocks
 _RETURNING = 1.0 / 8.0  # expected share of misses among the blocks that only the shadow holds
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same after LARU caught a wrong prediction
 _LARGEST_SHARE = 0.006  # limit on X, as a share of n
-_LARGEST_SHARE_LOSING = 0.004  # the same if predictions have cost more than they saved
 _BEGINNING = 20_000.0  # requested blocks, of which half a point is 100; the beginning ends there
-_HALF_A_POINT = 0.005  # limit on X + D, as a share of n, before predictions have shown anything
+_HALF_A_POINT = 0.005  # limit on X + D, as a share of n, unless predictions have shown that they save
 _DOUBT = 4.0  # for how many requested blocks a wrong prediction counts, in capacities
 _TRIAL = 0.25  # misses allowed when predictions are tried again, as a share of B
 _MEMORY = 0.5  # over how many requested blocks gains fade, in capacities
@@ -100,7 +98,7 @@ class Gati(Laru):
             int, float
         ] = {}  # the D blocks that only the shadow holds: when each was evicted here
         self._wrong_at = self._caught_at = -math.inf  # n when a prediction was last wrong, or caught
-        self._duels = Duels(capacity)
+        self._duels, self._outcomes = Duels(capacity), Outcomes(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
         self._scores: Floats | None = None
         # scores, and those of leaves until one of them is evicted
@@ -131,8 +129,10 @@ class Gati(Laru):
             self._contradicted = True
         elif hits > 0 and not self._contradicted and self._beginning():
             self._contradicted = self._misordered(ids, hits)
-        for block in chain(self._shadow.left, ids):
+        for block in self._shadow.left:
             self._only.pop(block, None)
+        lost = sum(self._only.pop(block, None) is not None for block in ids)
+        self._outcomes.add(len(ids), gained=hits + lost - len(held), lost=lost)
         self._asked = len(ids)
         self._judge()
         self._followed += self._following
@@ -148,7 +148,12 @@ class Gati(Laru):
     def _forgiving(self) -> bool:
         """Whether LARU's mistakes do not count now."""
         saved = self._excess + _RETURNING * len(self._only) <= 0.0 and not self._duels.behind
-        return self._lately <= (_FORGIVEN * self.capacity if saved or self._duels.leading else 0.0)
+        return self._lately <= (_FORGIVEN * self.capacity if saved or self._leading() else 0.0)
+
+    def _leading(self) -> bool:
+        """Whether predictions are clearly better than LRU of late."""
+        paying = self._outcomes.paying or (self._limit is None and self._outcomes.few)
+        return self._duels.leading and paying
 
     def _judge(self) -> None:
         """Switch between predictions and LRU if X, which includes this request, requires it."""
@@ -199,22 +204,21 @@ class Gati(Laru):
         allowed = EXCESS_SHARE * self._seen
         most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
+        half_a_point = min(most, _HALF_A_POINT * self._seen)
+        at_worst = self._excess + len(self._only) + self._asked  # X, if all of D is requested
         if self._duels.behind or (self._contradicted and self._beginning()):
-            most = min(most, _HALF_A_POINT * self._seen)
-            return self._excess + len(self._only) + self._asked > most
+            return at_worst > half_a_point
         if self._wrong_at >= lately and self._lately > max(_LOSING * self.capacity, _LEAST_LOSING):
             return True
-        if self._duels.leading:
+        if self._leading():
             return False
-        caught = self._caught_at >= lately and not self._duels.ahead
-        share = _RETURNING_CAUGHT if caught else _RETURNING
-        if self._excess > allowed and self._limit is None:
-            share, most = _RETURNING_CAUGHT, min(most, _LARGEST_SHARE_LOSING * self._seen)
-        elif self._wrong_at < lately:
+        if self._excess > allowed:
+            return at_worst > half_a_point
+        if self._wrong_at < lately:
             return False
-        else:
-            most = min(most, _LARGEST_SHARE * self._seen)
-        return self._excess + share * len(self._only) >= most
+        trusted = self._duels.ahead and self._outcomes.gaining
+        share = _RETURNING_CAUGHT if self._caught_at >= lately and not trusted else _RETURNING
+        return self._excess + share * len(self._only) >= min(most, _LARGEST_SHARE * self._seen)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Evict as LARU; as LRU after the guard stepped in, or if the two caches differ too much."""
