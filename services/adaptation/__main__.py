@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 
+from gati.priority import give_way
 from services.adaptation.adaptations import Adaptations
 from services.adaptation.model import ModelAdaptation
 from services.adaptation.settings import AdaptationSettings
@@ -30,8 +31,7 @@ def main() -> int:
 
 
 async def _serve(settings: AdaptationSettings) -> None:
-    if hasattr(os, "nice"):
-        os.nice(settings.niceness)
+    give_way(settings.niceness)
     adaptations = Adaptations(settings, ModelAdaptation)
     calls = ("adapt", "status", "health")
     handlers = {name: getattr(adaptations, name) for name in calls}

@@ -21,6 +21,7 @@ from gati.evict.learn.reading import AccessReader
 from gati.evict.predict.hazard import lightgbm_module
 from gati.evict.predict.reuse import ReuseSettings
 from gati.files import atomic_write_text
+from gati.priority import give_way
 from services.again import keep_on
 from services.eviction.settings import FitterSettings
 from services.process import ended, run
@@ -77,7 +78,7 @@ class _Fitting:
 
 
 async def _fit(settings: FitterSettings) -> None:
-    os.nice(max(settings.niceness - os.nice(0), 0))
+    give_way(settings.niceness)
     stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     lightgbm_module()
     fitting = await asyncio.to_thread(_Fitting, settings)

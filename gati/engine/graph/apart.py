@@ -101,7 +101,7 @@ class Apart:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """Start the conversion process; it inherits the priority of the calling thread."""
+    """Start the conversion process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "gati.engine.graph.converting"],

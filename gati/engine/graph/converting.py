@@ -14,12 +14,16 @@ import torch
 from gati.engine.graph.apart import IDLE_S, read_message, write_message
 from gati.engine.graph.convert import convert_here
 from gati.errors import ModelError
+from gati.priority import give_way
+
+_NICENESS = 10  # where there is no class of idle processes
 
 
 def main() -> None:
     """Convert requests until none arrives for `IDLE_S` or the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     torch.set_num_threads(1)
+    give_way(_NICENESS)
     with open(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # printed text must not mix with the answers
         with suppress(EOFError, BrokenPipeError):
