@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gati.evict.policy.duels import Duels, Outcomes
+from gati.evict.policy.duels import Duels, GainsAndLosses
 from gati.evict.policy.guard import Gati, bound
 from gati.evict.policy.registry import POLICIES
 from gati.evict.policy.shadow import ShadowLru
@@ -178,7 +178,7 @@ def test_duels_say_how_far_predictions_may_be_trusted() -> None:
 
 
 def test_outcomes_say_whether_predictions_pay() -> None:
-    outcomes = Outcomes(1000)
+    outcomes = GainsAndLosses(1000)
     assert outcomes.few and outcomes.gaining and not outcomes.paying
     outcomes.add(100, gained=30, lost=10)
     assert not outcomes.few and outcomes.gaining and outcomes.paying
@@ -194,7 +194,7 @@ def test_predictions_that_win_their_duels_and_pay_are_not_held_back(monkeypatch:
     monkeypatch.setitem(POLICIES, "gati", Watched)
     monkeypatch.setattr(Watched, "held_back", 0)
     monkeypatch.setattr(Duels, "leading", True)
-    monkeypatch.setattr(Outcomes, "paying", True)
+    monkeypatch.setattr(GainsAndLosses, "paying", True)
     without_holding_back(monkeypatch)
     assert all(most_excess(*hostile_instance(seed)) <= 0.0 for seed in range(20))
     assert Watched.held_back == 0
@@ -231,8 +231,8 @@ def test_predictions_that_keep_blocks_in_vain_are_held_back_although_they_win_th
         return 0.0 if truth[number] == 1e9 and chance.random() < 0.33 else truth[number]
 
     excess = missed_beyond_lru(trace, 600, said)
-    monkeypatch.setattr(Outcomes, "few", True)
-    monkeypatch.setattr(Outcomes, "paying", True)
+    monkeypatch.setattr(GainsAndLosses, "few", True)
+    monkeypatch.setattr(GainsAndLosses, "paying", True)
     by_duels_alone = missed_beyond_lru(trace, 600, said)
     assert excess < by_duels_alone - 0.01 * len(trace)
 
@@ -268,7 +268,7 @@ def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     for verdict in ("won", "leading", "ahead"):
         monkeypatch.setattr(Duels, verdict, True)
     for verdict in ("paying", "gaining"):
-        monkeypatch.setattr(Outcomes, verdict, True)
+        monkeypatch.setattr(GainsAndLosses, verdict, True)
 
 
 @pytest.mark.parametrize("seed", range(40))

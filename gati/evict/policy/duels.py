@@ -1,7 +1,7 @@
 """Whether predictions are better than LRU: by duels, whichever of the two is followed, and by outcomes.
 
 At each eviction LRU and the predictions both name the block that they would evict. Of the two, the one that
-is requested first should have stayed. Nothing else is simulated. Outcomes are the blocks that were requested
+is requested first should have stayed. Nothing else is simulated. GainsAndLosses are the blocks that were requested
 when only one of two caches had them: the one that predictions filled, or LRU's.
 """
 
@@ -84,7 +84,7 @@ class Duels:
         self._won = self._lost = 0.0
 
 
-class Outcomes:
+class GainsAndLosses:
     """Blocks of recent requests that only the followed cache had, and those that only LRU's had."""
 
     def __init__(self, capacity: int) -> None:

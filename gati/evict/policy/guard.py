@@ -46,7 +46,7 @@ import numpy as np
 
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
-from gati.evict.policy.duels import Duels, Outcomes
+from gati.evict.policy.duels import Duels, GainsAndLosses
 from gati.evict.policy.predicting import Laru
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.base import Predictor, grown
@@ -98,7 +98,7 @@ class Gati(Laru):
             int, float
         ] = {}  # the D blocks that only the shadow holds: when each was evicted here
         self._wrong_at = self._caught_at = -math.inf  # n when a prediction was last wrong, or caught
-        self._duels, self._outcomes = Duels(capacity), Outcomes(capacity)
+        self._duels, self._outcomes = Duels(capacity), GainsAndLosses(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
         self._scores: Floats | None = None
         # scores, and those of leaves until one of them is evicted
