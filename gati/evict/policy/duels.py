@@ -1,8 +1,8 @@
 """Whether predictions are better than LRU: by duels, whichever of the two is followed, and by outcomes.
 
 At each eviction LRU and the predictions both name the block that they would evict. Of the two, the one that
-is requested first should have stayed. Nothing else is simulated. GainsAndLosses are the blocks that were requested
-when only one of two caches had them: the one that predictions filled, or LRU's.
+is requested first should have stayed. Nothing else is simulated. Gains and losses are the blocks that were
+requested when only one of two caches had them: the one that predictions filled, or LRU's.
 """
 
 from __future__ import annotations
