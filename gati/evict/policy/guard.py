@@ -32,8 +32,8 @@ What was saved before does not pay for what is lost now: after a wrong predictio
 0.015 k blocks, and 100, were lost lately.
 
 After LRU has taken over, predictions that clearly win their duels are tried again, for up to B/4 more misses,
-as long as X + D <= A + B + k, and until they have gained, X + D <= 0.005 n. The bound still holds: every miss beyond LRU was one of the D blocks, so X + D
-grows only by evictions that predictions chose.
+as long as X + D <= A + B + k, and until they have gained, X + D <= 0.005 n. The bound still holds: every miss
+beyond LRU was one of the D blocks, so X + D grows only by evictions that predictions chose.
 """
 
 from __future__ import annotations
