@@ -1,6 +1,7 @@
 """A process that gives way: any other preempts it, and so do its later threads."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -26,8 +27,6 @@ def priority_after(niceness: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the class of idle processes")
 def test_a_process_that_gives_way_is_idle_and_so_are_its_threads() -> None:
-    import os
-
     before = os.nice(0)
     assert priority_after(max(before, 5)) == [os.SCHED_IDLE, os.SCHED_IDLE, max(before, 5)]
     assert priority_after(0) == [os.sched_getscheduler(0)] * 2 + [before]

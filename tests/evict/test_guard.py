@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 
 from gati.evict.policy.duels import Duels, GainsAndLosses
@@ -14,6 +15,7 @@ from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.oracle import Oracle
 from gati.evict.replays.replay import build, replay
+from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
 
@@ -200,13 +202,13 @@ def test_predictions_that_win_their_duels_and_pay_are_not_held_back(monkeypatch:
     assert Watched.held_back == 0
 
 
-def missed_beyond_lru(trace: Trace, capacity: int, said: Callable[[int, int], float]) -> int:
-    """X at the end."""
+def guarded(trace: Trace, capacity: int, said: Callable[[int, int], float]) -> Mapping[str, float]:
+    """The guard's figures after a flat trace."""
     cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=True)
     for number, row in enumerate(trace.requests):
         cache.access(row, float(number))
-    excess: int = cache.policy.figures()["guard"]["excess"]
-    return excess
+    figures: Mapping[str, float] = cache.policy.figures()["guard"]
+    return figures
 
 
 def test_predictions_that_keep_blocks_in_vain_are_held_back_although_they_win_their_duels(
@@ -220,20 +222,15 @@ def test_predictions_that_keep_blocks_in_vain_are_held_back_although_they_win_th
         fresh += 1
         items += [int(chance.paretovariate(0.9)), fresh] if chance.random() < 0.5 else [chance.randrange(900)]
     trace = flat_trace(items)
-    due: dict[int, float] = {}
-    truth: list[float] = [0.0] * len(trace)
-    for number in range(len(trace) - 1, -1, -1):
-        block = trace.requests[number][0]
-        truth[number] = due.get(block, 1e9)
-        due[block] = float(number)
+    truth = np.minimum(next_uses(trace), 1e9).tolist()  # by request, each of one block
 
     def said(number: int, block: int) -> float:
         return 0.0 if truth[number] == 1e9 and chance.random() < 0.33 else truth[number]
 
-    excess = missed_beyond_lru(trace, 600, said)
+    excess = guarded(trace, 600, said)["excess"]
     monkeypatch.setattr(GainsAndLosses, "few", True)
     monkeypatch.setattr(GainsAndLosses, "paying", True)
-    by_duels_alone = missed_beyond_lru(trace, 600, said)
+    by_duels_alone = guarded(trace, 600, said)["excess"]
     assert excess < by_duels_alone - 0.01 * len(trace)
 
 
@@ -328,15 +325,10 @@ def test_predictions_that_have_become_good_are_followed_again(
     for number in range(6000):
         items.append(chance.randrange(48) if number % 2 else 1000 + number % 160)
     trace = flat_trace(items)
-    due: dict[int, float] = {}
-    truth: list[dict[int, float]] = [{} for _ in items]
-    for number in range(len(items) - 1, -1, -1):
-        truth[number] = dict(due)
-        due[int(trace.requests[number][0])] = float(number)
+    truth = np.minimum(next_uses(trace), 1e9).tolist()
 
     def said(number: int, block: int) -> float:
-        after = truth[number].get(block, 1e9)
-        return -after if number < 2000 else after
+        return -truth[number] if number < 2000 else truth[number]
 
     cache = build("gati", 64, lambda capacity, seed: Scripted(said), flat=True)
     lru = build("lru", 64, None, flat=True)
@@ -367,10 +359,7 @@ def test_inverted_predictions_make_the_guard_step_in_and_it_says_so(
     if not holds_back:
         without_holding_back(monkeypatch)
     trace, capacity, said = loop_that_lru_likes(1500)
-    cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=True)
-    for number, row in enumerate(trace.requests):
-        cache.access(row, float(number))
-    figures = cache.policy.figures()["guard"]
+    figures = guarded(trace, capacity, said)
     if holds_back:
         assert figures["alarms"] == 0 and figures["excess"] <= 0.005 * len(trace.requests)
     else:
