@@ -19,6 +19,11 @@ _OUTCOMES = 2.0  # over how many requested blocks outcomes fade, in capacities
 _FEW_OUTCOMES = 0.02  # in capacities; fewer say too little
 
 
+def faded(requested: int, memory: float) -> float:
+    """The share that is left, after a request, of counts that fade over `memory` requested blocks."""
+    return max(1.0 - requested / memory, 0.0)
+
+
 class Duels:
     """Open duels, at most `capacity`, and how the last ones ended."""
 
@@ -93,7 +98,7 @@ class GainsAndLosses:
 
     def add(self, requested: int, *, gained: int, lost: int) -> None:
         """A request of `requested` blocks."""
-        keep = max(1.0 - requested / (_OUTCOMES * self._capacity), 0.0)
+        keep = faded(requested, _OUTCOMES * self._capacity)
         self._gained = keep * self._gained + gained
         self._lost = keep * self._lost + lost
 

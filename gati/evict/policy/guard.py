@@ -46,7 +46,7 @@ import numpy as np
 
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
-from gati.evict.policy.duels import Duels, GainsAndLosses
+from gati.evict.policy.duels import Duels, GainsAndLosses, faded
 from gati.evict.policy.predicting import Laru
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.base import Predictor, grown
@@ -137,8 +137,7 @@ class Gati(Laru):
         self._judge()
         self._followed += self._following
         super().begin(ids, hits, time_s)
-        fading = max(1.0 - len(ids) / (_MEMORY * self.capacity), 0.0)
-        self._lately = fading * self._lately + len(held) - hits
+        self._lately = faded(len(ids), _MEMORY * self.capacity) * self._lately + len(held) - hits
         if self._forgiving():
             self._evicted.difference_update(ids)
             self._share = min(2.0 * self._share, 1.0)
