@@ -25,6 +25,7 @@ _SPIKES = 1.25  # mean / median of requests that do the same work
 _DRIFT = 1.25  # relative to the best round
 _ENOUGH = 5  # fewest requests that do the same work for a meaningful median
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_THREADS = Path("/proc/self/task")
 
 T = TypeVar("T")
 Alike = Sequence[Sequence[float]]
@@ -39,10 +40,13 @@ class Machine:
 
     def waited_ns(self) -> int | None:
         """Return how long the calling thread has waited for a core in total; None if not counted."""
-        try:
-            return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1])
-        except (OSError, IndexError, ValueError):
-            return None
+        return _waited_ns(_SCHEDSTAT)
+
+    def all_waited_ns(self) -> int | None:
+        """Return how long all threads of this process have waited for a core; None if not counted."""
+        waited = [_waited_ns(each) for each in _THREADS.glob("*/schedstat")]
+        counted = [each for each in waited if each is not None]
+        return sum(counted) if counted else None
 
 
 class Uncounted(Machine):
@@ -50,6 +54,17 @@ class Uncounted(Machine):
 
     def waited_ns(self) -> int | None:
         """Return None: not counted."""
+        return None
+
+    def all_waited_ns(self) -> int | None:
+        """Return None: not counted."""
+        return None
+
+
+def _waited_ns(schedstat: Path) -> int | None:
+    try:
+        return int(schedstat.read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):  # no such system, or the thread has ended
         return None
 
 

@@ -17,7 +17,9 @@ from gati.exploration.groups import (
     batch_size_of,
     group_training,
     measured_trials,
+    timekeeper,
 )
+from gati.exploration.lagging import Lagging
 from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
 from gati.model.segments import TracedModel
@@ -90,19 +92,18 @@ class LocalExecutor:
             progress.note(f"resuming at step {training.step} of {training.total_steps}")
         progress.note(announcement(classroom, task))
         progress.stage(task.lesson.name, task.plan.steps, training.step)
-        began, start = budget.clock(), training.step / task.plan.steps
-        saved = began
-        planned_s = task.plan.planned_s
-
-        def share() -> float:
-            return start + (budget.clock() - began) / max(planned_s or 0.0, 1e-3)
-
-        for loss in training.run(None if planned_s is None else share):
+        saved = budget.clock()
+        share_due = timekeeper(task, training.step, task.plan.planned_s, budget.clock)
+        lagging = Lagging(task.lesson.name, task.plan.steps, progress, budget.clock)
+        for loss in training.run(share_due):
             progress.advance(1, f"loss {loss:.3f}")
+            if share_due is not None:
+                lagging.look(training.step, share_due())
             if budget.clock() - saved >= save_every_s:
                 training.save(path)
                 budget.note()
                 saved = budget.clock()
+        lagging.end(training.step)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
 

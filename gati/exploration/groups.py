@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -94,12 +94,26 @@ def group_training(
         augmentation=lesson.augmentation,
         outputs_kind=classroom.outputs_kind,
         device=classroom.device,
-        recipe=lesson.recipe,
+        recipe=replace(lesson.recipe, rounds=task.plan.rounds),
         emphasis=lesson.emphasis,
         feature_block=lesson.feature_block,
         engine=task.plan.engine,
         clock=clock,
     )
+
+
+def timekeeper(
+    task: GroupTask, step: int, allowed_s: float | None, clock: Callable[[], float]
+) -> Callable[[], float] | None:
+    """Return what tells the share of the steps that should be done by now, for a training now at `step`.
+
+    All steps should take `allowed_s` seconds; None without a limit.
+    """
+    if allowed_s is None:
+        return None
+    course, whole_s = task.plan.course, max(allowed_s, 1e-3)
+    began_s = clock() - whole_s * course.share_of_time(step)
+    return lambda: course.share_of_steps((clock() - began_s) / whole_s)
 
 
 def batch_size_of(classroom: Classroom, lesson: GroupLesson) -> int:

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
+_SHOWINGS = 2  # of each view
 _KEPT = 50  # latest times only: the speed of a machine changes while it trains
 
 
@@ -60,6 +61,49 @@ def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, round
     if rounds is None or fresh < rounds * steps_per_round or pace.learn_s <= 0:
         return fresh
     return int((budget_s - rounds * steps_per_round * pace.answer_s) / pace.learn_s)
+
+
+def rounds_for(
+    budget_s: float, pace: Pace, *, steps_per_round: int, fewest: int | None, most: int
+) -> int | None:
+    """Return how many rounds of views to train on in `budget_s` seconds; None if `fewest` is None.
+
+    New views teach more than those already shown, but each costs an answer of the base model. So up to `most`
+    rounds there are as many as can be shown twice.
+    """
+    if fewest is None:
+        return None
+    a_round_s = steps_per_round * (pace.answer_s + _SHOWINGS * pace.learn_s)
+    return max(fewest, min(most, int(budget_s / a_round_s) if a_round_s > 0 else most))
+
+
+def rounds_in(steps: int, *, steps_per_round: int, fewest: int | None, most: int) -> int | None:
+    """Return how many rounds of views to train on in `steps` steps, as `rounds_for` does for a time."""
+    return None if fewest is None else max(fewest, min(most, steps // (_SHOWINGS * steps_per_round)))
+
+
+class Course(NamedTuple):
+    """The planned course of a training, whose first steps take longer because they compute base answers."""
+
+    steps: int
+    fresh_steps: int = 0  # how many of the steps compute base answers
+    fresh_cost: float = 1.0  # time of such a step, relative to one of the others
+
+    def share_of_steps(self, share_of_time: float) -> float:
+        """The share of the steps that should be done after that share of the time; above 1 after its end."""
+        passed = share_of_time * self._time_until(self.steps)
+        fresh = self._time_until(self.fresh_steps)
+        done = passed / self.fresh_cost if passed <= fresh else self.fresh_steps + passed - fresh
+        return done / self.steps
+
+    def share_of_time(self, step: int) -> float:
+        """The share of the time after which that step should be reached."""
+        return self._time_until(step) / self._time_until(self.steps)
+
+    def _time_until(self, step: int) -> float:
+        """In units of a step without base answers."""
+        fresh = min(step, self.fresh_steps)
+        return self.fresh_cost * fresh + step - fresh
 
 
 def allowance(left_s: float, planned_s: float, waiting_s: float, at_once: int) -> float:

@@ -26,7 +26,7 @@ class Recipe:
     weight_decay: float = 1e-2
     warm_up: float = 0.15  # share of training in which the learning rate rises
     mixed: float = 0.0  # share of batches whose inputs are mixed with each other
-    rounds: int | None = None  # rounds of views, after which the first ones repeat; None: never
+    rounds: int | None = None  # fewest rounds of views, after which the first ones repeat; None: never
     soft_weight: float = 0.5
     average_decay: float = 0.0  # of the running average of weights, which is the result; 0: no average
     feature_weight: float = 1.0  # of the loss on hidden outputs, if a block is named for it
@@ -46,7 +46,7 @@ STUDENTS = Recipe(
     average_decay=0.998,
 )
 _VECTOR_STUDENTS = replace(STUDENTS, optimiser="adamw", learning_rate=3e-3, weight_decay=1e-2)
-_TOKEN_STUDENTS = Recipe(  # tokens are neither mixed nor augmented, so one round holds all views
+_TOKEN_STUDENTS = Recipe(  # tokens are neither mixed nor augmented, so further rounds show nothing new
     learning_rate=3e-3,
     weight_decay=1e-2,
     rounds=1,

@@ -24,7 +24,7 @@ from gati.exploration.groups import (
 )
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.measure import accuracy_curve, held_out_probabilities
-from gati.exploration.pace import affordable_steps
+from gati.exploration.pace import affordable_steps, rounds_for, rounds_in
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Emphasis, Recipe, recipe_of_students
@@ -36,6 +36,7 @@ from gati.exploration.schedule import (
     STUDENT_EPOCHS,
     batch_size_for,
     divide_time,
+    most_rounds,
     most_steps,
     reserve,
     steps_an_epoch,
@@ -256,12 +257,17 @@ class TrainingStages:
         lesson = task.lesson
         inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
         batch_size = batch_size_of(self.classroom, lesson)
+        an_epoch, fewest = steps_an_epoch(inputs, batch_size), lesson.recipe.rounds
+        many = most_rounds(inputs, batch_size, fewest)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
             # the fastest engine may be another one next time, but the same seed must give the same weights
             return StagePlan(
-                steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _ALWAYS_AVAILABLE
+                steps,
+                None if allowed_s is None else allowed_s / (1.0 + LATENESS),
+                _ALWAYS_AVAILABLE,
+                rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=many),
             )
         began = self.budget.clock()
         few = self.prepared.inputs.train.subset(range(min(inputs, task.plan.steps * batch_size)))
@@ -270,14 +276,17 @@ class TrainingStages:
             for _ in probe.run():
                 pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
-        steps = affordable_steps(
+        pace, most = probe.pace, most_steps(inputs, batch_size, students=of_students)
+        rounds = rounds_for(left_s, pace, steps_per_round=an_epoch, fewest=fewest, most=many)
+        steps = affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
+        return StagePlan(
+            max(1, min(steps, most)),
             left_s,
-            probe.pace,
-            steps_per_round=steps_an_epoch(inputs, batch_size),
-            rounds=lesson.recipe.rounds,
+            probe.engine_name,
+            rounds,
+            fresh_steps=(rounds or 0) * an_epoch,
+            fresh_cost=1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0,
         )
-        most = most_steps(inputs, batch_size, students=of_students)
-        return StagePlan(max(1, min(steps, most)), left_s, probe.engine_name)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
@@ -327,11 +336,9 @@ class TrainingStages:
 
 def _probe(task: GroupTask) -> GroupTask:
     """The task with as many steps again, on the views of the first ones, if its views repeat."""
-    recipe = task.lesson.recipe
-    if recipe.rounds is None:
+    if task.lesson.recipe.rounds is None:
         return task
-    lesson = task.lesson._replace(recipe=replace(recipe, rounds=1))
-    return replace(task, lesson=lesson, plan=task.plan._replace(steps=2 * task.plan.steps))
+    return replace(task, plan=task.plan._replace(steps=2 * task.plan.steps, rounds=1))
 
 
 def worth(trial: Trial) -> tuple[float, float]:

@@ -143,20 +143,20 @@ class SharedTraining:
         """Batches per round of views."""
         return self._viewer.places
 
-    def run(self, share_of_time: Callable[[], float] | None = None) -> Iterator[float]:
+    def run(self, share_due: Callable[[], float] | None = None) -> Iterator[float]:
         """Yield the mean loss of all learners after each batch, from the current step to the last.
 
-        `share_of_time` returns the share of the allowed time that has passed. While the steps keep up with
+        `share_due` returns the share of the steps that should be done by now. While the steps keep up with
         it, it has no effect, so that the same seed gives the same weights. Once they lag by more than
-        `LATENESS`, the learning rate follows the time instead, and training stops when 1 + `LATENESS` of the
-        time is used. Closing the iterator removes every hook.
+        `LATENESS`, the learning rate follows the time instead, and training stops when 1 + `LATENESS` is
+        due. Closing the iterator removes every hook.
         """
         with self._watched() as hidden:
             answer = ReplayedFunction(partial(self._answer, hidden))
             while self.step < self.total_steps:
                 share = self.step / self.total_steps
-                if share_of_time is not None:
-                    share = max(share, share_of_time() - LATENESS)
+                if share_due is not None:
+                    share = max(share, share_due() - LATENESS)
                 if share >= 1:
                     break
                 yield self._advance(answer, share)

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import torch
 
 from gati.allocation import freed_memory_kept
-from gati.exploration.groups import Classroom, GroupTask, TrainedTrial, group_training, measured_trials
+from gati.exploration.groups import (
+    Classroom,
+    GroupTask,
+    TrainedTrial,
+    group_training,
+    measured_trials,
+    timekeeper,
+)
 from gati.exploration.precision import bfloat16_pays
 from gati.exploration.train import SharedTraining
 from gati.version import __version__
@@ -89,12 +96,7 @@ class GroupTrainer:
                 path.write_bytes(state)
                 training.restore(path)
         self._task, self._training, self._loss = task, training, 0.0
-        start, began = training.step / task.plan.steps, self._clock()
-
-        def share() -> float:
-            return start + (self._clock() - began) / max(allowed_s or 0.0, 1e-3)
-
-        self._losses = training.run(None if allowed_s is None else share)
+        self._losses = training.run(timekeeper(task, training.step, allowed_s, self._clock))
         return training.step
 
     def advance(self, seconds: float, want_state: bool) -> Slice:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.exploration.pace import Pace, Stopwatch, affordable_steps
+from gati.exploration.pace import Course, Pace, Stopwatch, affordable_steps, rounds_for, rounds_in
+from gati.exploration.schedule import most_rounds
 
 
 def spent_s(steps: int, pace: Pace, steps_per_round: int, rounds: int | None) -> float:
@@ -54,3 +55,54 @@ def test_answers_cost_what_a_step_takes_longer_with_them() -> None:
 def test_without_a_pace_no_number_of_steps_is_made_up() -> None:
     with pytest.raises(ValueError, match="train a few steps first"):
         affordable_steps(60, Pace(0, 0), steps_per_round=3, rounds=2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(0, 1000), st.floats(0.0, 2.0), st.floats(0.1, 2.0), st.integers(1, 20), st.integers(1, 8),
+    st.integers(0, 50),
+)  # fmt: skip
+def test_further_rounds_of_views_are_those_that_can_be_shown_twice(
+    budget_s: float, answer_s: float, learn_s: float, steps_per_round: int, fewest: int, more: int
+) -> None:
+    pace, most = Pace(answer_s, learn_s), fewest + more
+    rounds = rounds_for(budget_s, pace, steps_per_round=steps_per_round, fewest=fewest, most=most)
+    assert rounds is not None and fewest <= rounds <= most
+
+    def steps(with_rounds: int) -> int:
+        return affordable_steps(budget_s, pace, steps_per_round=steps_per_round, rounds=with_rounds)
+
+    if rounds > fewest:
+        assert steps(rounds) >= 2 * rounds * steps_per_round - 1
+    if rounds < most:
+        assert steps(rounds + 1) <= 2 * (rounds + 1) * steps_per_round
+
+
+def test_many_inputs_are_shown_in_the_fewest_rounds_and_few_in_more() -> None:
+    assert rounds_in(33 * 390, steps_per_round=390, fewest=6, most=most_rounds(50_000, 128, 6)) == 6
+    assert rounds_in(4000, steps_per_round=20, fewest=6, most=most_rounds(2_560, 128, 6)) == 100
+    assert rounds_in(4000, steps_per_round=20, fewest=6, most=50) == 50
+    assert rounds_in(100, steps_per_round=20, fewest=6, most=50) == 6
+    assert rounds_in(100, steps_per_round=20, fewest=None, most=50) is None
+    assert rounds_for(60.0, Pace(0.1, 0.1), steps_per_round=3, fewest=None, most=50) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 200), st.integers(0, 300), st.floats(1.0, 5.0), st.floats(0.0, 1.0))
+def test_a_course_tells_which_step_is_due(steps: int, fresh: int, cost: float, share: float) -> None:
+    """Against the time of every step, added up."""
+    course = Course(steps, fresh, cost)
+    times = [cost if step < fresh else 1.0 for step in range(steps)]
+    for step in (0, steps // 3, steps):
+        assert course.share_of_time(step) == pytest.approx(sum(times[:step]) / sum(times))
+    due = course.share_of_steps(share) * steps
+    whole = min(int(due), steps - 1)
+    passed = sum(times[:whole]) + (due - whole) * times[whole]
+    assert passed == pytest.approx(share * sum(times), abs=1e-6)
+
+
+def test_a_course_goes_on_after_its_end() -> None:
+    """So that a training that lags is ended."""
+    assert Course(100).share_of_steps(1.06) == pytest.approx(1.06)
+    assert Course(100, 100, 3.0).share_of_steps(1.06) > 1.06
+    assert Course(100, 20, 3.0).share_of_steps(1.06) > 1.06

@@ -154,9 +154,12 @@ def test_remembered_answers_change_nothing_and_the_base_model_is_asked_once_a_vi
     remembered = training(Counted(), BRIEF, steps=24)  # 6 batches a round, 2 rounds, twice
     list(remembered.run())
     assert calls == [16] * 12
-    forgetful = training(net, BRIEF, steps=24)
-    forgetful._memory = None
+    calls.clear()
+    forgetful = training(Counted(), BRIEF, steps=24)
+    assert forgetful._lessons is not None
+    forgetful._lessons._answers = None
     list(forgetful.run())
+    assert calls == [16] * 24
     for expected, found in zip(weights(remembered), weights(forgetful), strict=True):
         assert torch.equal(expected, found)
 
