@@ -17,6 +17,7 @@ import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gati.errors import GatiError, StorageError, UnavailableError
+from gati.priority import take_turns_often
 from services import logs
 
 USAGE = 2  # exit status: invalid settings; a restart would fail again
@@ -58,6 +59,7 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
         print(f"error: give the settings as JSON: {error}", file=sys.stderr)
         return USAGE
     logs.configure(name(settings), settings.log_level)
+    take_turns_often()
     try:
         uvloop.run(serve(settings))
     except GatiError as error:

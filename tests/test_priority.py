@@ -1,11 +1,18 @@
-"""A process that gives way: any other preempts it, and so do its later threads."""
+"""A process that gives way, threads that take turns, and work that lets requests pass."""
+
+from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from gati import priority
+from gati.priority import RunningRequests, beside, let_requests_pass, take_turns_often
+from tests.waiting import LONG_S, until
 
 PROGRAM = """
 import json, os, threading
@@ -30,3 +37,72 @@ def test_a_process_that_gives_way_is_idle_and_so_are_its_threads() -> None:
     before = os.nice(0)
     assert priority_after(max(before, 5)) == [os.SCHED_IDLE, os.SCHED_IDLE, max(before, 5)]
     assert priority_after(0) == [os.sched_getscheduler(0)] * 2 + [before]
+
+
+# Requests before other work ---------------------------------------------------------------------------------
+
+
+def test_work_that_is_beside_nothing_does_not_wait() -> None:
+    assert let_requests_pass() == 0.0
+    with beside(RunningRequests()):
+        assert let_requests_pass() == 0.0, "no request is running"
+
+
+def test_work_goes_on_when_the_requests_that_ran_have_ended_though_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a process that always answers some request would never learn."""
+    monkeypatch.setattr(priority, "_LONGEST_S", LONG_S)
+    requests, passed = RunningRequests(), threading.Event()
+
+    def work() -> None:
+        with beside(requests):
+            let_requests_pass()
+        passed.set()
+
+    with requests:
+        thread = threading.Thread(target=work)
+        thread.start()
+        until(lambda: requests.waiting == 1)
+        assert not passed.is_set()
+        requests.__enter__()
+    assert passed.wait(LONG_S / 2), "one of the two that run now may be later than the checkpoint"
+    requests.__exit__(None, None, None)
+    thread.join()
+
+
+def test_a_request_that_hangs_does_not_stop_the_work_beside_it() -> None:
+    requests = RunningRequests()
+    with requests, beside(requests):
+        waited_s = let_requests_pass()
+    assert waited_s > 0.0
+    assert let_requests_pass() == 0.0, "outside the context no thread waits"
+
+
+def test_other_threads_do_not_wait() -> None:
+    requests, waited = RunningRequests(), []
+    with requests, beside(requests):
+        thread = threading.Thread(target=lambda: waited.append(let_requests_pass()))
+        thread.start()
+        thread.join()
+    assert waited == [0.0]
+
+
+def test_a_failed_request_has_ended() -> None:
+    requests = RunningRequests()
+    with pytest.raises(ValueError, match="this one"), requests:
+        raise ValueError("this one")
+    with beside(requests):
+        assert let_requests_pass() == 0.0
+
+
+def test_a_process_that_takes_turns_often_keeps_a_shorter_interval() -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        take_turns_often()
+        assert sys.getswitchinterval() < 1e-4
+        sys.setswitchinterval(1e-6)
+        take_turns_often()
+        assert sys.getswitchinterval() == pytest.approx(1e-6)
+    finally:
+        sys.setswitchinterval(before_s)

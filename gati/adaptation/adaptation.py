@@ -61,12 +61,13 @@ from gati.guard.auditor import RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
+from gati.priority import RunningRequests
 from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
 from gati.versions.repository import ModelRepository
 
 _AUDITS_WAITING = 512
-_RETRAININGS_WAITING = 8  # and openings of proven settings
+_JOBS_WAITING = 8  # retrainings, and openings of proven settings
 _MEMORY = 0.99  # decay of the running hit rate
 _WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
@@ -107,7 +108,7 @@ class Adaptation:
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock
-        self._lock = threading.RLock()
+        self._lock, self._answering = threading.RLock(), RunningRequests()
         self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
         self._base, exact = base_of(served), is_exact(served.engine)
@@ -118,13 +119,12 @@ class Adaptation:
         self._auditing: Worker = Inline()
         self._training: Worker = Inline()
         if not deterministic:
-            self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
-            self._training = Background("gati-retraining", limit=_RETRAININGS_WAITING, on_error=self._failed)
-        standings = Standing(
-            1.0 - promise.confidence,
-            standing,
-            audits_to_false_alarm=self.settings.audits_to_false_alarm,
-        )
+            self._auditing = Background("gati-audits", limit=_AUDITS_WAITING, requests=self._answering)
+            self._training = Background(
+                "gati-retraining", limit=_JOBS_WAITING, on_error=self._failed, requests=self._answering
+            )
+        false_alarm = self.settings.audits_to_false_alarm
+        standings = Standing(1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm)
         self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
         self._hit_rate = 0.0  # running mean over all requests
@@ -212,7 +212,8 @@ class Adaptation:
 
     def base(self, x: Tensor) -> Prediction:
         """The base model's answer to an input [1, ...], on the same backend."""
-        return self._base.base(x)[0]
+        with self._answering:
+            return self._base.base(x)[0]
 
     def answer(
         self,
@@ -236,10 +237,11 @@ class Adaptation:
             alone = self._follow.is_alone(decided)
             looked = self._recall.look(x, place, alone=alone) if self._recall and place is not None else None
             prediction = self._remembered(looked)
-            if prediction is None and decided.lookups:
-                prediction = current.served.engine(x)[0]
-            elif prediction is None:
-                prediction = (self._base if decided.may_hit else self._reference).base(x)[0]
+            with self._answering:
+                if prediction is None and decided.lookups:
+                    prediction = current.served.engine(x)[0]
+                elif prediction is None:
+                    prediction = (self._base if decided.may_hit else self._reference).base(x)[0]
         except BaseException:
             self._follow.withdraw(decided)
             raise

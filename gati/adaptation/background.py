@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from gati.engine.graph.apart import converting_apart
 from gati.engine.threads import work_alongside
+from gati.priority import RunningRequests, beside, let_requests_pass, take_turns_often
 
 Job = Callable[[], None]
 
@@ -69,20 +71,28 @@ class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
     A failed job is logged and its error passed to `on_error`; the next one runs. So that serving threads do
-    not stall, jobs convert networks in a separate process, and the garbage collector skips all earlier
-    objects until `close`.
+    not stall, jobs convert networks in a separate process, let `requests` pass between their steps, threads
+    take turns in the interpreter often, and the garbage collector skips all earlier objects, until `close`.
     """
 
     threaded = True
 
-    def __init__(self, name: str, *, limit: int, on_error: Callable[[Exception], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int,
+        on_error: Callable[[Exception], None] | None = None,
+        requests: RunningRequests | None = None,
+    ) -> None:
         self._limit = limit
+        self._requests = requests or RunningRequests()
         self._on_error = on_error
         self._jobs: deque[Job] = deque()
         self._reserved = 0
         self._busy = self._closed = False
         self._changed = threading.Condition()
-        _spare_the_old(1)
+        _spare_others(1)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -126,15 +136,16 @@ class Background:
             self._changed.notify_all()
         self._thread.join(deadline_s)
         if first:
-            _spare_the_old(-1)
+            _spare_others(-1)
 
     def _run(self) -> None:
         work_alongside(_NICENESS)
-        with converting_apart():
+        with converting_apart(), beside(self._requests):
             while (job := self._next()) is not None:
                 self._do(job)
 
     def _do(self, job: Job) -> None:
+        let_requests_pass()
         try:
             job()
         except Exception as error:  # serving continues whatever fails here
@@ -155,19 +166,24 @@ class Background:
 
 _open = 0
 _opening = threading.Lock()
+_interval_s = 0.0  # between turns of threads before any was open
 
 
-def _spare_the_old(more: int) -> None:
-    """Freeze existing objects for the garbage collector while any thread is open; `more` opened or closed.
+def _spare_others(more: int) -> None:
+    """Keep the interpreter free for other threads while any thread is open; `more` are opened or closed.
 
-    Torch with a network has half a million objects; retraining makes the collector scan them all, which
-    blocks every thread for a quarter of a second.
+    Threads take turns often, and the garbage collector skips existing objects. Torch with a network has half
+    a million of these; retraining makes the collector scan them all, which blocks every thread for a quarter
+    of a second.
     """
-    global _open
+    global _open, _interval_s
     with _opening:
         before, _open = _open, _open + more
         if before == 0:
             gc.collect()  # collect now: later collections skip these objects
             gc.freeze()
+            _interval_s = sys.getswitchinterval()
+            take_turns_often()
         elif _open == 0:
             gc.unfreeze()
+            sys.setswitchinterval(_interval_s)

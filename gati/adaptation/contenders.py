@@ -23,9 +23,11 @@ from gati.errors import AdaptError
 from gati.exploration.candidates import trial_name
 from gati.exploration.library import SELECT
 from gati.exploration.measure import measure_cache
+from gati.priority import let_requests_pass
 from gati.types import Placement, TrialId
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
+_PART = 256  # inputs per batch
 _ORIGINAL_SHARE = 0.25  # share of original data in the training draws
 
 
@@ -205,7 +207,13 @@ class Work:
 
 @torch.no_grad()
 def _probabilities(predictor: nn.Module, hidden: Tensor) -> Tensor:
-    return torch.cat([predictor(rows).softmax(1) for rows in hidden.split(256)])
+    return torch.cat([predictor(rows).softmax(1) for rows in _parts(hidden)])
+
+
+def _parts(hidden: Tensor) -> Iterator[Tensor]:
+    for rows in hidden.split(_PART):
+        let_requests_pass()
+        yield rows
 
 
 def _lookup_ms_of(served: Served, variant: str, block: str, cache: LearnedCache) -> float:
@@ -220,6 +228,6 @@ def _lookup_ms_of(served: Served, variant: str, block: str, cache: LearnedCache)
 @torch.no_grad()
 def _answers_of(cache: LearnedCache, hidden: torch.Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Scores and classes [n] of a cache on hidden outputs [n, ...]."""
-    found = [cache(rows) for rows in hidden.split(256)]
+    found = [cache(rows) for rows in _parts(hidden)]
     score = torch.cat([score for _, score in found]).float().numpy()
     return score, torch.cat([likely.argmax(1) for likely, _ in found]).numpy()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
 from gati.errors import AdaptError
+from gati.priority import let_requests_pass
 
 _SPREAD = 1e-2  # added to the standard deviation of features that hardly vary
 _WARM_UP = 0.1
@@ -139,6 +140,7 @@ def _train(
         )
         done = 0.0
         for step in range(steps):
+            began += let_requests_pass()
             rows = torch.multinomial(lesson.weights, batch, replacement=True, generator=generator)
             loss = distillation_loss(learner(features[rows]), lesson.teacher[rows])
             optimiser.zero_grad()

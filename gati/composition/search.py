@@ -18,6 +18,7 @@ import numpy as np
 
 from gati.composition.instance import Bools, Chosen, Floats, Instance
 from gati.composition.problem import SLACK_MS
+from gati.priority import let_requests_pass
 
 PRICES = 16
 _STARTS = 3  # compositions that are improved within a budget
@@ -202,6 +203,7 @@ def _descend(searcher: Searcher, chosen: Chosen, pick: Pick, value: Value, *, ti
     best = worth(chosen)
     while True:
         for start in _starts(instance, chosen, tighten):
+            let_requests_pass()
             cost, trial, cut = pick(searcher.moves(start))
             if cost < best - EPSILON * max(1.0, abs(best)):
                 chosen, best = _apply(instance, start, trial, cut), cost

@@ -13,8 +13,8 @@ from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.engine.threads import let_others_first
 
-# Event loops have priority: they must accept or refuse requests, however busy the engines are.
-_NICENESS = 10
+# Of threads that compute. Event loops come first: they accept or refuse requests, however busy engines are.
+NICENESS = 10
 _SEGMENT_ROWS = 8  # inputs in flight per worker, if it can batch them by segment
 _GPU_ROWS = 32
 
@@ -47,7 +47,7 @@ class _Side:
     """Several inputs concurrently, one thread each; see `ConcurrentEngine`."""
 
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
-        engines = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
+        engines = ConcurrentEngine(engine, early=early, workers=workers, niceness=NICENESS)
         self._engine = engines.start()
         on_gpu = engine.traced.device.type == "cuda"
         each = 1 if engine.compiled else _GPU_ROWS if on_gpu else _SEGMENT_ROWS
@@ -95,5 +95,5 @@ def _shared_thread() -> ThreadPoolExecutor:
 
 def _engine_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
-        1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(_NICENESS,)
+        1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(NICENESS,)
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
-from gati.engine.threads import work_alongside
+from gati.engine.threads import let_others_first, work_alongside
 from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
@@ -28,6 +28,7 @@ from services.inference.proven_settings import ProvenSettings
 from services.inference.queue import RequestQueue
 from services.inference.remembering import ServedMemory
 from services.inference.roster import LastRun, ServedRoster
+from services.inference.runner import NICENESS
 from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import VersionSource
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gati.inference")
 
 _CONFIDENCE = 0.95  # of compositions without one
-_NICENESS = 10
 
 
 class Versions:
@@ -60,13 +60,14 @@ class Versions:
         self._standing, self._unlock = open_standing(settings)
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
-        self._prober = ThreadPoolExecutor(1, "gati-prober", initializer=work_alongside, initargs=(_NICENESS,))
+        self._prober = ThreadPoolExecutor(1, "gati-prober", work_alongside, (NICENESS,))
         self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
         self._loaded: dict[str, LoadedVersion] = {}
         self._roster: ServedRoster | None = None  # set when the first version is activated
         self._opener = Opener(settings)
         self._reference_queue: RequestQueue | None = None
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
+        # no lower: engines start their threads from this one, with its priority
+        self._loader = ThreadPoolExecutor(1, "gati-loader", let_others_first, (NICENESS,))
         self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
         self._memory: ServedMemory | None = None
         self._leaving: set[asyncio.Task[None]] = set()
