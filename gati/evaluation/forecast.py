@@ -66,7 +66,7 @@ class _Stage:
         an_epoch = schedule.steps_an_epoch(inputs, batch)
         most = schedule.most_steps(inputs, batch, students=self.students)
         fewest = self.recipe.rounds
-        many = schedule.most_rounds(inputs, batch, fewest)
+        many = schedule.most_rounds(inputs, batch, self.recipe)
         rounds = rounds_for(left_s, a_step, steps_per_round=an_epoch, fewest=fewest, most=many)
         steps = affordable_steps(left_s, a_step, steps_per_round=an_epoch, rounds=rounds)
         return min(steps, most) * batch / inputs
@@ -80,7 +80,7 @@ class _Stage:
         steps = schedule.steps_for_epochs(epochs, inputs, batch, least=least)
         an_epoch = schedule.steps_an_epoch(inputs, batch)
         fewest = self.recipe.rounds
-        many = schedule.most_rounds(inputs, batch, fewest)
+        many = schedule.most_rounds(inputs, batch, self.recipe)
         rounds = rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=many)
         fresh = steps if rounds is None else min(steps, rounds * an_epoch)
         return batch * (fresh * self.pace.answer_s + steps * self.pace.learn_s)

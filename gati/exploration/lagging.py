@@ -52,8 +52,8 @@ class Lagging:
             return "the machine is slower than when they were planned"
         waiting = (waited_ns - self._waited_ns) / 1e9 / passed_s
         if waiting < _WAITING:
-            return "the machine is slower than when they were planned, though no other program uses its cores"
+            return "the machine is slower than when they were planned (threads hardly waited for a core)"
         return (
-            f"other programs use the processor (threads wait for a core for {waiting:.2f} s in a second); "
-            "even at the lowest priority they can slow training many times: stop them for better caches"
+            f"threads waited for a core for {waiting:.2f} s in a second. Stop other programs for better "
+            "caches: even at the lowest priority they can slow training many times"
         )

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from gati.exploration.muon import Muon
 
+_ENOUGH_VIEWS = 300_000  # six rounds of 50,000 inputs: with more, students learn no more
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -33,6 +35,11 @@ class Recipe:
     temperature: float = 2.0  # of the divergence
     longest_gradient: float | None = None  # gradients are clipped to this norm
     most_inputs: int | None = None  # per batch
+
+    @property
+    def most_views(self) -> int | None:
+        """The number of different views that suffice; None if further rounds show nothing new."""
+        return _ENOUGH_VIEWS if self.mixed else None
 
 
 EXITS = Recipe()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gati.exploration.pace import rounds_in
+from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
 
 DEFAULT_EPOCHS = 9.0  # of exits, without a budget or a number of epochs
@@ -33,7 +34,6 @@ _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 # More steps improve almost nothing. The larger of the two limits holds.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
-_ENOUGH_VIEWS = 300_000  # six rounds of 50,000 inputs: with more, students learn no more
 
 
 # Where ----------------------------------------------------------------------------------------------------
@@ -164,14 +164,15 @@ def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
     return max(epochs * steps_an_epoch(training_inputs, batch_size), steps)
 
 
-def most_rounds(training_inputs: int, batch_size: int, fewest: int | None) -> int:
-    """The most rounds of views of the training inputs that students train on, at least `fewest`."""
-    enough = math.ceil(_ENOUGH_VIEWS / max(1, training_inputs))
+def most_rounds(training_inputs: int, batch_size: int, recipe: Recipe) -> int:
+    """The most rounds of views of the training inputs for a recipe whose views repeat."""
+    fewest = recipe.rounds or 1
+    if recipe.most_views is None:
+        return fewest
+    enough = math.ceil(recipe.most_views / max(1, training_inputs))
     steps = most_steps(training_inputs, batch_size, students=True)
-    possible = rounds_in(
-        steps, steps_per_round=steps_an_epoch(training_inputs, batch_size), fewest=fewest, most=enough
-    )
-    return possible or 1
+    an_epoch = steps_an_epoch(training_inputs, batch_size)
+    return rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=enough) or fewest
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:

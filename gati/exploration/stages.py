@@ -258,7 +258,7 @@ class TrainingStages:
         inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
         batch_size = batch_size_of(self.classroom, lesson)
         an_epoch, fewest = steps_an_epoch(inputs, batch_size), lesson.recipe.rounds
-        many = most_rounds(inputs, batch_size, fewest)
+        many = most_rounds(inputs, batch_size, lesson.recipe)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)

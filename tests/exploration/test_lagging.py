@@ -52,8 +52,8 @@ def test_the_first_steps_are_no_sign() -> None:
 @pytest.mark.parametrize(
     ("waiting", "reason"),
     [
-        (0.31, "other programs use the processor (threads wait for a core for 0.31 s in a second); "),
-        (0.01, "the machine is slower than when they were planned, though no other program uses its cores"),
+        (0.31, "threads waited for a core for 0.31 s in a second. Stop other programs for better caches: "),
+        (0.01, "the machine is slower than when they were planned (threads hardly waited for a core)"),
         (None, "the machine is slower than when they were planned"),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.exploration.pace import Course, Pace, Stopwatch, affordable_steps, rounds_for, rounds_in
+from gati.exploration.recipes import STUDENTS, recipe_of_students
 from gati.exploration.schedule import most_rounds
 
 
@@ -79,12 +81,18 @@ def test_further_rounds_of_views_are_those_that_can_be_shown_twice(
 
 
 def test_many_inputs_are_shown_in_the_fewest_rounds_and_few_in_more() -> None:
-    assert rounds_in(33 * 390, steps_per_round=390, fewest=6, most=most_rounds(50_000, 128, 6)) == 6
-    assert rounds_in(4000, steps_per_round=20, fewest=6, most=most_rounds(2_560, 128, 6)) == 100
+    many, few = most_rounds(50_000, 128, STUDENTS), most_rounds(2_560, 128, STUDENTS)
+    assert rounds_in(33 * 390, steps_per_round=390, fewest=6, most=many) == 6
+    assert rounds_in(4000, steps_per_round=20, fewest=6, most=few) == 100
     assert rounds_in(4000, steps_per_round=20, fewest=6, most=50) == 50
     assert rounds_in(100, steps_per_round=20, fewest=6, most=50) == 6
     assert rounds_in(100, steps_per_round=20, fewest=None, most=50) is None
     assert rounds_for(60.0, Pace(0.1, 0.1), steps_per_round=3, fewest=None, most=50) is None
+
+
+def test_inputs_that_always_look_the_same_are_answered_once() -> None:
+    tokens = recipe_of_students(torch.zeros(1, 8, dtype=torch.int64))
+    assert (tokens.rounds, most_rounds(500, 32, tokens)) == (1, 1)
 
 
 @settings(max_examples=200, deadline=None)
