@@ -10,6 +10,7 @@ from gati.caches import build_predictor, reads_input
 from gati.costs.least import Arithmetic
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification
+from gati.exploration.crowding import Crowding
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
@@ -19,7 +20,6 @@ from gati.exploration.groups import (
     measured_trials,
     timekeeper,
 )
-from gati.exploration.lagging import Lagging
 from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
 from gati.model.segments import TracedModel
@@ -94,16 +94,15 @@ class LocalExecutor:
         progress.stage(task.lesson.name, task.plan.steps, training.step)
         saved = budget.clock()
         share_due = timekeeper(task, training.step, task.plan.planned_s, budget.clock)
-        lagging = Lagging(task.lesson.name, task.plan.steps, progress, budget.clock)
+        crowding = Crowding(task.lesson.name, task.plan.steps, progress, budget.clock)
         for loss in training.run(share_due):
             progress.advance(1, f"loss {loss:.3f}")
-            if share_due is not None:
-                lagging.look(training.step, share_due())
+            crowding.look()
             if budget.clock() - saved >= save_every_s:
                 training.save(path)
                 budget.note()
                 saved = budget.clock()
-        lagging.end(training.step)
+        crowding.end(training.step)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
 
