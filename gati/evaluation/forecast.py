@@ -18,7 +18,7 @@ from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import selector_seconds
-from gati.exploration.pace import Pace, affordable_steps, rounds_for, rounds_in
+from gati.exploration.pace import Pace
 from gati.exploration.prepare import MeasuringTimes
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
 from gati.exploration.train import Learner, SharedTraining
@@ -63,13 +63,8 @@ class _Stage:
         if self.pace is None:
             return None
         a_step = Pace(batch * self.pace.answer_s, batch * self.pace.learn_s)
-        an_epoch = schedule.steps_an_epoch(inputs, batch)
-        most = schedule.most_steps(inputs, batch, students=self.students)
-        fewest = self.recipe.rounds
-        many = schedule.most_rounds(inputs, batch, self.recipe)
-        rounds = rounds_for(left_s, a_step, steps_per_round=an_epoch, fewest=fewest, most=many)
-        steps = affordable_steps(left_s, a_step, steps_per_round=an_epoch, rounds=rounds)
-        return min(steps, most) * batch / inputs
+        steps, _ = schedule.affordable(left_s, a_step, inputs, batch, self.recipe, students=self.students)
+        return steps * batch / inputs
 
     def usual_s(self, inputs: int, batch: int) -> float:
         """Return the seconds that `explore` trains without a budget."""
@@ -78,11 +73,8 @@ class _Stage:
         epochs = schedule.DEFAULT_STUDENT_EPOCHS if self.students else schedule.DEFAULT_EPOCHS
         least = schedule.LEAST_STUDENT_STEPS if self.students else schedule.LEAST_EXIT_STEPS
         steps = schedule.steps_for_epochs(epochs, inputs, batch, least=least)
-        an_epoch = schedule.steps_an_epoch(inputs, batch)
-        fewest = self.recipe.rounds
-        many = schedule.most_rounds(inputs, batch, self.recipe)
-        rounds = rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=many)
-        fresh = steps if rounds is None else min(steps, rounds * an_epoch)
+        rounds = schedule.rounds_of_steps(steps, inputs, batch, self.recipe)
+        fresh = steps if rounds is None else min(steps, rounds * schedule.steps_an_epoch(inputs, batch))
         return batch * (fresh * self.pace.answer_s + steps * self.pace.learn_s)
 
 

@@ -22,6 +22,7 @@ from gati.errors import ModelError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
+from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
 from gati.exploration.train import Learner, SharedTraining
@@ -103,16 +104,17 @@ def group_training(
 
 
 def timekeeper(
-    task: GroupTask, step: int, allowed_s: float | None, clock: Callable[[], float]
+    plan: StagePlan, training: SharedTraining, allowed_s: float | None, clock: Callable[[], float]
 ) -> Callable[[], float] | None:
-    """Return what tells the share of the steps that should be done by now, for a training now at `step`.
+    """Return what tells the share of the steps that should be done by now.
 
     All steps should take `allowed_s` seconds; None without a limit.
     """
     if allowed_s is None:
         return None
-    course, whole_s = task.plan.course, max(allowed_s, 1e-3)
-    began_s = clock() - whole_s * course.share_of_time(step)
+    fresh_steps = (plan.rounds or 0) * training.steps_per_round
+    course, whole_s = Course(plan.steps, fresh_steps, plan.fresh_cost), max(allowed_s, 1e-3)
+    began_s = clock() - whole_s * course.share_of_time(training.step)
     return lambda: course.share_of_steps((clock() - began_s) / whole_s)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gati.exploration.pace import rounds_in
+from gati.exploration.pace import Pace, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
 
@@ -173,6 +173,32 @@ def most_rounds(training_inputs: int, batch_size: int, recipe: Recipe) -> int:
     steps = most_steps(training_inputs, batch_size, students=True)
     an_epoch = steps_an_epoch(training_inputs, batch_size)
     return rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=enough) or fewest
+
+
+def rounds_of_steps(steps: int, training_inputs: int, batch_size: int, recipe: Recipe) -> int | None:
+    """Rounds of views in `steps` steps of a recipe; None if its views never repeat."""
+    return rounds_in(
+        steps,
+        steps_per_round=steps_an_epoch(training_inputs, batch_size),
+        fewest=recipe.rounds,
+        most=most_rounds(training_inputs, batch_size, recipe),
+    )
+
+
+def affordable(
+    left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe, *, students: bool
+) -> tuple[int, int | None]:
+    """The useful steps that fit into a time, and their rounds of views as `rounds_of_steps`."""
+    an_epoch = steps_an_epoch(training_inputs, batch_size)
+    rounds = rounds_for(
+        left_s,
+        pace,
+        steps_per_round=an_epoch,
+        fewest=recipe.rounds,
+        most=most_rounds(training_inputs, batch_size, recipe),
+    )
+    steps = affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
+    return min(steps, most_steps(training_inputs, batch_size, students=students)), rounds
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:

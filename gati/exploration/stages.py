@@ -24,7 +24,6 @@ from gati.exploration.groups import (
 )
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.measure import accuracy_curve, held_out_probabilities
-from gati.exploration.pace import affordable_steps, rounds_for, rounds_in
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Emphasis, Recipe, recipe_of_students
@@ -34,12 +33,11 @@ from gati.exploration.schedule import (
     LEAST_EXIT_STEPS,
     LEAST_STUDENT_STEPS,
     STUDENT_EPOCHS,
+    affordable,
     batch_size_for,
     divide_time,
-    most_rounds,
-    most_steps,
     reserve,
-    steps_an_epoch,
+    rounds_of_steps,
     steps_for_epochs,
 )
 from gati.exploration.state import FinishedTrial, RunState, StagePlan
@@ -257,8 +255,6 @@ class TrainingStages:
         lesson = task.lesson
         inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
         batch_size = batch_size_of(self.classroom, lesson)
-        an_epoch, fewest = steps_an_epoch(inputs, batch_size), lesson.recipe.rounds
-        many = most_rounds(inputs, batch_size, lesson.recipe)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
@@ -267,7 +263,7 @@ class TrainingStages:
                 steps,
                 None if allowed_s is None else allowed_s / (1.0 + LATENESS),
                 _ALWAYS_AVAILABLE,
-                rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=many),
+                rounds_of_steps(steps, inputs, batch_size, lesson.recipe),
             )
         began = self.budget.clock()
         few = self.prepared.inputs.train.subset(range(min(inputs, task.plan.steps * batch_size)))
@@ -276,17 +272,10 @@ class TrainingStages:
             for _ in probe.run():
                 pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
-        pace, most = probe.pace, most_steps(inputs, batch_size, students=of_students)
-        rounds = rounds_for(left_s, pace, steps_per_round=an_epoch, fewest=fewest, most=many)
-        steps = affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
-        return StagePlan(
-            max(1, min(steps, most)),
-            left_s,
-            probe.engine_name,
-            rounds,
-            fresh_steps=(rounds or 0) * an_epoch,
-            fresh_cost=1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0,
-        )
+        pace = probe.pace
+        steps, rounds = affordable(left_s, pace, inputs, batch_size, lesson.recipe, students=of_students)
+        fresh_cost = 1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0
+        return StagePlan(max(1, steps), left_s, probe.engine_name, rounds, fresh_cost)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gati.errors import LibraryError, StorageError
-from gati.exploration.pace import Course
 from gati.files import atomic_write_text
 from gati.types import OperatingPoint, Trial, TrialId
 
@@ -41,13 +40,7 @@ class StagePlan(NamedTuple):
     planned_s: float | None  # seconds for all steps; None without a budget
     engine: str | None = None
     rounds: int | None = None  # after which views repeat; None: never
-    fresh_steps: int = 0  # the first steps, whose views are new
-    fresh_cost: float = 1.0  # time of such a step, relative to the others
-
-    @property
-    def course(self) -> Course:
-        """Which step should be reached when."""
-        return Course(self.steps, self.fresh_steps, self.fresh_cost)
+    fresh_cost: float = 1.0  # time of a step in these rounds, relative to later ones
 
 
 class RunState:

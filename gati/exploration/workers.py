@@ -96,7 +96,7 @@ class GroupTrainer:
                 path.write_bytes(state)
                 training.restore(path)
         self._task, self._training, self._loss = task, training, 0.0
-        self._losses = training.run(timekeeper(task, training.step, allowed_s, self._clock))
+        self._losses = training.run(timekeeper(task.plan, training, allowed_s, self._clock))
         return training.step
 
     def advance(self, seconds: float, want_state: bool) -> Slice:
