@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import TracebackType
 
 _SWITCH_S = 1e-5
-_LONGEST_S = 0.1  # so that work beside goes on if a request hangs
+_LONGEST_S = 0.1  # so that work in the background goes on if a request hangs
 
 
 def take_turns_often() -> None:
@@ -77,7 +77,7 @@ class RunningRequests:
 
 
 @contextmanager
-def beside(requests: RunningRequests) -> Iterator[None]:
+def alongside(requests: RunningRequests) -> Iterator[None]:
     """Inside the context, `let_requests_pass` in this thread lets these requests pass."""
     token = _requests.set(requests)
     try:
@@ -87,7 +87,7 @@ def beside(requests: RunningRequests) -> Iterator[None]:
 
 
 def let_requests_pass() -> float:
-    """Wait for running requests to end, if this thread works beside some. Returns the seconds.
+    """Wait for running requests to end, if this thread works alongside some. Returns the seconds.
 
     Long work calls this between its steps. Threads of one process share the Python interpreter, the
     processor's caches and memory, whatever their priorities.

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from gati import priority
-from gati.priority import RunningRequests, beside, let_requests_pass, take_turns_often
+from gati.priority import RunningRequests, alongside, let_requests_pass, take_turns_often
 from tests.waiting import LONG_S, until
 
 PROGRAM = """
@@ -42,9 +42,9 @@ def test_a_process_that_gives_way_is_idle_and_so_are_its_threads() -> None:
 # Requests before other work ---------------------------------------------------------------------------------
 
 
-def test_work_that_is_beside_nothing_does_not_wait() -> None:
+def test_work_that_is_alongside_nothing_does_not_wait() -> None:
     assert let_requests_pass() == 0.0
-    with beside(RunningRequests()):
+    with alongside(RunningRequests()):
         assert let_requests_pass() == 0.0, "no request is running"
 
 
@@ -56,7 +56,7 @@ def test_work_goes_on_when_the_requests_that_ran_have_ended_though_others_run(
     requests, passed = RunningRequests(), threading.Event()
 
     def work() -> None:
-        with beside(requests):
+        with alongside(requests):
             let_requests_pass()
         passed.set()
 
@@ -71,9 +71,9 @@ def test_work_goes_on_when_the_requests_that_ran_have_ended_though_others_run(
     thread.join()
 
 
-def test_a_request_that_hangs_does_not_stop_the_work_beside_it() -> None:
+def test_a_request_that_hangs_does_not_stop_the_work_alongside() -> None:
     requests = RunningRequests()
-    with requests, beside(requests):
+    with requests, alongside(requests):
         waited_s = let_requests_pass()
     assert waited_s > 0.0
     assert let_requests_pass() == 0.0, "outside the context no thread waits"
@@ -81,7 +81,7 @@ def test_a_request_that_hangs_does_not_stop_the_work_beside_it() -> None:
 
 def test_other_threads_do_not_wait() -> None:
     requests, waited = RunningRequests(), []
-    with requests, beside(requests):
+    with requests, alongside(requests):
         thread = threading.Thread(target=lambda: waited.append(let_requests_pass()))
         thread.start()
         thread.join()
@@ -92,7 +92,7 @@ def test_a_failed_request_has_ended() -> None:
     requests = RunningRequests()
     with pytest.raises(ValueError, match="this one"), requests:
         raise ValueError("this one")
-    with beside(requests):
+    with alongside(requests):
         assert let_requests_pass() == 0.0
 
 

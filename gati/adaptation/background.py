@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gati.engine.graph.apart import converting_apart
 from gati.engine.threads import work_alongside
-from gati.priority import RunningRequests, beside, let_requests_pass, take_turns_often
+from gati.priority import RunningRequests, alongside, let_requests_pass, take_turns_often
 
 Job = Callable[[], None]
 
@@ -140,7 +140,7 @@ class Background:
 
     def _run(self) -> None:
         work_alongside(_NICENESS)
-        with converting_apart(), beside(self._requests):
+        with converting_apart(), alongside(self._requests):
             while (job := self._next()) is not None:
                 self._do(job)
 
