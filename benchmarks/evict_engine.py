@@ -89,9 +89,10 @@ class NetworkCost(NamedTuple):
 class AddedTime(Decoder):
     """Advances the clock by a network's time without computing anything."""
 
-    def __init__(self, cost: NetworkCost) -> None:
+    def __init__(self, cost: NetworkCost, modelled: DecoderSettings) -> None:
         super().__init__(SINGLE_LAYER)
         self.cost = cost
+        self.modelled = modelled
         self.clock = EngineClock()
 
     def forward(self, batch: TokenBatch, cache: torch.Tensor) -> torch.Tensor:
@@ -153,7 +154,14 @@ class Replaying:
         self.clock = decoder.clock if isinstance(decoder, AddedTime) else EngineClock()
         page = page_bytes_for_tokens(decoder.settings, PAGE_TOKENS, torch.float32)
         limits = PrefixEngineLimits(most_running=16, most_waiting=len(prompts), chunk_tokens=512)
-        kept = KeptPrefixes("lru" if policy == "none" else policy, seed=seed, reuse=policy != "none")
+        name, _, counting = policy.partition(":")
+        network = decoder.modelled if isinstance(decoder, AddedTime) else decoder.settings
+        kept = KeptPrefixes(
+            "lru" if name == "none" else name,
+            seed=seed,
+            reuse=name != "none",
+            cost_growth=0.0 if counting == "pages" else PAGE_TOKENS * network.cost_growth,
+        )
         self.engine = PrefixEngine(
             decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
         )
@@ -213,8 +221,11 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
     policies = given.policies.split(",")
     prompts = prompts_of(trace, min(sizes) - 2)
     small = Decoder.random(SMALL, seed=0)
-    cost = measured_cost(SMALL if given.computed else DecoderSettings())
-    alone = Replaying(AddedTime(cost), max(sizes), "none", prompts[::10], np.zeros(len(prompts[::10])))
+    network = SMALL if given.computed else DecoderSettings()
+    cost = measured_cost(network)
+    alone = Replaying(
+        AddedTime(cost, network), max(sizes), "none", prompts[::10], np.zeros(len(prompts[::10]))
+    )
     alone.serve(len(prompts))
     at_s, order = arrival_times(trace, given.seed)
     prompts = [prompts[number] for number in order]
@@ -235,7 +246,7 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
     for size in sizes:
         replaying = {
             policy: Replaying(
-                small if given.computed else AddedTime(cost),
+                small if given.computed else AddedTime(cost, network),
                 size,
                 policy,
                 prompts,
@@ -387,7 +398,9 @@ def main() -> None:
     parser.add_argument("--socket", action="store_true")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--sizes", default="500,1000,2000")
-    parser.add_argument("--policies", default="lru,gati")
+    parser.add_argument(
+        "--policies", default="lru,gati", help="names; gati:pages saves pages instead of time"
+    )
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--computed", action="store_true")
     parser.add_argument("--fits", choices=("here", "elsewhere"), default="here")

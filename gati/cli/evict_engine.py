@@ -33,6 +33,14 @@ def engine(
     predictor: Annotated[
         str, typer.Option(metavar="NAME", help="reuse, or the folder that gati evict train wrote.")
     ] = "reuse",
+    cost_growth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="By what share of a first page's time each page before it makes a page dearer to compute; "
+            "default: from the network's sizes; 0: gati saves pages instead of time.",
+        ),
+    ] = None,
     gap: Annotated[
         str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
     ] = "100s",
@@ -95,7 +103,13 @@ def engine(
         budget_bytes=parse_bytes(budget),
         page_tokens=page,
         kept=KeptPrefixes(
-            policy, predictor, parse_duration(gap), seed, reuse, None if service is None else str(service)
+            policy,
+            predictor,
+            parse_duration(gap),
+            seed,
+            reuse,
+            None if service is None else str(service),
+            cost_growth,
         ),
         limits=PrefixEngineLimits(running, waiting, chunk),
         access_log=access_log,

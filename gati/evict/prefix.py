@@ -13,6 +13,7 @@ from gati.errors import EvictError
 from gati.evict.cache import Handle
 from gati.evict.learn.following import LearningLink, following
 from gati.evict.policy.registry import POLICIES
+from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.conversing import HintedContinuation, hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
@@ -41,10 +42,14 @@ class PrefixCache:
     `gap_s` is the mean pause before a user's next prompt in seconds, for `lpc` and `laru+lpc`, which use the
     hints passed to `insert`. Several requests may be active, but calls must not run concurrently.
 
+    With `cost_growth` g, a block with n blocks before it takes 1 + g n times as long to compute as a first
+    one, because attention reads them all. `gati` then saves time rather than blocks, and its guard counts
+    time. Other policies ignore it. docs/eviction.md says how to compute it for a network.
+
     `service` is the folder of `gati evict serve`: accesses are logged there, and predictors are loaded from
     there instead of being fitted here. Calls take equally long whether the service runs or not; `close` stops
     the threads that log and load. With policies that do not predict reuse, accesses are only logged. Raises
-    EvictError for sizes below one and for unknown policies and predictors.
+    EvictError for sizes below one, unknown policies and predictors, and a growth below zero.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class PrefixCache:
         predictor: str = "reuse",
         gap_s: float = 100.0,
         seed: int = 0,
+        cost_growth: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         service: str | Path | None = None,
     ) -> None:
@@ -67,7 +73,7 @@ class PrefixCache:
             raise EvictError(f"give either predictor ({predictor!r}) or service, not both")
         named = following if service is not None else predictor_named(predictor)
         maker = hinted(gap_s) if converses else named
-        self._cache = build(policy, blocks, maker, seed=seed)
+        self._cache = build(policy, blocks, maker, seed=seed, cost_growth=PathCosts(cost_growth).growth)
         self._link = None if service is None else LearningLink(self._cache, service)
         self._clock = clock
 

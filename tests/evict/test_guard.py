@@ -89,7 +89,7 @@ class Deaf(Gati):
     """A mutation: the shadow sees nothing."""
 
     def _judge(self) -> None:
-        self._excess = 0
+        self._behind = 0.0
 
 
 class Stubborn(Gati):

@@ -56,6 +56,13 @@ class DecoderSettings:
         """Channels of one head."""
         return self.width // self.heads
 
+    @property
+    def cost_growth(self) -> float:
+        """By what share of a first token's multiply-adds each earlier token increases those of a token."""
+        every_token = self.width * (2 * self.width + 2 * self.key_heads * self.head_width)
+        every_token += 3 * self.width * self.inner_width
+        return 2 * self.width / every_token
+
 
 class Stretch(NamedTuple):
     """Tokens of one request in a batch: rows `start` to `stop`, after `before` tokens with known keys.

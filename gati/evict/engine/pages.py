@@ -34,7 +34,9 @@ class KeptPrefixes:
     """Settings that decide which prefixes stay cached. `reuse=False` caches none, for comparison.
 
     `gap_s` is the mean pause before a user's prompt in seconds, for `lpc` and `laru+lpc`. `service` is the
-    folder of `gati evict serve`, which then fits the predictor; no step waits for it.
+    folder of `gati evict serve`, which then fits the predictor; no step waits for it. `cost_growth` says by
+    what share of a first page's time each page before it makes a page dearer to compute, so that `gati` saves
+    time rather than pages; None follows from the network's sizes, and 0 counts pages.
     """
 
     policy: str = "gati"
@@ -43,9 +45,13 @@ class KeptPrefixes:
     seed: int = 0
     reuse: bool = True
     service: str | None = None
+    cost_growth: float | None = None
 
-    def books(self, capacity: int) -> EngineBooks:
-        """The index of a cache of `capacity` pages. Raises EvictError for unknown or uninstalled names."""
+    def books(self, capacity: int, cost_growth: float = 0.0) -> EngineBooks:
+        """The index of a cache of `capacity` pages; `cost_growth` is that of the network.
+
+        Raises EvictError for unknown or uninstalled names, and for a growth below zero.
+        """
         policy = policy_named(self.policy, flat=False)
         if policy.name in ("lpc-oracle", "opt-leaf"):
             raise EvictError(f"{policy.name} needs a whole trace in advance; use lru or gati")
@@ -56,9 +62,10 @@ class KeptPrefixes:
         else:
             if policy.predicts and self.predictor == "reuse":
                 lightgbm_module()  # fail now, not at the first fit, hours later
-            books = PluginSettings(self.policy, self.predictor, self.seed, service=self.service).books(
-                capacity
-            )
+            growth = cost_growth if self.cost_growth is None else self.cost_growth
+            books = PluginSettings(
+                self.policy, self.predictor, self.seed, service=self.service, cost_growth=growth
+            ).books(capacity)
         assert isinstance(books, EngineBooks)
         return books
 
@@ -128,7 +135,7 @@ class PrefixPages:
         self._ready: set[int] = set()  # named pages that are computed, or will be before they are read
         self._uses: Counter[int] = Counter()
         # A policy's capacity cannot grow later, so it is the pool's limit.
-        self._books = kept.books(pool.limit_pages)
+        self._books = kept.books(pool.limit_pages, page_tokens * settings.cost_growth)
         self.counts = {"requested": 0, "hit": 0, "evicted": 0}
 
     @property

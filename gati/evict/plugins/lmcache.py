@@ -45,6 +45,11 @@ class LmcacheEviction:
                 f"policy {self._settings.policy} needs to know which chunk follows which, which LMCache does "
                 "not report: choose another, such as gati"
             )
+        if self._settings.cost_growth:
+            raise EvictError(
+                "cost_growth needs to know which chunk follows which, which LMCache does not report: "
+                "leave it out"
+            )
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known
         self._before: deque[tuple[list[Hashable], float]] = deque(maxlen=_REMEMBERED)

@@ -13,6 +13,7 @@ from gati.errors import EvictError
 from gati.evict.learn.following import LearningLink, following
 from gati.evict.plugins.books import EngineBooks
 from gati.evict.policy.registry import POLICIES, policy_named
+from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.conversing import hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
@@ -27,7 +28,7 @@ class PluginSettings:
 
     `blocks` is the capacity, for engines that do not report it; by default, it is the number of blocks held
     when the engine first needs room. `gap_s` is the mean pause before a user's next prompt in seconds, for
-    `lpc` and `laru+lpc`.
+    `lpc` and `laru+lpc`. `cost_growth` is as in `PrefixCache`.
     """
 
     policy: str = "gati"
@@ -36,13 +37,22 @@ class PluginSettings:
     blocks: int | None = None
     service: str | None = None
     gap_s: float = 100.0
+    cost_growth: float = 0.0
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
         """The index of a cache of `capacity` blocks, in a prefix tree or independent."""
         maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
         if POLICIES[self.policy].converses:
             maker = hinted(self.gap_s)
-        books = build(self.policy, capacity, maker, flat=flat, seed=self.seed, kind=EngineBooks)
+        books = build(
+            self.policy,
+            capacity,
+            maker,
+            flat=flat,
+            seed=self.seed,
+            cost_growth=self.cost_growth,
+            kind=EngineBooks,
+        )
         assert isinstance(books, EngineBooks)
         if self.service is not None:
             LearningLink(books, self.service)  # until the engine's process ends
@@ -78,6 +88,7 @@ def _checked(given: Any) -> PluginSettings:
         "blocks": int,
         "service": str,
         "gap_s": float,
+        "cost_growth": float,
     }
     names = ", ".join(field.name for field in fields(PluginSettings))
     if not isinstance(given, dict):
@@ -97,5 +108,6 @@ def _checked(given: Any) -> PluginSettings:
     if settings.policy == "lpc-oracle":
         raise EvictError(f"{VARIABLE}: lpc-oracle needs a whole trace in advance; use lpc")
     hinted(settings.gap_s)(1, 0)
+    PathCosts(settings.cost_growth)
     predictor_named(settings.predictor)
     return settings

@@ -32,6 +32,7 @@ class EvictionPolicy(ABC):
     )
     tree_only: ClassVar[bool] = False  # whether it needs requests to be paths
     flat_only: ClassVar[bool] = False  # whether it supports only blocks without parents
+    weighs_costs: ClassVar[bool] = False  # whether blocks may cost different times to compute
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         self.tree = tree
@@ -277,16 +278,22 @@ class PredictingPolicy(TablePolicy):
         self._failures = 0
 
     def _predicted(self) -> Floats:
+        """Scores [slots] of which the highest is evicted."""
+        scores = self._next_uses()
+        return self._by_recency() if scores is None else scores
+
+    def _next_uses(self) -> Floats | None:
+        """What the predictor says, [slots]; None if it failed."""
         try:
             scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
         except Exception:  # predictors may be user code; errors only lead to worse decisions
             self._failures += 1
-            return self._by_recency()
+            return None
         if np.min(scores, initial=np.inf) >= _LEAST:  # also False if any is NaN
             return scores
         if np.isnan(scores[self._leaf[: len(scores)]]).any():
             self._failures += 1
-            return self._by_recency()
+            return None
         return np.maximum(scores, _LEAST)  # minus infinity marks what cannot be evicted
 
     def figures(self) -> Mapping[str, Any]:

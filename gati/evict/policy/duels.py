@@ -8,7 +8,7 @@ requested when only one of two caches had them: the one that predictions filled,
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _MEMORY = 200.0  # duels; older ones fade
 _NEEDED = 100.0  # before predictions are tried again
@@ -22,6 +22,10 @@ _FEW_OUTCOMES = 0.02  # in capacities; fewer say too little
 def faded(requested: int, memory: float) -> float:
     """The share that is left, after a request, of counts that fade over `memory` requested blocks."""
     return max(1.0 - requested / memory, 0.0)
+
+
+def _equal(place: int) -> float:
+    return 1.0
 
 
 class Duels:
@@ -44,19 +48,23 @@ class Duels:
             _, (other, _) = self._open.popitem(last=False)
             del self._open[other]
 
-    def requested(self, ids: Sequence[int]) -> None:
-        """End the duels of blocks that are requested."""
+    def requested(self, ids: Sequence[int], weight: Callable[[int], float] = _equal) -> None:
+        """End the duels of blocks that are requested; a block counts by its place in `ids`."""
         if not self._open:
             return
-        for block in ids:
+        for place, block in enumerate(ids):
             ended = self._open.pop(block, None)
             if ended is None:
                 continue
             other, predicted = ended
             del self._open[other]
             keep = 1.0 - 1.0 / _MEMORY
-            self._won = keep * self._won + (not predicted)
-            self._lost = keep * self._lost + predicted
+            self._won *= keep
+            self._lost *= keep
+            if predicted:
+                self._lost += weight(place)
+            else:
+                self._won += weight(place)
 
     @property
     def won(self) -> bool:
@@ -96,7 +104,7 @@ class GainsAndLosses:
         self._capacity = capacity
         self._gained = self._lost = 0.0
 
-    def add(self, requested: int, *, gained: int, lost: int) -> None:
+    def add(self, requested: int, *, gained: float, lost: float) -> None:
         """A request of `requested` blocks."""
         keep = faded(requested, _OUTCOMES * self._capacity)
         self._gained = keep * self._gained + gained

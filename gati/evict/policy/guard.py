@@ -34,6 +34,10 @@ What was saved before does not pay for what is lost now: after a wrong predictio
 After LRU has taken over, predictions that clearly win their duels are tried again, for up to B/4 more misses,
 as long as X + D <= A + B + k, and until they have gained, X + D <= 0.005 n. The bound still holds: every miss
 beyond LRU was one of the D blocks, so X + D grows only by evictions that predictions chose.
+
+Where blocks differ in cost, X, D and the blocks gained and lost are costs, in requested blocks of the mean
+cost. Exact predictions then evict a block that is requested before another one only if it costs less, so
+this is not wrong. The bound is one on costs: B, k and the longest request count as blocks of its last depth.
 """
 
 from __future__ import annotations
@@ -47,8 +51,9 @@ import numpy as np
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
 from gati.evict.policy.duels import Duels, GainsAndLosses, faded
-from gati.evict.policy.predicting import Laru
+from gati.evict.policy.lru_only import LruOnly
 from gati.evict.policy.shadow import ShadowLru
+from gati.evict.policy.weighed import PathCosts, WeighedLaru
 from gati.evict.predict.base import Predictor, grown
 
 EXCESS_SHARE = 0.001  # eps
@@ -66,9 +71,13 @@ _LOSING = 0.015  # lost lately, in capacities, from which LRU decides whatever w
 _LEAST_LOSING = 100.0  # the same in blocks, for small caches
 
 
-def bound(requested: int, capacity: int, longest: int) -> float:
-    """Upper bound on the blocks that `gati` has missed beyond LRU after `requested` blocks."""
-    return EXCESS_SHARE * requested + slack(capacity) + capacity + longest
+def bound(requested: float, capacity: int, longest: int, cost_growth: float = 0.0) -> float:
+    """Upper bound on the blocks that `gati` has missed beyond LRU after `requested` blocks.
+
+    With `cost_growth`, both are costs, in first blocks of a path.
+    """
+    most = PathCosts(cost_growth).at(max(longest - 1, 0))
+    return EXCESS_SHARE * requested + most * (slack(capacity) + capacity + longest)
 
 
 def slack(capacity: int) -> float:
@@ -76,7 +85,7 @@ def slack(capacity: int) -> float:
     return min(capacity / 16.0, _MOST_SLACK)
 
 
-class Gati(Laru):
+class Gati(WeighedLaru):
     """LARU and the guard: as good as the predictions, and never much worse than LRU.
 
     If LRU would have evicted a block too, that is no mistake of the predictions. `figures` has X and A, the
@@ -85,18 +94,26 @@ class Gati(Laru):
 
     name = "gati"
 
-    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
-        super().__init__(tree, capacity, predictor, seed=seed)
+    def __init__(
+        self,
+        tree: RunTree,
+        capacity: int,
+        predictor: Predictor,
+        *,
+        seed: int = 0,
+        cost_growth: float = 0.0,
+    ) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed, cost_growth=cost_growth)
         self._shadow = ShadowLru(capacity, flat=tree.flat)
-        self._excess = 0  # X
+        self._behind = 0.0  # X as a cost
         self._lately = 0.0  # X of recent requests, with exponential decay
         self._seen = 0  # n
-        self._asked = 0  # number of blocks of this request
+        self._seen_cost = 0.0
+        self._asked = 0.0  # this request
         self._following = True
         self._limit: float | None = None  # X at which the current trial ends
-        self._only: dict[
-            int, float
-        ] = {}  # the D blocks that only the shadow holds: when each was evicted here
+        self._only = LruOnly()  # D
+        self._above: dict[int, int] = {}  # by cached block: blocks above it, if costs differ
         self._wrong_at = self._caught_at = -math.inf  # n when a prediction was last wrong, or caught
         self._duels, self._outcomes = Duels(capacity), GainsAndLosses(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since its last use
@@ -109,8 +126,22 @@ class Gati(Laru):
 
     @property
     def excess(self) -> int:
-        """X: blocks missed beyond LRU; negative if fewer were missed."""
-        return self._excess
+        """X: blocks missed beyond LRU; negative if fewer were missed. With costs, blocks of the mean cost."""
+        return round(self._excess)
+
+    @property
+    def _excess(self) -> float:
+        return self._behind / self._mean
+
+    @property
+    def _at_stake(self) -> float:
+        """D."""
+        return self._only.cost / self._mean
+
+    @property
+    def _mean(self) -> float:
+        """The mean cost of a requested block so far, in which all limits are counted."""
+        return self._seen_cost / self._seen if self._costs.growth and self._seen else 1.0
 
     @property
     def following(self) -> bool:
@@ -120,24 +151,27 @@ class Gati(Laru):
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
         """Compare with the shadow, and switch between predictions and LRU if X requires it."""
         held = self._shadow.access(ids)
-        self._duels.requested(ids)
+        costs = self._costs
         self._seen += len(ids)
-        self._excess += len(held) - hits
+        self._seen_cost += costs.upto(len(ids))
+        mean = self._mean
+        self._duels.requested(ids, lambda place: costs.at(place) / mean)
+        behind = costs.upto(len(held)) - costs.upto(hits)
+        self._behind += behind
         self._served += 1
         if self._was_wrong(ids):
             self._wrong_at = self._seen
             self._contradicted = True
         elif hits > 0 and not self._contradicted and self._beginning():
             self._contradicted = self._misordered(ids, hits)
-        for block in self._shadow.left:
-            self._only.pop(block, None)
-        lost = sum(self._only.pop(block, None) is not None for block in ids)
-        self._outcomes.add(len(ids), gained=hits + lost - len(held), lost=lost)
-        self._asked = len(ids)
+        self._only.discard(self._shadow.left)
+        lost = self._only.discard(ids)
+        self._outcomes.add(len(ids), gained=(lost - behind) / mean, lost=lost / mean)
+        self._asked = costs.upto(len(ids)) / mean
         self._judge()
         self._followed += self._following
         super().begin(ids, hits, time_s)
-        self._lately = faded(len(ids), _MEMORY * self.capacity) * self._lately + len(held) - hits
+        self._lately = faded(len(ids), _MEMORY * self.capacity) * self._lately + behind / mean
         if self._forgiving():
             self._evicted.difference_update(ids)
             self._share = min(2.0 * self._share, 1.0)
@@ -146,7 +180,7 @@ class Gati(Laru):
 
     def _forgiving(self) -> bool:
         """Whether LARU's mistakes do not count now."""
-        saved = self._excess + _RETURNING * len(self._only) <= 0.0 and not self._duels.behind
+        saved = self._excess + _RETURNING * self._at_stake <= 0.0 and not self._duels.behind
         return self._lately <= (_FORGIVEN * self.capacity if saved or self._leading() else 0.0)
 
     def _leading(self) -> bool:
@@ -175,14 +209,17 @@ class Gati(Laru):
     def _room(self) -> bool:
         """Whether X + D stays within A + B + k, whatever is evicted for this request."""
         most = EXCESS_SHARE * self._seen + slack(self.capacity) + self.capacity
-        return self._excess + len(self._only) + self._asked <= most
+        return self._excess + self._at_stake + self._asked <= most
 
     def _was_wrong(self, ids: list[int]) -> bool:
-        """Whether a requested block was evicted, while a block stayed that has not been used since."""
-        left = max((self._only[block] for block in ids if block in self._only), default=0.0)
-        if left == 0.0:
-            return False
-        return bool(self._queue[: len(self._runs)].min(initial=np.inf) < left)
+        """Whether a requested block was evicted, while one stayed, not used since, that costs no more."""
+        queue = self._queue[: len(self._runs)]
+        growth = self._costs.growth
+        for evicted, cost in self._only.evictions(ids):
+            stayed = queue[self._last_costs() <= cost] if growth else queue
+            if stayed.min(initial=np.inf) < evicted:
+                return True
+        return False
 
     def _beginning(self) -> bool:
         """Whether too few blocks were requested for predictions to have shown much."""
@@ -193,7 +230,9 @@ class Gati(Laru):
         heads = self.tree.heads
         found = [heads[block].slot for block in ids[: None if self.tree.flat else hits] if block in heads]
         count = len(self._runs)
-        scores = self._predicted()
+        scores = self._next_uses()
+        if scores is None:
+            return False
         others = scores[self._leaf[:count]]  # without the runs of this request, which are locked
         last = found if self.tree.flat else found[-1:]  # predictions for a path change along it
         return bool(len(others) and scores[last].max() > others.min())
@@ -204,7 +243,7 @@ class Gati(Laru):
         most = allowed + slack(self.capacity)
         lately = self._seen - _DOUBT * self.capacity
         half_a_point = min(most, _HALF_A_POINT * self._seen)
-        at_worst = self._excess + len(self._only) + self._asked  # X, if all of D is requested
+        at_worst = self._excess + self._at_stake + self._asked  # X, if all of D is requested
         if self._duels.behind or (self._contradicted and self._beginning()):
             return at_worst > half_a_point
         if self._wrong_at >= lately and self._lately > max(_LOSING * self.capacity, _LEAST_LOSING):
@@ -217,7 +256,7 @@ class Gati(Laru):
             return False
         trusted = self._duels.ahead and self._outcomes.gaining
         share = _RETURNING_CAUGHT if self._caught_at >= lately and not trusted else _RETURNING
-        return self._excess + share * len(self._only) >= min(most, _LARGEST_SHARE * self._seen)
+        return self._excess + share * self._at_stake >= min(most, _LARGEST_SHARE * self._seen)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Evict as LARU; as LRU after the guard stepped in, or if the two caches differ too much."""
@@ -231,20 +270,29 @@ class Gati(Laru):
             removed = []
             self._take(count, self._by_recency(), removed)
         self._scores = self._compared = None
-        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
+        self._left(removed, float(self._clock))
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that the engine dropped on its own."""
         removed = super().drop(run, count)
-        self._only.update(
-            dict.fromkeys(self._shadow.held.intersection(removed), 0.0)
-        )  # not a wrong prediction
+        self._left(removed, 0.0)  # not a wrong prediction
         return removed
+
+    def _left(self, removed: list[int], clock: float) -> None:
+        """These blocks are not cached any more."""
+        held, costs, above = self._shadow.held, self._costs, self._above
+        for block in removed:
+            place = above.pop(block, 0)
+            if block in held:
+                self._only.add(block, clock, costs.at(place))
 
     def touch(self, path: list[BlockRun], known: int) -> None:
         """Used runs may be named in a duel again."""
         super().touch(path, known)
+        if self._costs.growth:
+            for run in path[known:]:
+                self._above.update(zip(run.ids, range(run.start, run.end), strict=True))
         for run in path:
             self._named[run.slot] = False
 
@@ -292,7 +340,7 @@ class Gati(Laru):
         return {
             **super().figures(),
             "guard": {
-                "excess": self._excess,
+                "excess": self.excess,
                 "allowance": EXCESS_SHARE * self._seen,
                 "alarms": self._alarms,
                 "trials": self._trials,

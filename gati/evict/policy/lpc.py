@@ -200,6 +200,7 @@ class LaruLpc(_Conversing, Gati):
     """
 
     name = "laru+lpc"
+    weighs_costs = False  # its keys are not times
 
     def __init__(self, tree: RunTree, capacity: int, predictor: ContinuationSource, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, predictor, seed=seed)

@@ -7,7 +7,8 @@ last to the first, so the first ones stay longest. X and n count sampled blocks.
 A sample gives no certainty, so the guard is a statistical test. The loss of a request is z = (1 + LRU's hits
 - own hits, per sampled block) / 2, and the promise is a mean of at most (1 + eps) / 2. The detector of
 `gati.guard` bets against it; after an alarm, LRU decides until X <= eps n. While the promise is kept, the
-probability of an alarm within t requests is at most t / R.
+probability of an alarm within t requests is at most t / R. Where blocks differ in cost, all of this counts
+their costs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from gati.evict.index.tree import RunTree
 from gati.evict.policy.guard import EXCESS_SHARE
-from gati.evict.policy.predicting import Laru
+from gati.evict.policy.weighed import WeighedLaru
 from gati.evict.predict.base import Predictor
 from gati.guard.detector import Guard
 
@@ -49,10 +50,10 @@ class SampledLru:
         limit = self._limit
         return [place for place, block in enumerate(ids) if (hash(block) * _ODD & 2**64 - 1) >> 32 < limit]
 
-    def access(self, blocks: list[int]) -> int:
-        """Serve the sampled blocks of a request, from the root down; return how many LRU held."""
+    def access(self, blocks: list[int]) -> list[bool]:
+        """Serve the sampled blocks of a request, from the root down; return which of them LRU held."""
         order = self._order
-        held = sum(block in order for block in blocks)
+        held = [block in order for block in blocks]
         for block in reversed(blocks):
             order[block] = None
             order.move_to_end(block)
@@ -61,24 +62,32 @@ class SampledLru:
         return held
 
 
-class SampledGati(Laru):
+class SampledGati(WeighedLaru):
     """LARU with a guard that watches a sample of the blocks."""
 
     name = "gati"
 
-    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
-        super().__init__(tree, capacity, predictor, seed=seed)
+    def __init__(
+        self,
+        tree: RunTree,
+        capacity: int,
+        predictor: Predictor,
+        *,
+        seed: int = 0,
+        cost_growth: float = 0.0,
+    ) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed, cost_growth=cost_growth)
         self._every = -(-capacity // WHOLE_SHADOW)
         self._shadow = SampledLru(capacity, self._every)
         self._detector = loss_detector()
-        self._excess = self._seen = 0  # X and n, of sampled blocks
+        self._excess = self._seen = 0.0  # X and n, of sampled blocks
         self._following = True
         self._alarms = self._served = self._followed = 0
 
     @property
     def excess(self) -> int:
-        """X: blocks missed beyond LRU, estimated from the sample; negative if fewer were missed."""
-        return self._excess * self._every
+        """X: blocks missed beyond LRU, or their cost, estimated from the sample; negative if less."""
+        return round(self._excess * self._every)
 
     @property
     def following(self) -> bool:
@@ -90,8 +99,11 @@ class SampledGati(Laru):
         places = self._shadow.sampled(ids)
         if places:
             heads = self.tree.heads
-            own = sum(ids[place] in heads if self.tree.flat else place < hits for place in places)
-            self._judge(len(places), self._shadow.access([ids[place] for place in places]) - own)
+            own = (ids[place] in heads if self.tree.flat else place < hits for place in places)
+            costs = [self._costs.at(place) for place in places]
+            lru = self._shadow.access([ids[place] for place in places])
+            behind = sum(cost * (held - kept) for cost, held, kept in zip(costs, lru, own, strict=True))
+            self._judge(sum(costs), behind)
         self._served += 1
         self._followed += self._following
         super().begin(ids, hits, time_s)
@@ -117,8 +129,8 @@ class SampledGati(Laru):
             },
         }
 
-    def _judge(self, asked: int, behind: int) -> None:
-        """Judge a request of `asked` sampled blocks; LRU held `behind` more of them than this cache."""
+    def _judge(self, asked: float, behind: float) -> None:
+        """Judge a request whose sampled blocks cost `asked`; what LRU held cost `behind` more."""
         self._seen += asked
         self._excess += behind
         if self._following:

@@ -16,7 +16,6 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati
-from gati.evict.predict.base import Predictor
 from gati.evict.predict.named import (
     Continuation,
     Maker,
@@ -107,9 +106,13 @@ def build(
     *,
     flat: bool = False,
     seed: int = 0,
+    cost_growth: float = 0.0,
     kind: type[BlockCache] = BlockCache,
 ) -> BlockCache:
-    """Make a cache of class `kind` with the policy `name`. Raises EvictError."""
+    """Make a cache of class `kind` with the policy `name`. Raises EvictError.
+
+    Policies that do not weigh costs ignore `cost_growth`, so that they can be compared with those that do.
+    """
     made: Any = policy_named(name, flat=flat)  # predicting policies also take a predictor
     if made is Gati and capacity > WHOLE_SHADOW:
         made = SampledGati
@@ -119,7 +122,9 @@ def build(
     if maker is None:
         raise EvictError(f"policy {name} needs a predictor, such as reuse")
     predictor = maker(capacity, seed)
-    extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if made.twins else {}
+    extra: dict[str, Any] = {"twin": maker(capacity, seed)} if made.twins else {}
+    if made.weighs_costs:
+        extra["cost_growth"] = cost_growth
     policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
     return kind(tree, capacity, policy, predictor)
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -377,11 +378,35 @@ def test_names_depend_on_every_token_before() -> None:
         ({"policy": "lpc-oracle"}, "in advance"),
         ({"predictor": "guess"}, "unknown predictor 'guess'"),
         ({"policy": "lpc", "gap_s": 0.0}, "the mean gap is 0 s"),
+        ({"cost_growth": -0.5}, "cost_growth is -0.5; give a number from 0"),
     ],
 )
 def test_unknown_policies_are_told(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(EvictError, match=words):
         engine(kept=KeptPrefixes(**wrong))
+
+
+def test_what_a_token_costs_grows_as_the_network_computes() -> None:
+    """Multiply-adds of one layer: its matrices, and for each earlier token a dot product and a sum."""
+    matrices = sum(weight.numel() for weight in DECODER.model.layers[0].parameters() if weight.ndim == 2)
+    assert pytest.approx(2 * SETTINGS.width / matrices) == SETTINGS.cost_growth
+
+
+def test_pages_are_weighed_by_their_cost_unless_told_otherwise() -> None:
+    """A long prompt, then short ones until room is needed: its last pages take the longest to compute."""
+
+    def kept(cost_growth: float | None) -> int:
+        running = engine(16, KeptPrefixes("gati", cost_growth=cost_growth))
+        policy = running._pages._books.policy
+        long = [1] * (12 * PAGE_TOKENS + 1)
+        generated(running, long)
+        policy._predictor.scores = lambda count: np.full(count, 10.0)  # all return equally late
+        for token in range(2, 8):
+            generated(running, [token] * (PAGE_TOKENS + 1))
+        return generated(running, long).hit_tokens // PAGE_TOKENS
+
+    assert kept(0.0) < 12
+    assert kept(0.1) == kept(None) == 12
 
 
 def test_sizes_that_do_not_fit_are_told() -> None:

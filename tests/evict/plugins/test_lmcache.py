@@ -156,3 +156,8 @@ def test_a_policy_that_needs_prefixes_is_refused_when_lmcache_starts() -> None:
         EvictError, match="policy lpc needs to know which chunk follows which, which LMCache does not report"
     ):
         LmcacheEviction(settings=PluginSettings("lpc"))
+
+
+def test_costs_that_depend_on_prefixes_are_refused_when_lmcache_starts() -> None:
+    with pytest.raises(EvictError, match="cost_growth needs to know which chunk follows which"):
+        LmcacheEviction(settings=PluginSettings("gati", cost_growth=0.1))

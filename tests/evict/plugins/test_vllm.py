@@ -224,6 +224,7 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"policy": "lru", "seed": 3}')
     assert plugin_settings({VARIABLE: str(file)}) == PluginSettings("lru", seed=3)
+    assert plugin_settings({VARIABLE: '{"cost_growth": 1}'}).cost_growth == 1
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,8 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"policy": "lpc-oracle"}', "use lpc"),
         ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),
         ('{"gap_s": 0}', "give a time above zero"),
+        ('{"cost_growth": -1}', "give a number from 0"),
+        ('{"cost_growth": NaN}', "give a number from 0"),
     ],
 )
 def test_wrong_settings_are_told(text: str, message: str) -> None:
