@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from gati.cli import evict_serve, render
 from gati.cli.evict_engine import engine
+from gati.cli.evict_tables import print_fields, print_outcomes
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
 from gati.units import parse_duration
@@ -83,6 +83,15 @@ ContinuationDir = Annotated[
 Gap = Annotated[
     str, typer.Option("--gap", metavar="TIME", help="Mean pause before a user's next prompt, for lpc.")
 ]
+CostGrowth = Annotated[
+    float,
+    typer.Option(
+        "--cost-growth",
+        metavar="X",
+        help="By what share of a first block's time each block before it makes a block dearer to compute; "
+        "gati then saves time, not blocks.",
+    ),
+]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 
 
@@ -99,7 +108,7 @@ def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file
     found = statistics(_read(trace, flat, limit))
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
-    _fields(found)
+    print_fields(found)
     typer.echo(f"next: gati evict replay {trace}{' --flat' if flat else ''}")
 
 
@@ -109,6 +118,7 @@ def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file
         "gati evict replay trace.jsonl --policy lru,laru,fpb --predictor noise:0.3 --seeds 5 --json out.json",
         "gati evict replay clicks.txt --flat --policy lru,lmarker,opt",
         "gati evict replay stream.jsonl.gz --policy lru,lpc,lpc-oracle --continuation continuation",
+        "gati evict replay trace.jsonl.gz --policy lru,gati --cost-growth 0.019",
     )
 )
 def replay(
@@ -118,6 +128,7 @@ def replay(
     predictor: PredictorName = "reuse",
     continuation: ContinuationDir = None,
     gap: Gap = "100s",
+    cost_growth: CostGrowth = 0.0,
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
@@ -129,11 +140,18 @@ def replay(
 
     found = _read(trace, flat, limit)
     result = _replayed(
-        found, sizes, policies, predictor, seeds, continuation=continuation, gap_s=parse_duration(gap)
+        found,
+        sizes,
+        policies,
+        predictor,
+        seeds,
+        continuation=continuation,
+        gap_s=parse_duration(gap),
+        cost_growth=cost_growth,
     )
     if json_file is not None:
         atomic_write_text(json_file, result.to_json())
-    _eviction(summary(result))
+    print_outcomes(summary(result), timed=cost_growth > 0.0)
 
 
 @evict.command(
@@ -209,7 +227,7 @@ def compare(
     atomic_write_text(out, page(result, predictor=predictor, noise=curves))
     if json_file is not None:
         atomic_write_text(json_file, result.to_json())
-    _eviction(summary(result))
+    print_outcomes(summary(result))
     typer.echo(f"wrote {out}")
 
 
@@ -294,6 +312,7 @@ def _replayed(
     *,
     continuation: Path | None = None,
     gap_s: float = 100.0,
+    cost_growth: float = 0.0,
 ) -> TraceReplay:
     from gati.evict.replays.replay import replay as run
 
@@ -306,6 +325,7 @@ def _replayed(
         predictor=predictor,
         continuation=continuation,
         gap_s=gap_s,
+        cost_growth=cost_growth,
         seeds=range(seeds),
         progress=render.counter("blocks replayed"),
     )
@@ -327,45 +347,3 @@ def _sizes(text: str | None, trace: Trace) -> list[int]:
     if not sizes:
         raise EvictError("--size is empty; give a list such as 2000,5000")
     return sizes
-
-
-def _fields(found: Mapping[str, Any]) -> None:
-    """Print names and values; a mapping takes one line."""
-    table = render.new_table("", "", left=(0, 1))
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            text = ", ".join(f"{key} {_number(each)}" for key, each in value.items())
-        else:
-            text = (
-                _number(value)
-                if isinstance(value, (int, float))
-                else str(value if value is not None else "-")
-            )
-        table.add_row(name.replace("_", " "), text)
-    render.console().print(table)
-
-
-def _eviction(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print each policy's hit rate at each size."""
-    table = render.new_table(
-        "size", "policy", "hit rate", "beyond shared", "gap closed", "evicting, p99", "blocks/s", left=(1,)
-    )
-    for row in sorted(rows, key=lambda each: int(each["size"])):
-        table.add_row(
-            f"{row['size']:,}",
-            row["policy"],
-            row["hit"],
-            row["beyond"],
-            "-" if row["gap"] is None else render.percent(row["gap"]),
-            f"{row['decision_us']['p99']:.0f} us",
-            f"{row['blocks_per_s']:,.0f}",
-        )
-    render.console().print(table)
-    truncated = {row["size"]: row["truncated"] for row in rows if row["truncated"]}
-    if truncated:
-        size, count = min(truncated.items())
-        print(f"note: {count} requests are longer than {size:,} blocks; their later blocks always miss")
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -48,6 +48,18 @@ def test_replay_shows_and_writes_hit_rates(trace: Path, capsys: pytest.CaptureFi
     assert all(name in said for name in ("lru", "gati", "opt-leaf", "100.0 %"))
     rates = {(row["policy"], row["capacity_blocks"]): row["hit_rate"] for row in _outcomes(target)}
     assert rates["lru", 20] < rates["gati", 20] == rates["opt-leaf", 20] <= rates["opt", 20]
+    assert "time saved" not in said
+
+
+def test_replay_says_what_time_was_saved_if_blocks_differ_in_cost(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = trace.with_suffix(".json")
+    arguments = ["--size", "20", "--policy", "lru,gati,opt", "--predictor", "oracle", "--cost-growth", "0.5"]
+    assert run(["evict", "replay", str(trace), *arguments, "--json", str(target)]) == 0
+    assert "time saved" in capsys.readouterr().out
+    saved = {str(row["policy"]): row["time_saved"] for row in _outcomes(target)}
+    assert saved["lru"] < saved["gati"] and saved["opt"] is None  # type: ignore[operator]
 
 
 def test_train_then_replay_another_with_it(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +101,8 @@ def test_compare_without_noise_or_gati_says_so(trace: Path) -> None:
             ["--predictor", "magic"], "unknown predictor 'magic'; choose one of reuse", id="predictor"
         ),
         pytest.param(["--seeds", "0"], "--seeds is 0; give at least 1", id="seeds"),
+        pytest.param(["--cost-growth", "-1"], "cost_growth is -1.0; give a number from 0", id="cost"),
+        pytest.param(["--cost-growth", "1", "--flat"], "cost_growth needs paths", id="cost of rows"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line_and_status_2(

@@ -23,7 +23,7 @@ from gati.evict.predict.oracle import Oracle
 from gati.evict.replays import replay as replays
 from gati.evict.replays.replay import build
 from gati.evict.trace.records import Trace
-from tests.evict.naive import NaiveTree, Scripted, tree_trace
+from tests.evict.naive import NaiveTree, Scripted, flat_trace, tree_trace
 
 GROWTHS = (0.02, 0.3, 3.0)
 
@@ -61,21 +61,6 @@ def test_only_evictions_that_say_more_than_later_ones_are_kept(rows: list[tuple[
     assert absent.cost == sum(cost for _, cost in rows)
     assert absent.discard(range(len(rows))) == sum(cost for _, cost in rows)
     assert (len(absent), absent.cost) == (0, 0.0)
-
-
-class Remaining(Oracle):
-    """Knows the requests until the next use of a block."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self._request = 0
-
-    def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        self._request = request
-        return super().observe(ids, request, time_s)
-
-    def scores(self, count: int) -> np.ndarray:
-        return super().scores(count) - self._request
 
 
 def conversations(seed: int, requests: int = 150) -> Trace:
@@ -143,7 +128,7 @@ def test_without_the_guard_the_time_lost_is_not_bounded(
 
 def serving(trace: Trace, capacity: int, growth: float) -> tuple[BlockCache, Gati]:
     """A cache whose predictions are exact."""
-    cache = build("gati", capacity, lambda capacity, seed: Remaining(trace), cost_growth=growth)
+    cache = build("gati", capacity, lambda capacity, seed: Oracle(trace), cost_growth=growth)
     assert isinstance(cache.policy, Gati)
     return cache, cache.policy
 
@@ -229,6 +214,25 @@ def test_more_time_is_saved_than_by_counting_blocks() -> None:
     assert saved[costs.growth] > 1.05 * saved[0.0]
 
 
+def test_a_replay_says_what_time_was_saved() -> None:
+    trace, growth = chats(600), 0.2
+    outcomes = replays.replay(trace, [260], ["lru", "gati", "opt"], predictor="oracle", cost_growth=growth)
+    lru, gati, opt = outcomes.outcomes
+    cache, costs = build("lru", 260, None), PathCosts(growth)
+    saved = sum(costs.upto(cache.access(row, float(at)).hits) for at, row in enumerate(trace.requests))
+    asked = sum(costs.upto(len(row)) for row in trace.requests)
+    assert lru.time_saved == pytest.approx(saved / asked)
+    assert gati.time_saved is not None and gati.time_saved > 1.2 * saved / asked
+    assert opt.time_saved is None
+    counted = replays.replay(trace, [260], ["gati"], predictor="oracle").outcomes[0]
+    assert counted.time_saved == pytest.approx(counted.hit_rate)
+    for name in ("lru", "gati"):
+        with pytest.raises(EvictError, match="cost_growth needs paths"):
+            replays.replay(flat_trace([1, 2, 1]), [1], [name], cost_growth=growth)
+    with pytest.raises(EvictError, match="cost_growth is -1"):
+        replays.replay(trace, [260], ["lru"], cost_growth=-1.0)
+
+
 def test_predictions_that_fail_leave_the_decision_to_lru_not_to_costs() -> None:
     class Broken(Scripted):
         def scores(self, count: int) -> np.ndarray:
@@ -246,7 +250,7 @@ def test_a_sampled_shadow_counts_time_too(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sampled, "WHOLE_SHADOW", 100)
     monkeypatch.setattr(replays, "WHOLE_SHADOW", 100)
     trace, costs = chats(3_000), PathCosts(0.2)
-    cache = build("gati", 260, lambda capacity, seed: Remaining(trace), cost_growth=costs.growth)
+    cache = build("gati", 260, lambda capacity, seed: Oracle(trace), cost_growth=costs.growth)
     policy = cache.policy
     assert isinstance(policy, SampledGati)
     lru = build("lru", 260, None)

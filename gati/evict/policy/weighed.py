@@ -12,12 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor, grown
+
+NO_DEPTH = "cost_growth needs paths: blocks without parents all cost the same; leave it out"
 
 
 class PathCosts:
@@ -44,6 +47,10 @@ class PathCosts:
         """The cost of the first blocks of a path."""
         return blocks + self.growth * (0.5 * blocks * (blocks - 1))
 
+    def of_all(self, blocks: NDArray[np.int64]) -> float:
+        """The cost of the first blocks of several paths, [paths]."""
+        return float((blocks + self.growth * (0.5 * blocks * (blocks - 1))).sum())
+
 
 class WeighedLaru(Laru):
     """LARU that ranks leaves by predictions divided by costs, if `cost_growth` is not 0.
@@ -65,9 +72,7 @@ class WeighedLaru(Laru):
         super().__init__(tree, capacity, predictor, seed=seed)
         self._costs = PathCosts(cost_growth)
         if cost_growth and tree.flat:
-            raise EvictError(
-                "cost_growth needs paths: blocks without parents all cost the same; leave it out"
-            )
+            raise EvictError(NO_DEPTH)
         self._ends = np.zeros(64, dtype=np.int64)  # by slot: blocks from the root to the run's last one
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:

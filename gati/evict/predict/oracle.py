@@ -17,7 +17,7 @@ NEVER = 1e15  # above any request number; finite, so that errors can be added
 
 
 class Oracle:
-    """Predicts the number of the next request that contains a block; NEVER if there is none."""
+    """Predicts how many requests later one contains a block; about NEVER if there is none."""
 
     def __init__(self, trace: Trace, *, seed: int = 0) -> None:
         self._after = np.minimum(next_uses(trace), NEVER)
@@ -26,9 +26,11 @@ class Oracle:
         self._random = np.random.default_rng(seed)
         self._now = np.zeros(0)  # next use of each section of this request
         self._kept = np.zeros(64)
+        self._request = 0
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
         """Sections of a path are blocks of equal next use; in a flat trace, each block is its own section."""
+        self._request = request
         begin = int(self._starts[request])
         after = self._after[begin : begin + len(ids)]
         if self._flat:
@@ -50,9 +52,9 @@ class Oracle:
         self._kept[target] = self._kept[source]
 
     def scores(self, count: int) -> Floats:
-        """Request numbers of the predicted next uses, [count]."""
+        """Requests until the predicted next uses, [count]."""
         self._kept = grown(self._kept, count)
-        return self._kept[:count]
+        return self._kept[:count] - self._request
 
     def figures(self) -> Mapping[str, Any]:
         """Empty: an oracle has no counts."""
@@ -79,12 +81,6 @@ class Lognormal(Oracle):
     def __init__(self, trace: Trace, sigma: float, *, seed: int = 0) -> None:
         super().__init__(trace, seed=seed)
         self._sigma = sigma
-        self._request = 0
-
-    def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        """As the oracle, with errors."""
-        self._request = request
-        return super().observe(ids, request, time_s)
 
     def _said(self, truth: Floats) -> Floats:
         factor = np.exp(self._sigma * self._random.standard_normal(len(truth)))

@@ -61,6 +61,11 @@ def _mean(outcomes: Sequence[PolicyOutcome]) -> float:
     return sum(each.hit_rate for each in outcomes) / len(outcomes)
 
 
+def _mean_time_saved(outcomes: Sequence[PolicyOutcome]) -> float | None:
+    known = [each.time_saved for each in outcomes if each.time_saved is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _kind(name: str) -> str:
     return "base" if name in _LIMITS else "gati" if name == "gati" else "peer"
 
@@ -143,6 +148,7 @@ def summary(result: TraceReplay) -> list[dict[str, Any]]:
                 "size": size,
                 **_cell(outcomes),
                 "gap": first.gap_closed,
+                "time": _mean_time_saved(outcomes),
                 "decision_us": first.decision_us,
                 "blocks_per_s": first.blocks_per_s,
                 "truncated": first.truncated,

@@ -16,6 +16,7 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati
+from gati.evict.policy.weighed import NO_DEPTH, PathCosts
 from gati.evict.predict.named import (
     Continuation,
     Maker,
@@ -40,6 +41,7 @@ def replay(
     predictor: str = "reuse",
     continuation: Continuation | None = None,
     gap_s: float = 100.0,
+    cost_growth: float = 0.0,
     seeds: Sequence[int] = (0,),
     progress: Progress | None = None,
 ) -> TraceReplay:
@@ -49,11 +51,15 @@ def replay(
     policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
     upper bound of all policies. `lpc` and `laru+lpc` use `continuation`: the folder of a model trained on
     dialogues, or the probabilities [requests] that conversations continue. `gap_s` is the mean pause before
-    a user's next prompt, in seconds.
+    a user's next prompt, in seconds. `cost_growth` is as in `PrefixCache`; outcomes say what time was saved.
 
-    Raises EvictError for sizes below 1 or above the number of distinct blocks, and for unknown names.
+    Raises EvictError for sizes below 1 or above the number of distinct blocks, for unknown names, and for a
+    growth below zero or of blocks without parents.
     """
     flat = trace.kind == "flat"
+    costs = PathCosts(cost_growth)
+    if flat and cost_growth:
+        raise EvictError(NO_DEPTH)
     for size in sizes:
         if not 1 <= size <= trace.distinct:
             raise EvictError(
@@ -92,7 +98,8 @@ def replay(
                 if name == LIMIT:
                     outcomes.append(_limit(trace, size))
                 else:
-                    outcomes.append(_one(trace, size, name, makers[source], labels.get(source), seed, tell))
+                    label = labels.get(source)
+                    outcomes.append(_one(trace, size, name, makers[source], label, seed, costs, tell))
                 done += len(trace.blocks)
     if progress is not None:
         progress(total, total)
@@ -136,9 +143,11 @@ def _one(
     maker: Maker,
     predictor: str | None,
     seed: int,
+    costs: PathCosts,
     tell: Callable[[int], None],
 ) -> PolicyOutcome:
-    cache = build(name, size, maker, flat=trace.kind == "flat", seed=seed)
+    flat = trace.kind == "flat"
+    cache = build(name, size, maker, flat=flat, seed=seed, cost_growth=costs.growth)
     predicts = cache.predictor is not None
     hits = np.zeros(len(trace), dtype=np.int64)
     clock: list[int] = []
@@ -181,6 +190,7 @@ def _one(
             decision_us=_spread(clock),
             figures=figures,
             excess=excess,
+            time_saved=costs.of_all(hits) / costs.of_all(trace.lengths),
         ),
     )
 
