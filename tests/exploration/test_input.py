@@ -18,7 +18,7 @@ from gati.caches.predictors import reads_input
 from gati.errors import VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
-from gati.exploration.library import Library
+from gati.exploration.library import CERTIFY, Library
 from gati.exploration.network import load_network
 from gati.exploration.progress import SilentProgress
 from gati.model.data import load_data
@@ -117,11 +117,12 @@ def test_a_library_with_it_is_composed_and_served(library: Library, files: dict[
     assert [leaving.trial_id for leaving in composition.exits] == [trial.trial_id]
     engine = gati.load(library.directory)
     held = load_data(files["data"], GREY)
-    answers = engine(held.images(np.arange(100)))
-    scores = library.outcomes(trial.trial_id)
-    hits = scores.score[:100] >= np.float32(composition.exits[0].threshold)
-    assert [answer.exit == INPUT for answer in answers] == hits.tolist()
-    assert 0 < hits.sum() < 100
+    rows = np.flatnonzero(library.base_outcomes().split == CERTIFY)  # scored as when serving
+    above = library.outcomes(trial.trial_id).score[rows] - np.float32(composition.exits[0].threshold)
+    hit = np.array([answer.exit == INPUT for answer in engine(held.images(rows))])
+    clear = np.abs(above) > 1e-5  # one in another batch differs by rounding
+    np.testing.assert_array_equal(hit[clear], above[clear] > 0)
+    assert 0 < hit.sum() < len(rows)
 
 
 def _as_if_cheap(trial: Trial, cheap: bool) -> Trial:

@@ -20,6 +20,7 @@ from gati.caches import load_cache, save_cache
 from gati.composition.composition import Composition
 from gati.composition.load import open_served
 from gati.composition.walk import certify as walk
+from gati.engine.backends import BACKENDS
 from gati.errors import ConfigError
 from gati.exploration.library import Library
 from gati.samples.store import RecordStore
@@ -353,9 +354,11 @@ def test_loading_another_version_forgets_nothing_of_the_first(made: Path) -> Non
 # --- reduced precision ----------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    not BACKENDS["openvino-bf16"].installed(), reason="no OpenVINO, or no processor that computes in bfloat16"
+)
 def test_in_reduced_precision_misses_are_audited_against_float32(made: Path) -> None:
     """Caches that never hit lose nothing; the network itself does, in bfloat16, and the guard sees it."""
-    pytest.importorskip("openvino")
     chosen = certify(made / "library", 0.97)
     never = tuple(replace(leaving, threshold=2.0) for leaving in chosen.exits)
     compose(made, exits=never, backend="openvino-bf16")
