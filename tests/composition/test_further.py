@@ -25,6 +25,7 @@ from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.composition.verdicts import replay_of
 from gati.composition.walk import certify as walk
+from gati.engine.backends import BACKENDS
 from gati.errors import CompositionError, DataError
 from gati.evaluation.certify import certify
 from gati.exploration import candidates
@@ -216,8 +217,9 @@ def test_the_command_line_takes_them_and_a_published_form_too(library: Library, 
 @pytest.mark.slow
 def test_an_engine_is_asked_what_it_answers_to_them(library: Library) -> None:
     pytest.importorskip("openvino")
+    backend = "openvino-bf16" if BACKENDS["openvino-bf16"].installed() else "openvino"
     pieces = Pieces(library)
-    answers = EngineAnswers(library, "openvino-bf16", pieces)
+    answers = EngineAnswers(library, backend, pieces)
     settings = Settings(accuracy=0.9, confidence=None)
     contest = propose(library, settings, ["inline"], outcomes_of(library, SELECT), 300)
     setting = contest.candidates[-1]
@@ -230,7 +232,7 @@ def test_an_engine_is_asked_what_it_answers_to_them(library: Library) -> None:
     # between a stricter and a looser setting only inputs that leave elsewhere are run
     for shift in (0.3, -0.3, 0.1):
         shifted = [replace(each, threshold=each.threshold + shift) for each in setting]
-        alone = EngineAnswers(library, "openvino-bf16", pieces)
+        alone = EngineAnswers(library, backend, pieces)
         for here, there in zip(answers(shifted), alone(shifted), strict=True):
             assert np.array_equal(here, there)
 
