@@ -1,7 +1,7 @@
 """LARU for blocks that take different times to compute.
 
 Attention reads everything before a token, so a block costs more the more blocks are above it: with n of them,
-1 + g n times as much as the first one. A cache that counts blocks evicts long conversations sooner than short
+1 + g n times as much as the first one. A cache that counts blocks evicts long conversations before short
 ones, because each takes the place of many. When one returns, it takes long to compute, and all requests
 behind it wait. So what counts here is the time that a hit saves: leaves are ranked by their predicted time
 until the next use, divided by their cost.
@@ -9,18 +9,13 @@ until the next use, divided by their cost.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor, grown
-
-NO_DEPTH = "cost_growth needs paths: blocks without parents all cost the same; leave it out"
 
 
 class PathCosts:
@@ -33,10 +28,14 @@ class PathCosts:
 
     __slots__ = ("growth",)
 
-    def __init__(self, growth: float = 0.0) -> None:
-        """Raises EvictError if the cost would fall with depth, or is not a number."""
+    def __init__(self, growth: float = 0.0, *, flat: bool = False) -> None:
+        """Raises EvictError if the cost would fall with depth or is not a number, or if a cache is `flat`."""
         if not 0.0 <= growth < np.inf:
             raise EvictError(f"cost_growth is {growth}; give a number from 0, such as 0.02")
+        if growth and flat:
+            raise EvictError(
+                "cost_growth needs paths: blocks without parents all cost the same; leave it out"
+            )
         self.growth = growth
 
     def at(self, above: int) -> float:
@@ -46,10 +45,6 @@ class PathCosts:
     def upto(self, blocks: int) -> float:
         """The cost of the first blocks of a path."""
         return blocks + self.growth * (0.5 * blocks * (blocks - 1))
-
-    def of_all(self, blocks: NDArray[np.int64]) -> float:
-        """The cost of the first blocks of several paths, [paths]."""
-        return float((blocks + self.growth * (0.5 * blocks * (blocks - 1))).sum())
 
 
 class WeighedLaru(Laru):
@@ -70,9 +65,7 @@ class WeighedLaru(Laru):
         cost_growth: float = 0.0,
     ) -> None:
         super().__init__(tree, capacity, predictor, seed=seed)
-        self._costs = PathCosts(cost_growth)
-        if cost_growth and tree.flat:
-            raise EvictError(NO_DEPTH)
+        self._costs = PathCosts(cost_growth, flat=tree.flat)
         self._ends = np.zeros(64, dtype=np.int64)  # by slot: blocks from the root to the run's last one
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
@@ -96,6 +89,7 @@ class WeighedLaru(Laru):
         times = self._next_uses()
         return self._by_recency() if times is None else times / self._last_costs()
 
-    def _last_costs(self) -> Any:
+    def _last_costs(self) -> Floats:
         """What the last block of each run costs, [slots]."""
-        return 1.0 + self._costs.growth * np.maximum(self._ends[: len(self._runs)] - 1, 0)
+        costs: Floats = 1.0 + self._costs.growth * np.maximum(self._ends[: len(self._runs)] - 1, 0)
+        return costs

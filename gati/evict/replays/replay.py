@@ -16,7 +16,7 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati
-from gati.evict.policy.weighed import NO_DEPTH, PathCosts
+from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.named import (
     Continuation,
     Maker,
@@ -57,9 +57,7 @@ def replay(
     growth below zero or of blocks without parents.
     """
     flat = trace.kind == "flat"
-    costs = PathCosts(cost_growth)
-    if flat and cost_growth:
-        raise EvictError(NO_DEPTH)
+    costs = PathCosts(cost_growth, flat=flat)
     for size in sizes:
         if not 1 <= size <= trace.distinct:
             raise EvictError(
@@ -190,7 +188,7 @@ def _one(
             decision_us=_spread(clock),
             figures=figures,
             excess=excess,
-            time_saved=costs.of_all(hits) / costs.of_all(trace.lengths),
+            time_saved=sum(map(costs.upto, hits.tolist())) / sum(map(costs.upto, trace.lengths.tolist())),
         ),
     )
 
