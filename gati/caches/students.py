@@ -24,7 +24,6 @@ _HIDDEN_LAYERS = 2  # of a student for vectors
 _LAYOUT = tuple((stage, layer) for stage in range(len(_STAGES)) for layer in range(_LAYERS))
 _STEP = 8  # widths are multiples of this, to fill SIMD registers
 _SHARES = (0.09, 0.18, 0.35)  # of the base model's FLOPs
-_VECTOR_SHARES = (0.04, 0.08, 0.18)  # networks on vectors learn most in their first layers
 _LARGEST_SHARE = 0.6  # above this cost, a student saves little even if it is always right
 
 
@@ -137,14 +136,14 @@ def student_operations(hidden_shape: tuple[int, ...], classes: int, width: int) 
 def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations: int) -> tuple[int, ...]:
     """Return student widths worth training, ascending: about 9 %, 18 % and 35 % of the base model's FLOPs.
 
-    About half as much for vectors. `base_operations` is the base model's FLOPs on one input (two per
-    multiply-add). Widths are multiples of 8. Fewer than three are returned if the base model is so small that
-    neighbours coincide, and none if the smallest student costs more than 60 % of it.
+    `base_operations` is the base model's FLOPs on one input (two per multiply-add). Widths are multiples of
+    8. Fewer than three are returned if the base model is so small that neighbours coincide, and none if the
+    smallest student costs more than 60 % of it.
 
     **Raises:** `VariantError` for inputs that `student` cannot read.
     """
     chosen = set()
-    for share in _VECTOR_SHARES if len(hidden_shape) == 1 else _SHARES:
+    for share in _SHARES:
         wanted = share * base_operations
         width = _STEP
         while student_operations(hidden_shape, classes, width + _STEP) <= wanted:

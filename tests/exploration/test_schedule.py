@@ -98,9 +98,9 @@ def test_more_time_means_more_students_and_fewer_students_more_exits() -> None:
     assert places_for(0) > places_for(1) == places_for(3)
 
 
-def test_one_student_is_the_middle_one_and_the_next_is_larger() -> None:
-    assert [choose_widths((32, 48, 72), count) for count in (1, 2, 3)] == [(48,), (48, 72), (32, 48, 72)]
-    assert [choose_widths((32, 48), count) for count in (1, 2)] == [(48,), (32, 48)]
+def test_one_student_is_the_narrowest_and_the_next_is_wider() -> None:
+    assert [choose_widths((32, 48, 72), count) for count in (1, 2, 3)] == [(32,), (32, 48), (32, 48, 72)]
+    assert [choose_widths((32, 48), count) for count in (0, 1, 2, 3)] == [(), (32,), (32, 48), (32, 48)]
     assert choose_widths((), 2) == ()
 
 
