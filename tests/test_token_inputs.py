@@ -136,6 +136,15 @@ def test_what_was_there_before_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def test_settings_that_fail_do_not_bind_the_corrected_command(tmp_path: Path) -> None:
+    np.savez(tmp_path / "val.npz", **bad())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    for blocks in ("nothing", "neither"):
+        with pytest.raises(BlockError):
+            gati.explore(MODEL, data=str(tmp_path / "val.npz"), out=tmp_path / "out", blocks=blocks)
+
+
 @pytest.fixture(scope="module")
 def serving(library: Path) -> Iterator[Serving]:
     settings = '[models.tokens]\nlibrary = "library"\nthreads = 1\nrecords = "sqlite:///records.db"\n'

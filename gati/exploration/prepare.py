@@ -14,7 +14,7 @@ from torch import nn
 
 from gati.caches.tokens import of_any_length
 from gati.costs.lengths import profile_at_lengths
-from gati.errors import BackendError
+from gati.errors import BackendError, DataError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
@@ -23,7 +23,7 @@ from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.places import find_places
 from gati.exploration.progress import Progress
-from gati.exploration.splits import Inputs, split_inputs
+from gati.exploration.splits import Inputs, content_hash, split_inputs
 from gati.exploration.state import RunState
 from gati.model.data import load_data
 from gati.model.labels import (
@@ -145,6 +145,10 @@ def prepare(
     """
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
+    contents = {"--data": content_hash(held), **({} if more is None else {"--train-data": content_hash(more)})}
+    stored = state.costs()
+    if stored is not None:
+        _check_unchanged(stored.get("contents", contents), contents)
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
@@ -165,7 +169,6 @@ def prepare(
     outputs = check_base_outputs(base_answers(module, inputs.held_out, device))
     held_out_s = clock() - began
     held_out = _answers(outputs)
-    stored = state.costs()
     if stored is None:
         progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
         profile = profile_at_lengths(traced)
@@ -180,6 +183,7 @@ def prepare(
                 "profile": asdict(profile),
                 "specifications": [asdict(item) for item in specifications],
                 "expected": expected,
+                "contents": contents,
             }
         )
     else:
@@ -200,6 +204,16 @@ def prepare(
         named,
         labels,
     )
+
+
+def _check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
+    """Refuse other inputs than an unfinished exploration began with: it may have trained on what is held out."""
+    for option in sorted(before.keys() | now.keys()):
+        if before.get(option) != now.get(option):
+            raise DataError(
+                f"the inputs of {option}, or their order, have changed since this exploration began: "
+                "restore them, or choose another --out"
+            )
 
 
 def choose_augmentations(

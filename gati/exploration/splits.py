@@ -15,6 +15,7 @@ simulated best, because selectors and variants, which the simulation leaves out,
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,11 @@ def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
         np.unique(seen),
     )
     return Inputs(trained, held.subset(rows), split, record, tuple(notes))
+
+
+def content_hash(inputs: Data) -> str:
+    """Return a hash of all inputs in their order."""
+    return hashlib.sha256(inputs.identities.tobytes()).hexdigest()
 
 
 _TRAIN = -1

@@ -184,11 +184,12 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _leave_nothing(directory: Path, made: Sequence[Path]) -> None:
-    """Remove the first files of a run and the folders `made`, innermost first, if there is nothing else."""
-    first = {directory / ".lock", directory / ".state", directory / ".state" / "settings.json"}
-    if set(directory.rglob("*")) - first:
+    """Remove the first files of a run, and the folders `made`, innermost first, if there is nothing else."""
+    state = directory / ".state"
+    if not set(state.rglob("*")) - {state / "settings.json"}:
+        shutil.rmtree(state, ignore_errors=True)  # else it would demand these settings of the corrected run
+    if set(directory.rglob("*")) - {directory / ".lock"}:
         return
-    shutil.rmtree(directory / ".state", ignore_errors=True)
     (directory / ".lock").unlink(missing_ok=True)
     for folder in made:
         with suppress(OSError):  # another process has put something there

@@ -216,6 +216,21 @@ def test_a_run_interrupted_again_and_again_goes_on_and_ends_with_the_same_librar
     assert not (tmp_path / ".state").exists()
 
 
+@pytest.mark.parametrize("changed", ["data", "train_data"])
+def test_a_run_does_not_go_on_with_other_inputs(changed: str, files: dict[str, str], tmp_path: Path) -> None:
+    """Else inputs that an exit was trained on could certify it."""
+    own = {**files, changed: str(tmp_path / "own.npz")}
+    shutil.copy(files[changed], own[changed])
+    with pytest.raises(Killed):
+        explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2, progress=KilledAfter(10))
+    with np.load(own[changed]) as held:
+        arrays = dict(held)
+    np.savez(own[changed], **{name: array[::-1] for name, array in arrays.items()})
+    option = "--" + changed.replace("_", "-")
+    with pytest.raises(DataError, match=f"the inputs of {option}, or their order, have changed"):
+        explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+
+
 def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
     before = library.manifest_path.stat().st_mtime_ns
     again = explore(NET, **files, out=library.directory, variants=VARIANTS, epochs=2)
