@@ -129,6 +129,7 @@ def bench(
         note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
         disturbed=steady.disturbed > 0,
         disturbance=steady.note,
+        composed=served.composition.created,
     )
     atomic_write_text(served.library.directory / "bench.json", result.to_json())
     return result

@@ -113,6 +113,7 @@ class Bench:
     note: str = ""
     disturbed: bool = False
     disturbance: str = ""
+    composed: str = ""  # `created` of the composition
 
     def to_json(self) -> str:
         """The result as strict JSON text."""

@@ -89,6 +89,7 @@ class Evaluation:
     note: str = ""
     disturbed: bool = False
     disturbance: str = ""
+    composed: str = ""  # `created` of the composition
 
     def to_json(self) -> str:
         """The evaluation as strict JSON text."""
@@ -169,7 +170,9 @@ def evaluate(
         class_names=named.class_names,
     )
     notes = (note_of_seen(served.library, inputs), named.note)
-    return replace(measured, note="; ".join(note for note in notes if note))
+    return replace(
+        measured, note="; ".join(note for note in notes if note), composed=served.composition.created
+    )
 
 
 def evaluate_engine(

@@ -118,9 +118,10 @@ def _promise(chosen: Composition) -> str:
 
 
 def _measured(load: Callable[[Path], Measured], path: Path, chosen: Composition) -> Measured | None:
-    """Return the stored measurement, or None if there is none for this composition."""
+    """Return the stored measurement, or None if there is none for this composition or for an earlier one only."""
     found = load(path) if path.is_file() else None
-    return found if found is not None and found.composition == chosen.name else None
+    of = None if found is None else (found.composition, found.composed)
+    return found if of == (chosen.name, chosen.created) else None
 
 
 def _frontier(library: Library) -> tuple[tuple[ParetoPoint, ...], str]:

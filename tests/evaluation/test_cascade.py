@@ -42,6 +42,8 @@ def test_a_network_before_itself_answers_everything_and_always_agrees(
     assert (row.hit_rate, row.agreement, row.kind) == (1.0, 1.0, "peer")
     assert "set on the select split" in row.detail
     assert "8" not in row.throughput
+    gati.report(library)
+    assert "cascade torch" in (library / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_library_that_does_not_fit_is_left_out_with_the_reason(

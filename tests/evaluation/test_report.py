@@ -67,6 +67,17 @@ def test_a_measurement_of_another_composition_is_not_shown(library: Path) -> Non
     assert gati.report(library, composition="other")["bench"] is None
 
 
+def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(library: Path) -> None:
+    data = str(library.parent / "test.npz")
+    assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
+    assert run(["evaluate", str(library), "--data", data]) == 0
+    measured = gati.report(library)
+    assert measured["bench"] is not None and measured["evaluation"] is not None
+    rewrite(library, created="2026-01-02T00:00:00Z")
+    facts = gati.report(library)
+    assert facts["bench"] is None and facts["evaluation"] is None
+
+
 def test_everything_is_escaped(library: Path) -> None:
     rewrite(library, certificate=certify_every_class([[(0, 400)]], 0.97, 0.05, ["<script>alert(1)</script>"]))
     gati.report(library)

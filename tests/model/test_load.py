@@ -155,6 +155,12 @@ def test_torchvision_networks_come_with_their_preprocessing_and_classes() -> Non
     assert "fcn_resnet50" in error_of("torchvision:fcn_resnet50")  # a segmentation network is no classifier
 
 
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_that_transform_their_input_do_so_as_with_published_weights(name: str) -> None:
+    pytest.importorskip("PIL")
+    assert load_model(f"torchvision:{name}").module.transform_input
+
+
 def test_timm_networks_come_with_their_preprocessing() -> None:
     pytest.importorskip("timm")
     loaded = load_model("timm:mobilenetv3_small_050")
