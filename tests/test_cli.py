@@ -114,6 +114,12 @@ def test_wrong_usage_is_one_line_that_names_the_help(
             ["explore", "m:f", "--data", "v.npz", "--out", "o", "--budget", "soon"],
             "error: 'soon' is not a duration; write for example 10m, 90s or 500ms",
         ),
+        (["explore", "m:f", "--data", "v.npz"], "error: --out is missing: give a folder"),
+        (["explore", "m:f", "--out", "o"], "error: --data is missing: give inputs"),
+        (
+            ["explore", "--more", "1h", "o", "--blocks", "x"],
+            "error: --blocks cannot be used with --more: the library keeps its own setting",
+        ),
         (["compose", "x", "--memory", "lots"], "error: 'lots' is not a size; write for example 256MiB"),
         (["blocks", "m:f", "--size", "32"], "error: --size '32' is not a size in pixels; write HEIGHTxWIDTH"),
         (["blocks", "resnet18"], "error: unknown model 'resnet18'"),
@@ -121,7 +127,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(
         (["predict", "nowhere", "x.png"], "error: no cache library in nowhere"),
         (["export", "nowhere", "--out", "x.onnx"], "error: no cache library in nowhere"),
     ],
-    ids=["mean", "budget", "memory", "size", "model"]
+    ids=["mean", "budget", "no out", "no data", "more", "memory", "size", "model"]
     + [f"{verb} without library" for verb in ("evaluate", "predict", "export")],
 )
 def test_bad_values_are_one_line_and_status_2(

@@ -63,11 +63,12 @@ class Memory:
         self._squared[at] = sketched @ sketched
         self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer, scene)]
 
-    def contents(self) -> tuple[NDArray[np.float32], list[Prediction]]:
-        """The remembered sketches [n, size], oldest first, with their answers."""
+    def contents(self) -> tuple[NDArray[np.float32], list[Prediction], NDArray[np.int64]]:
+        """The remembered sketches [n, size], oldest first, with their answers and scenes [n]."""
         first = 0 if len(self) < _CAPACITY else self._newest + 1
         order = [(first + at) % len(self) for at in range(len(self))]
-        return self._sketches[order], [self._known[at][2] for at in order]
+        scenes = np.array([self._known[at][3] for at in order], dtype=np.int64)
+        return self._sketches[order], [self._known[at][2] for at in order], scenes
 
     def recall(self, sketched: NDArray[np.float32]) -> Seen | None:
         """The answer to the most similar input; None if too few are remembered.

@@ -64,13 +64,13 @@ class Looked(NamedTuple):
 class Remembered(NamedTuple):
     """The contents of a memory: its `state`, the inputs of each place, and what it has learned from.
 
-    `places` have sketches [n, size] and their answers, oldest first. `labelled` are features with whether the
-    remembered answer was wrong, `looked` the features of recent requests.
+    `places` have sketches [n, size] with their answers and scenes, oldest first. `labelled` are features with
+    whether the remembered answer was wrong and its scene, `looked` the features of recent requests.
     """
 
     state: Mapping[str, Any]
-    places: Mapping[str, tuple[NDArray[np.float32], Sequence[Prediction]]]
-    labelled: tuple[NDArray[np.float64], NDArray[np.bool_]]
+    places: Mapping[str, tuple[NDArray[np.float32], Sequence[Prediction], NDArray[np.int64]]]
+    labelled: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]
     looked: NDArray[np.float64]
 
 
@@ -217,8 +217,8 @@ class Recall:
     def _fit(self) -> None:
         with self._lock:
             self._since_fit = 0
-            features, wrong = self._labelled.all()
-            scenes, (recent, _) = self._labelled.scenes(), self._looked.all()
+            features, wrong, scenes = self._labelled.all()
+            recent = self._looked.all()[0]
         risk = Risk(features, wrong, FURTHER)
         risks, own = np.sort(risk(recent)), risk(features)
         with self._lock:
@@ -255,8 +255,10 @@ class Recall:
         except (KeyError, TypeError, ValueError, AdaptError):
             return None
         self._places = dict(list(places.items())[-self._most_places :])
-        for features, label in zip(*known.labelled, strict=True):
-            self._labelled.add(features, bool(label))
+        for features, label, scene in zip(*known.labelled, strict=True):
+            self._labelled.add(features, bool(label), int(scene))
+        begun = (known.labelled[2], *(scenes for _, _, scenes in known.places.values()))
+        self._scenes = max((int(each.max()) for each in begun if len(each)), default=0)
         for features in known.looked:
             self._looked.add(features)
         return ladders
@@ -284,10 +286,12 @@ class Recall:
         return self._places[looked.place]
 
 
-def _filled(sketches: NDArray[np.float32], answers: Sequence[Prediction]) -> Memory:
+def _filled(
+    sketches: NDArray[np.float32], answers: Sequence[Prediction], scenes: NDArray[np.int64]
+) -> Memory:
     memory = Memory(sketches.shape[1])
-    for sketched, answer in zip(sketches, answers, strict=True):
-        memory.add(sketched, answer)
+    for sketched, answer, scene in zip(sketches, answers, scenes.tolist(), strict=True):
+        memory.add(sketched, answer, scene)
     return memory
 
 
@@ -308,8 +312,6 @@ class _Rows:
         self._features[at], self._labels[at], self._scenes[at] = features, label, scene
         self._taken += 1
 
-    def scenes(self) -> NDArray[np.int64]:
-        return self._scenes[: len(self)].copy()
-
-    def all(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        return self._features[: len(self)].copy(), self._labels[: len(self)].copy()
+    def all(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+        count = len(self)
+        return self._features[:count].copy(), self._labels[:count].copy(), self._scenes[:count].copy()

@@ -38,7 +38,7 @@ from gati.guard.standing import Standing
 _log = logging.getLogger(__name__)
 
 _PART = "memory"
-_FORMAT = 1
+_FORMAT = 2
 _MAX_AGE_S = 3600.0
 _SAVED_EVERY_S = 30.0
 
@@ -120,10 +120,12 @@ class MemoryKeeper:
             answers = [Prediction(index, each, BASE, *rest) for index, each, rest in said]
             if sketches.ndim != 2 or len(sketches) != len(answers) or not np.isfinite(sketches).all():
                 raise ValueError(f"the entries of place {at} are damaged")
-            places[name] = sketches, answers
-        labelled = arrays["features"], arrays["wrong"]
+            places[name] = sketches, answers, np.asarray(arrays[f"scenes-{at}"], dtype=np.int64)
+        labelled = arrays["features"], arrays["wrong"], np.asarray(arrays["scenes"], dtype=np.int64)
         if labelled[0].shape[1:] != (FEATURES,) or arrays["looked"].shape[1:] != (FEATURES,):
             raise ValueError("its features have another shape")
+        if len({len(each) for each in labelled}) > 1:
+            raise ValueError("its features are damaged")
         return Remembered(state, places, labelled, arrays["looked"])
 
 
@@ -141,11 +143,12 @@ def _packed(known: Remembered, header: dict[str, Any]) -> bytes:
     arrays: dict[str, NDArray[Any]] = {
         "features": known.labelled[0],
         "wrong": known.labelled[1],
+        "scenes": known.labelled[2],
         "looked": known.looked,
     }
     said = []
-    for at, (sketches, answers) in enumerate(known.places.values()):
-        arrays[f"sketches-{at}"] = sketches
+    for at, (sketches, answers, scenes) in enumerate(known.places.values()):
+        arrays[f"sketches-{at}"], arrays[f"scenes-{at}"] = sketches, scenes
         arrays[f"classes-{at}"] = np.array([each.class_index for each in answers], dtype=np.int64)
         likely = [each.probabilities.float().numpy() for each in answers]
         arrays[f"probabilities-{at}"] = np.stack(likely)

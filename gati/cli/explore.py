@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 import gati
 from gati.cli import options, render
+from gati.errors import DataError
 from gati.units import parse_duration
 
 
@@ -130,7 +130,11 @@ def explore(
         render.library(library)
         return
     if data is None or out is None:
-        raise click.UsageError(f"Missing option '{'--data' if data is None else '--out'}'")
+        raise DataError(
+            "--data is missing: give inputs that the network was not trained on (see gati explore --help)"
+            if data is None
+            else "--out is missing: give a folder for the library (see gati explore --help)"
+        )
     library = gati.explore(
         model,
         checkpoint,
@@ -167,6 +171,4 @@ def _refuse_with_more(**given: object) -> None:
     """Raise a usage error for options that a library already fixes."""
     for name, value in given.items():
         if value is not None:
-            raise click.UsageError(
-                f"'--{name}' cannot be used with '--more': the library keeps its own setting"
-            )
+            raise DataError(f"--{name} cannot be used with --more: the library keeps its own setting")

@@ -17,6 +17,7 @@ from gati.errors import DataError, RequestError
 from gati.units import parse_duration
 
 _BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of images, by their number of channels
 _RECORDINGS = {".wav": "audio/wav", ".flac": "audio/flac"}
 
 
@@ -28,7 +29,7 @@ def query(
         str | None,
         typer.Argument(
             metavar="[IMAGE|RECORDING|TEXT]",
-            help="An image file for a pipeline, a WAV or FLAC file, or a text.",
+            help="An image file, a WAV or FLAC file, or a text.",
         ),
     ] = None,
     text: Annotated[
@@ -55,7 +56,7 @@ def query(
     if image is not None and _names_a_file(image) and Path(image).suffix.lower() in _RECORDINGS:
         _query_recording(server, name, Path(image), parameters)
     elif image is not None and _names_a_file(image):
-        _show_answer(server.ask("POST", _query_of(name), parameters, _read(Path(image)), _BYTES))
+        _query_image(server, name, Path(image), parameters)
     else:
         _query_texts(server, name, text or [str(image)], parameters)
 
@@ -71,6 +72,29 @@ def _query_texts(server: AskedServer, name: str, texts: Sequence[str], parameter
     _show_answers(texts, server.ask("POST", _inference_of(name), content=body, kind=_JSON))
 
 
+def _query_image(server: AskedServer, name: str, path: Path, parameters: Mapping[str, Any]) -> None:
+    """Send an image file to a pipeline, or its pixels to a model."""
+    content = _read(path)
+    if _is_pipeline(server, name):
+        _show_answer(server.ask("POST", _query_of(name), parameters, content, _BYTES))
+        return
+    from gati.model.pictures import open_image
+
+    channels = server.ask("GET", f"/v2/models/{quote(name, safe='')}")["parameters"]["image_shape"][2]
+    mode = _MODES.get(channels)
+    if mode is None:
+        raise DataError(f"{name} takes no image files: send what its network takes to {_inference_of(name)}")
+    picture = open_image(path).convert(mode)
+    pixels = picture.tobytes()
+    taken = {
+        "name": "input",
+        "shape": [1, picture.height, picture.width, channels],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": len(pixels)},
+    }
+    _infer(server, name, taken, pixels, parameters, path.name)
+
+
 def _query_recording(server: AskedServer, name: str, path: Path, parameters: Mapping[str, Any]) -> None:
     """Send a recording to a pipeline or a model."""
     content = _read(path)
@@ -80,10 +104,23 @@ def _query_recording(server: AskedServer, name: str, path: Path, parameters: Map
         return
     size = {"binary_data_size": 4 + len(content)}
     taken = {"name": "recording", "shape": [1], "datatype": "BYTES", "parameters": size}
+    _infer(server, name, taken, len(content).to_bytes(4, "little") + content, parameters, path.name)
+
+
+def _infer(
+    server: AskedServer,
+    model: str,
+    taken: Mapping[str, Any],
+    content: bytes,
+    parameters: Mapping[str, Any],
+    shown: str,
+) -> None:
+    """Send one binary input to a model and show its answer as that of `shown`."""
     head = json.dumps({"inputs": [taken], "parameters": dict(parameters)}).encode()
-    body = head + len(content).to_bytes(4, "little") + content
-    answer = server.ask("POST", _inference_of(name), content=body, kind=_BYTES, head_length=len(head))
-    _show_answers([path.name], answer)
+    answer = server.ask(
+        "POST", _inference_of(model), content=head + content, kind=_BYTES, head_length=len(head)
+    )
+    _show_answers([shown], answer)
 
 
 def _is_pipeline(server: AskedServer, name: str) -> bool:

@@ -101,6 +101,22 @@ def test_it_goes_on_where_it_was_and_pays_for_no_second_proof(tmp_path: Path) ->
         np.testing.assert_allclose(seen.seen.features, known.seen.features, atol=1e-5)
 
 
+def test_a_scene_that_began_before_a_restart_still_needs_evidence_of_its_own(tmp_path: Path) -> None:
+    """The camera turned shortly before, and what is remembered of the new view was wrong each time."""
+    before = proven(tmp_path)
+    random = np.random.default_rng(1)
+    turned = np.where(random.random((1, 1, 8, 8)) < 0.5, -9.0, 9.0)
+    views = [torch.from_numpy(turned + random.normal(0.0, 0.02, turned.shape)).float() for _ in range(105)]
+    for x in views[:5]:
+        looked = look_alone(before, x)
+        assert looked is not None and looked.seen is not None
+        before.recall.learn(looked, answer((looked.seen.answer.class_index + 1) % 3), drawn=False)
+    before.save()
+    for kept in (before, Kept(tmp_path)):
+        answered = [look_alone(kept, x) for x in views[5:]]
+        assert not any(each is None or each.confident for each in answered)
+
+
 @pytest.mark.parametrize("why", ["old", "from the future", "of another network", "lost", "damaged", "half"])
 def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(tmp_path: Path, why: str) -> None:
     proven(tmp_path)

@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from PIL import Image
 
 import gati
+from gati.cli import run
 from tests.engine.served import PREPROCESSING, images
 from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, make_folder, request
 from tests.waiting import LONG_S
@@ -30,6 +32,20 @@ def expected(folder: Path) -> list[gati.Prediction]:
     """What the engine says of ten images in this process."""
     with gati.load(folder / "library") as engine:
         return engine(PREPROCESSING(images(10)))
+
+
+def test_the_query_command_sends_a_picture(
+    serving: Serving,
+    expected: list[gati.Prediction],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number, pixels in enumerate(images(3)):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(pixels[:, :, 0]).convert("RGB").save(path)
+        assert run(["query", "small", str(path), "--url", serving.url]) == 0
+        said = capsys.readouterr().out
+        assert path.name in said and str(expected[number].class_name) in said
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
