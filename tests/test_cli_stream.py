@@ -55,11 +55,11 @@ def test_streams_do_not_share_what_they_prove_and_remember(
 ) -> None:
     """The file was whose who wrote last: a restart could believe of one camera what another had proven."""
     arguments = ["stream", str(library), "--source", str(video), "--every", "1s", "--json", "-"]
-    taken = hold(tmp_path / "standing-default.lock")
+    taken = hold(tmp_path / "stream.lock")
     assert not isinstance(taken, str)
     assert run([*arguments, "--state", str(tmp_path)]) == AdaptError.exit_status
     assert "another gati stream keeps its state in" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"standing-default.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"stream.lock"}
     taken.close()
     assert run([*arguments, "--state", str(tmp_path)]) == 0
 

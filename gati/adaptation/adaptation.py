@@ -69,7 +69,7 @@ from gati.versions.repository import ModelRepository
 _AUDITS_WAITING = 512
 _JOBS_WAITING = 8  # retrainings, and openings of proven settings
 _MEMORY = 0.99  # decay of the running hit rate
-_WINDOW_INPUTS = 700
+WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
 
 
@@ -98,7 +98,7 @@ class Adaptation:
     ) -> None:
         asked = settings or AdaptSettings()
         promise = promise_of(served, asked)
-        self.settings = replace(asked, window_inputs=asked.window_inputs or _WINDOW_INPUTS)
+        self.settings = replace(asked, window_inputs=asked.window_inputs or WINDOW_INPUTS)
         self._accuracy = promise.accuracy
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")

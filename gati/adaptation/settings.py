@@ -39,11 +39,10 @@ class AdaptSettings:
 
     Samples: `sampling` is the share of requests drawn. More are drawn until the first retraining, and while
     far fewer hit than promised, as long as base answers are computed for no more than that share; while the
-    caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept; None keeps as many
-    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time spent on
-    audits in addition to samples; `audits_to_false_alarm` is the mean number of audits until a false alarm.
-    While the base model answers and caches are on probation, the share `probation` of requests is looked up
-    in the background.
+    caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept, by default 700.
+    `audit_budget` is the share of the base model's time spent on audits in addition to samples;
+    `audits_to_false_alarm` is the mean number of audits until a false alarm. While the base model answers and
+    caches are on probation, the share `probation` of requests is looked up in the background.
 
     Retraining: every `interval_s`, on alarm, and when the hit rate falls below the share `falls_to` of the
     promised one. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`

@@ -24,6 +24,7 @@ _HIDDEN_LAYERS = 2  # of a student for vectors
 _LAYOUT = tuple((stage, layer) for stage in range(len(_STAGES)) for layer in range(_LAYERS))
 _STEP = 8  # widths are multiples of this, to fill SIMD registers
 _SHARES = (0.09, 0.18, 0.35)  # of the base model's FLOPs
+_NARROWEST = 24  # narrower ones take as long, since starting a layer does, and know less
 _LARGEST_SHARE = 0.6  # above this cost, a student saves little even if it is always right
 
 
@@ -137,8 +138,8 @@ def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations:
     """Return student widths worth training, ascending: about 9 %, 18 % and 35 % of the base model's FLOPs.
 
     `base_operations` is the base model's FLOPs on one input (two per multiply-add). Widths are multiples of
-    8. Fewer than three are returned if the base model is so small that neighbours coincide, and none if the
-    smallest student costs more than 60 % of it.
+    8. Fewer than three are returned if the base model is so small that neighbours coincide, or that some are
+    narrower than 24 and others are not, and none if the smallest student costs more than 60 % of it.
 
     **Raises:** `VariantError` for inputs that `student` cannot read.
     """
@@ -154,7 +155,7 @@ def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations:
         )
         if student_operations(hidden_shape, classes, nearest) <= _LARGEST_SHARE * base_operations:
             chosen.add(nearest)
-    return tuple(sorted(chosen))
+    return tuple(sorted({width for width in chosen if width >= _NARROWEST} or chosen))
 
 
 def _check(hidden_shape: tuple[int, ...], width: int) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gati.adaptation.settings import AdaptSettings, Change
     from gati.video import Sink
 
+_RECORDS_S = 3600.0  # how long samples are stored at least
+
 _Source = Annotated[
     str,
     typer.Option(
@@ -184,8 +186,8 @@ def _run(
         view.change(shown)
         shown_on.change(shown)
 
-    _hold(stack, state / f"standing-{composition}.lock")
-    kept = _kept(stack, directory, state) if settings.enabled else {}
+    _hold(stack, state / "stream.lock")
+    kept = _kept(stack, directory, state, settings) if settings.enabled else {}
     adaptation = stack.enter_context(
         Adaptation.open(
             directory,
@@ -228,7 +230,7 @@ def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Pa
 
 
 def _hold(stack: ExitStack, path: Path) -> None:
-    """Lock the state, so that two streams do not mix their proofs and memory.
+    """Lock the state, so that two streams do not mix their proofs, memory, samples and versions.
 
     Raises AdaptError if another stream holds the lock.
     """
@@ -243,8 +245,9 @@ def _hold(stack: ExitStack, path: Path) -> None:
         stack.enter_context(lock)
 
 
-def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
+def _kept(stack: ExitStack, directory: Path, state: Path, settings: AdaptSettings) -> dict[str, Any]:
     """Where versions and samples are stored across restarts, and the samples of earlier runs."""
+    from gati.adaptation.adaptation import WINDOW_INPUTS
     from gati.adaptation.settings import model_name
     from gati.samples.store import RecordStore
     from gati.samples.writer import BackgroundWriter
@@ -252,8 +255,10 @@ def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
 
     model = model_name(directory)
     state.mkdir(parents=True, exist_ok=True)
-    store = stack.enter_context(RecordStore.open(f"sqlite:///{(state / 'records.db').resolve()}"))
-    history = store.window(model, kind="input")
+    url = f"sqlite:///{(state / 'records.db').resolve()}"
+    store = stack.enter_context(RecordStore.open(url, max_age_s=max(_RECORDS_S, settings.window_s)))
+    since_s = time.time() - settings.window_s
+    history = store.window(model, since_s, settings.window_inputs or WINDOW_INPUTS, kind="input")
     writer = stack.enter_context(BackgroundWriter(store))
     return {
         "model": model,

@@ -118,7 +118,7 @@ def _promise(chosen: Composition) -> str:
 
 
 def _measured(load: Callable[[Path], Measured], path: Path, chosen: Composition) -> Measured | None:
-    """Return the stored measurement, or None if there is none for this composition or for an earlier one only."""
+    """Return the stored measurement; None if there is none, or only for another composition."""
     found = load(path) if path.is_file() else None
     of = None if found is None else (found.composition, found.composed)
     return found if of == (chosen.name, chosen.created) else None

@@ -145,7 +145,8 @@ def prepare(
     """
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
-    contents = {"--data": content_hash(held), **({} if more is None else {"--train-data": content_hash(more)})}
+    given = {"--data": held} if more is None else {"--data": held, "--train-data": more}
+    contents = {option: content_hash(data) for option, data in given.items()}
     stored = state.costs()
     if stored is not None:
         _check_unchanged(stored.get("contents", contents), contents)
@@ -207,7 +208,7 @@ def prepare(
 
 
 def _check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
-    """Refuse other inputs than an unfinished exploration began with: it may have trained on what is held out."""
+    """Refuse other inputs than the exploration began with: it may have trained on what is now held out."""
     for option in sorted(before.keys() | now.keys()):
         if before.get(option) != now.get(option):
             raise DataError(

@@ -19,8 +19,9 @@ class Result:
 
     `time_s` is stream time and `frame_index` the picture's number; `region` is None if the whole picture was
     classified. `exit` is the block that the answer left at, or `base`. `latency_ms` is this answer's latency,
-    `base_latency_ms` the base model's, if known. `version` is that of the caches. If `audited`, `agreed` says
-    whether the base model's class was the same; otherwise it is None.
+    `base_latency_ms` the base model's, if known. `version` is that of the caches. `audited` says
+    whether the base model's class is compared with it; `agreed` is the outcome if it was known at once, else
+    None: audits of early answers run in the background.
     """
 
     time_s: float

@@ -186,7 +186,10 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
     if text not in [policy.value for policy in FramePolicy]:
         raise VideoError(f"frame policy {text!r} is unknown; choose auto, wait or drop-oldest")
     if live and text == FramePolicy.WAIT and not name.lower().startswith("http"):
-        raise VideoError(f"{name} is live and cannot wait; use the frame policy drop-oldest or auto")
+        raise VideoError(
+            f"{name} is live and cannot wait: record it first, or use gati stream "
+            "(in Python: the frame policy drop-oldest or auto)"
+        )
     return FramePolicy(text)
 
 

@@ -349,7 +349,7 @@ def test_a_camera_that_is_not_there_is_told() -> None:
 @pytest.mark.parametrize("text", ["camera:0", "rtsp://me:secret@10.0.0.7/live"])
 def test_what_is_live_cannot_wait(text: str) -> None:
     with pytest.raises(
-        VideoError, match="is live and cannot wait; use the frame policy drop-oldest"
+        VideoError, match="is live and cannot wait: record it first, or use gati stream"
     ) as caught:
         open_source(text, policy="wait")
     assert "secret" not in str(caught.value)
