@@ -33,6 +33,9 @@ ChangeKind = Literal[
 ]
 
 
+_LEAST_PART = 25  # samples on either side of a split in stretches of ten, of which a retraining needs 20
+
+
 @dataclass(frozen=True)
 class AdaptSettings:
     """How an adaptation samples, watches and retrains. Times are seconds on the clock of requests.
@@ -94,8 +97,14 @@ class AdaptSettings:
         for name in ("margin", "falls_to"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")
-        if (self.window_inputs is not None and self.window_inputs < 1) or self.recent_inputs < 1:
-            raise AdaptError("window_inputs and recent_inputs must be at least 1")
+        if self.recent_inputs < 1:
+            raise AdaptError("recent_inputs must be at least 1")
+        least = math.ceil(_LEAST_PART / min(self.held_share, 1.0 - self.held_share))
+        if self.window_inputs is not None and self.window_inputs < least:
+            raise AdaptError(
+                f"window_inputs is {self.window_inputs!r}, must be at least {least} with held_share "
+                f"{self.held_share:g}: less is too little to train on or to choose settings on"
+            )
         if not (math.isfinite(self.delay_s) and self.delay_s >= 0.0):
             raise AdaptError(f"delay_s is {self.delay_s!r}, must be 0 or more seconds")
 

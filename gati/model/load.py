@@ -170,10 +170,11 @@ def _torchvision_recipe(name: str) -> _Recipe:
     )
 
     def build(classes: int | None) -> nn.Module:
-        network: nn.Module = models.get_model(name, weights=None, **_classes_argument(classes))
+        network: Any = models.get_model(name, weights=None, **_classes_argument(classes))
         if hasattr(network, "transform_input"):  # torchvision turns it on with the weights it publishes
             network.transform_input = True
-        return network
+        built: nn.Module = network
+        return built
 
     return _Recipe(build, preprocessing, tuple(weights.meta["categories"]), any_classes=True)
 
