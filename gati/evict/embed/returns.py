@@ -30,7 +30,7 @@ _CELLS = _GAPS * _EVIDENCE
 _ENTRY = np.dtype(
     {
         "names": ["id", "last", "span", "seen", "sample"],
-        "formats": ["i8", "f8", "f4", "f4", "i4"],
+        "formats": ["i8", "f8", "f4", "f4", "i8"],  # samples outnumber 32 bits within weeks
         "itemsize": 32,
     }
 )
@@ -162,7 +162,7 @@ class RowReturns:
 
     def _close(
         self,
-        samples: NDArray[np.int32],
+        samples: NDArray[np.int64],
         known: NDArray[np.bool_],
         stays: NDArray[np.bool_],
         gap: Floats,

@@ -14,7 +14,7 @@ from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.learned import GuardedRows, LaruRows
 from gati.evict.embed.leaving import NEVER, leaving
 from gati.evict.embed.replacing import RequestedRows, RowPolicy
-from gati.evict.embed.returns import RowReturns
+from gati.evict.embed.returns import ReturnSettings, RowReturns
 from gati.evict.embed.sets import WAYS, RowSets, hashed
 from gati.evict.embed.tiers import Ids, MemoryTier
 from tests.evict.embed.naive import NaiveLru, leave_one_by_one
@@ -193,3 +193,15 @@ def test_rows_that_return_often_are_worth_more_than_those_seen_once() -> None:
     assert later[:20].max() < 0.2 * later[20:].min()
     waited = returns.later(cells[:1], np.array([4_000.0]))
     assert waited[0] > 2.0 * later[0]  # it did not come when it always had
+
+
+def test_it_goes_on_learning_after_two_billion_samples() -> None:
+    returns = RowReturns(200, settings=ReturnSettings(window=1_000, first_fit=2**31 + 2_000))
+    returns._taken = 2**31 - 100  # which takes weeks
+    hot = np.arange(20)
+    for number in range(200):
+        ids = np.concatenate((hot, np.arange(1000 + 20 * number, 1020 + 20 * number)))
+        cells = returns.observe(batch_of(ids, 40 * number, 40 * number + 40))
+    assert returns.fits >= 1
+    later = returns.waits(cells)
+    assert later[:20].max() < 0.2 * later[20:].min()
