@@ -224,7 +224,8 @@ class EmbeddingCache(nn.Module):
         """
         kept: torch.Tensor | None = getattr(self._rooms, "rows", None)
         if kept is None or len(kept) < count:
-            kept = torch.empty((count + count // 8, self.slow.width), dtype=self.slow.dtype)
+            with torch.inference_mode(False):  # else later batches outside of it could not write to it
+                kept = torch.empty((count + count // 8, self.slow.width), dtype=self.slow.dtype)
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 

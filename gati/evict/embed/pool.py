@@ -43,7 +43,8 @@ class PagePool:
         self.page_bytes = page_bytes
         self.limit_pages = limit_bytes // page_bytes
         self._memory = mmap.mmap(-1, self.limit_pages * page_bytes, flags=mmap.MAP_PRIVATE)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with torch.inference_mode(False):  # users may write outside of the mode that it is made in
+            self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = list(range(self.limit_pages - 1, -1, -1))  # the last is taken first
         self._users: list[tuple[PageUser, float]] = []
         self._lock = threading.Lock()  # guards the free pages; no callback runs while it is held

@@ -30,7 +30,8 @@ class RowSlab:
             )
         self.pool = pool
         self.page_rows = pool.page_bytes // row_bytes
-        self.rows = pool.bytes.view(dtype).view(-1, width)
+        with torch.inference_mode(False):  # rows may be written outside of the mode of whoever makes it
+            self.rows = pool.bytes.view(dtype).view(-1, width)
         self._pages: list[int] = []
         self._free = np.zeros(0, dtype=np.int64)
 

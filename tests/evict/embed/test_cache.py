@@ -382,6 +382,30 @@ def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
         FileTier(f"{tmp_path}/rows", width=3)
 
 
+@pytest.mark.parametrize("policy", sorted(ROW_POLICIES))
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_it_may_serve_outside_of_inference_mode_what_it_first_served_inside(
+    policy: str, made_inside: bool
+) -> None:
+    weight = table(rows=600, width=64)
+    reference = bag(weight, "sum")
+    random = np.random.default_rng(0)
+    with torch.inference_mode(made_inside):
+        pool = PagePool(PAGE, 8 * PAGE)
+        cache = EmbeddingCache(MemoryTier(weight), mode="sum", pool=pool, policy=policy)
+    for inside in (True, False, True, False):
+        for size in (40, 90):
+            ids = skewed(random, size, 600).view(-1, 10)
+            with torch.inference_mode(inside):
+                found = cache(ids)
+            assert same_bits(found.clone(), reference(ids))
+        with torch.inference_mode(not inside):
+            pool.resize(4 * PAGE)
+            pool.resize(8 * PAGE)
+    weights = torch.ones(4, 10, requires_grad=True)
+    assert same_bits(cache(ids[:4], per_sample_weights=weights), reference(ids[:4]))
+
+
 def test_a_pool_refuses_what_it_cannot_hold() -> None:
     pool = PagePool(PAGE, PAGE, limit_bytes=2 * PAGE)
     with pytest.raises(EvictError, match="limit of 8192"):
