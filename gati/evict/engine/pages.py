@@ -259,13 +259,16 @@ class PrefixPages:
         self, names: Sequence[bytes], found: int, total: int, time_s: float, goes_on: float | None
     ) -> None:
         """Count a request in the index, evict for it, and assign pages to its missing names."""
-        missing = names[found:]
+        rest = names[found:]
+        # a page stays here after one above it is dropped, which a cancelled request was to compute
+        here = [name for name in rest if name in self._page_of]
+        missing = [name for name in rest if name not in self._page_of]
         books = self._books
         if names:
             if isinstance(books.predictor, HintedContinuation):
                 books.predictor.hint(math.nan if goes_on is None else goes_on)
             books.begin(names, time_s)  # locks what it finds until `finish`
-        self._make_room(total - found, missing)
+        self._make_room(total - found - len(here), missing, here)
         for name in missing:
             page = self._free.pop()
             self._page_of[name], self._name_of[page] = page, name
@@ -274,12 +277,12 @@ class PrefixPages:
             books.finish()
             books.pin(names[-1])  # and thereby all before it
 
-    def _make_room(self, count: int, missing: Sequence[bytes]) -> None:
-        """Evict prefixes until `count` pages are free. At least that many must be unused."""
+    def _make_room(self, count: int, missing: Sequence[bytes], spared: Sequence[bytes] = ()) -> None:
+        """Evict prefixes, but none of `spared`, until `count` pages are free. That many must be unused."""
         lack = count - len(self._free)
         if lack <= 0:
             return
-        victims = self._books.victims(lack, missing)
+        victims = self._books.victims(lack, missing, spared)
         if victims is None:
             raise AssertionError(f"{lack} pages must be evicted, but only {self.cached} are cached")
         for name in victims:

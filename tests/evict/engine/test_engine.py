@@ -206,6 +206,28 @@ def test_cancelling_what_another_request_waits_for_leaves_it_to_that_one() -> No
     assert second.generated == generated(engine(), [*[4] * 20, 2], 3).generated
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pages_whose_prefix_was_never_computed_are_found_again_and_not_lost(policy: str) -> None:
+    running = engine(24, KeptPrefixes(policy), chunk_tokens=1)
+    prompt = [5, 6, 7, 8, 9]
+    conversation = [*prompt, *generated(engine(), prompt, 12).generated, 1, 2]
+    talking = running.submit(request(prompt, 12))
+    for _ in prompt:
+        running.step()  # from now on, it needs none of the step's share of prompts
+    others = [running.submit(request(tokens)) for tokens in ([1] * 40, conversation[:9])]
+    while talking.ending is None:
+        running.step()
+    for other in others:  # the last was to compute the page after the prompt, and the first kept it waiting
+        running.cancel(other)
+    running.step()
+    again = generated(running, conversation)
+    torch.testing.assert_close(again.logits[0], plain_logits(DECODER, conversation)[-1])
+    computed = running.figures()["computed_tokens"]
+    assert generated(running, conversation).hit_tokens == 16
+    assert running.figures()["computed_tokens"] == computed + 3
+    assert generated(running, [2] * 90, 6).ending is Ending.LENGTH  # with all 24 pages
+
+
 def test_a_request_longer_than_the_budget_is_refused() -> None:
     running = engine(4)
     with pytest.raises(RequestError, match="need 5 pages of keys and values, but the whole budget has 4"):
