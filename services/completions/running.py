@@ -70,7 +70,8 @@ class RunningCompletion:
         self._asked = asked
         self._first_token = first_token
         self._told: asyncio.Queue[tuple[int, NextToken]] = asyncio.Queue()
-        self._writers = [TextWriter(tokens.writer(), asked.stops) for _ in asked.requests]
+        self._tokens = tokens
+        self._writers: list[TextWriter] = []
         self.generations: list[Generation] = []
 
     def __enter__(self) -> RunningCompletion:
@@ -83,6 +84,8 @@ class RunningCompletion:
         try:
             for index, request in enumerate(self._asked.requests):
                 self.generations.append(self._engine.submit(request, partial(tell, index)))
+                write = self._tokens.writer(request.prompt)  # the engine has checked its tokens
+                self._writers.append(TextWriter(write, self._asked.stops))
         except GatiError:
             self._cancel()
             raise

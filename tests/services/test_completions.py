@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,7 @@ from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes
 from gati.evict.engine.stored import save_decoder
-from gati.evict.engine.tokens import ByteTokens
+from gati.evict.engine.tokens import ByteTokens, Vocabulary
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
 from services.completions.running import TextWriter
@@ -65,13 +65,15 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def serving(*, runs: bool = True, most_waiting: int = 50, **config: Any) -> Iterator[Served]:
+def serving(
+    *, runs: bool = True, most_waiting: int = 50, tokens: Vocabulary | None = None, **config: Any
+) -> Iterator[Served]:
     """The application on a free port, in a thread of its own; `runs` is whether the engine does."""
     pool = pool_for(DECODER, PAGES * 4096)
     limits = PrefixEngineLimits(most_waiting=most_waiting)
     engine = PrefixEngine(DECODER, pool, KeptPrefixes("lru"), limits)
     settings = ServeConfig(port=0, **config)
-    app = CompletionsApp(engine, ByteTokens(), "tiny", settings)
+    app = CompletionsApp(engine, tokens or ByteTokens(), "tiny", settings)
     listening = listen(settings)
     server = web_server(settings, app)
     failures: list[BaseException] = []
@@ -102,6 +104,19 @@ def expected(prompt: str, count: int) -> str:
     engine.run_until_idle()
     write = ByteTokens().writer()
     return "".join(map(write, generation.generated))
+
+
+class Continuing(ByteTokens):
+    """Writes how many tokens the prompt had."""
+
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
+        return lambda token: f"{len(prompt)} "
+
+
+def test_what_is_generated_is_written_as_following_its_prompt() -> None:
+    with serving(tokens=Continuing()) as running:
+        found = running.client().completions.create(model="tiny", prompt=["12345", "12"], max_tokens=2)
+    assert [choice.text for choice in found.choices] == ["5 5 ", "2 2 "]
 
 
 def test_openais_client_gets_the_networks_text_whole_and_streamed(served: Served) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from gati.errors import ModelError, one_line
 
 _BYTES = 256
+_CONTEXT = 32  # tokens of a prompt: its whole text would take longer, and change nothing
+_INCOMPLETE = "\ufffd"
 
 
 class Vocabulary(Protocol):
@@ -20,8 +22,11 @@ class Vocabulary(Protocol):
     def encode(self, text: str) -> list[int]:
         """Tokens of a text."""
 
-    def writer(self) -> Callable[[int], str]:
-        """Return a function that takes one token after another, and returns the text that each completes."""
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
+        """Return a function that takes one token after another, and returns the text that each completes.
+
+        The tokens follow those of `prompt`, whose text is not returned.
+        """
 
 
 class ByteTokens:
@@ -33,7 +38,7 @@ class ByteTokens:
         """Tokens of a text."""
         return list(text.encode())
 
-    def writer(self) -> Callable[[int], str]:
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
         """Invalid UTF-8 becomes U+FFFD; an incomplete character waits for its remaining bytes."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -63,12 +68,37 @@ class StoredTokens:
         found: list[int] = self._tokenizer.encode(text).ids
         return found
 
-    def writer(self) -> Callable[[int], str]:
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
         """An incomplete character waits for its remaining tokens."""
-        from tokenizers.decoders import DecodeStream
+        return _StoredWriter(self._decode, prompt)
 
-        stream: Any = DecodeStream(skip_special_tokens=True)
-        return lambda token: stream.step(self._tokenizer, token) or ""
+    def _decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+class _StoredWriter:
+    """Decodes each token together with those before it: many decoders drop the first space of a text.
+
+    The library's own `DecodeStream` raises an exception where invalid bytes follow a character.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int]) -> None:
+        self._decode = decode
+        self._tokens = list(prompt[-_CONTEXT:])
+        if decode(self._tokens).endswith(_INCOMPLETE):  # else the token that completes it would be dropped
+            self._tokens = []
+        self._told = len(self._tokens)  # leading tokens whose text was returned
+
+    def __call__(self, token: int) -> str:
+        before = self._decode(self._tokens[: self._told])
+        self._tokens.append(token)
+        text = self._decode(self._tokens)
+        if len(text) <= len(before) or text.endswith(_INCOMPLETE):
+            return ""
+        self._tokens = self._tokens[self._told :]
+        self._told = len(self._tokens)
+        return text[len(before) :]
 
 
 def tokens_for(folder: Path | None, vocabulary: int) -> Vocabulary:
