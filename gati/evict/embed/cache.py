@@ -147,11 +147,12 @@ class EmbeddingCache(nn.Module):
         """Drop rows that changed in the slow tier, by default all; running batches may still use them."""
         with self._lock:
             held = np.flatnonzero(self._sets.ids >= 0)
-            if ids is not None:
-                held = held[np.isin(self._sets.ids[held], ids.numpy())]
+            changed = None if ids is None else ids.numpy()
+            if changed is not None:
+                held = held[np.isin(self._sets.ids[held], changed)]
             self._sets.remove(held)
             self._drop(held)
-            self._policy.forget()
+            self._policy.forget(changed)
             self._version += 1
             self._epoch += 1
 
@@ -197,7 +198,7 @@ class EmbeddingCache(nn.Module):
                 except BaseException:
                     if plan is not None:  # what the policy takes for cached will not be
                         with self._lock:
-                            self._policy.forget()
+                            self._policy.forget(ids[missing])
                     raise
         with self._lock:
             self._count(batch, hits, len(missing))
@@ -208,6 +209,8 @@ class EmbeddingCache(nn.Module):
                     slots = self._sets.find(ids, places)
                     plan = plan._replace(changes=self._policy.plan(batch, slots, plan.limits))
                 self._keep(batch, plan.changes, rows, row_of)
+            elif plan is not None:
+                self._policy.forget(ids[missing])
         return rows, row_places
 
     def _planned(self, batch: RequestedRows, slots: Ids, version: int) -> _Plan:

@@ -98,8 +98,11 @@ class LaruRows(RowPolicy):
         self._evicted_tags[homes[fits], hashed(ids[fits], self.sets.sets).tags] = True
         self._evicted_count += np.bincount(homes[fits], minlength=self.sets.sets)
 
-    def forget(self) -> None:
+    def forget(self, ids: Ids | None = None) -> None:
         """Clear evicted ids, since rows dropped on demand are not predictions."""
+        if ids is not None:
+            self._evicted[np.isin(self._evicted, ids)] = -1
+            return
         self._evicted[:], self._evicted_count[:], self._evicted_tags[:] = -1, 0, False
 
     def figures(self) -> Mapping[str, Any]:
@@ -164,10 +167,10 @@ class GuardedRows(LaruRows):
         """LARU's, or LRU's."""
         return super().windows() if self._following else RowPolicy.windows(self)
 
-    def forget(self) -> None:
+    def forget(self, ids: Ids | None = None) -> None:
         """The shadow forgets, too; otherwise it would gain from every dropped row."""
-        super().forget()
-        self._shadow = _ShadowRows()
+        super().forget(ids)
+        self._shadow.forget(ids)
 
     def figures(self) -> Mapping[str, Any]:
         """The counts of LARU and of the guard."""
@@ -210,6 +213,11 @@ class _ShadowRows:
             np.concatenate((self._recency[others], recency)),
         )
         return held
+
+    def forget(self, ids: Ids | None) -> None:
+        """Drop these ids, or all."""
+        stays = np.zeros(len(self._ids), dtype=np.bool_) if ids is None else ~np.isin(self._ids, ids)
+        self._ids, self._homes, self._recency = self._ids[stays], self._homes[stays], self._recency[stays]
 
     def _keep(self, ids: Ids, homes: Ids, recency: Ids) -> None:
         """Keep as many of each set as there is room for, those of the latest recency."""

@@ -197,8 +197,8 @@ class RowPolicy:
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Called for evicted ids, with their sets, that LRU would have kept."""
 
-    def forget(self) -> None:
-        """Called when the cache was emptied."""
+    def forget(self, ids: Ids | None = None) -> None:
+        """Called when these ids, by default all, were dropped on demand, or were not cached as planned."""
 
     def figures(self) -> Mapping[str, Any]:
         """The policy's counts, as JSON values."""

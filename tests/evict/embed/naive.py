@@ -28,6 +28,11 @@ class NaiveLru:
             del held[: max(len(held) - self.room[home], 0)]
         return missing
 
+    def forget(self, ids: list[int]) -> None:
+        """Drop these ids."""
+        for held in self.held:
+            held[:] = [id_ for id_ in held if id_ not in ids]
+
 
 def leave_one_by_one(
     queue: list[tuple[int, float]], *, used: int, safe: int, window: int, count: int

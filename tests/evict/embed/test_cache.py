@@ -361,6 +361,30 @@ def test_bad_input_is_one_line_and_changes_nothing(arguments: tuple[torch.Tensor
     assert cache.figures()["batches"] == 0
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_guard_compares_with_an_lru_that_forgot_the_same_rows(asked: bool) -> None:
+    """Also if a row is forgotten while others are fetched, which are then not kept."""
+    random = np.random.default_rng(0)
+    slow = Asked(table()) if asked else MemoryTier(table())
+    cache = EmbeddingCache(slow, 200, mode="sum", policy="gati")
+    naive = NaiveLru(4, [50] * 4)
+    lacking = 0
+    for _ in range(150):
+        ids = skewed(random, 60, 400)
+        changed = skewed(random, 2, 400)
+        held = {id_ for each in naive.held for id_ in each}
+        lacking += naive.access(ids.tolist())
+        if isinstance(slow, Asked) and random.random() < 0.1:
+            slow.meanwhile = lambda changed=changed: cache.forget(changed)  # type: ignore[misc]
+            naive.forget([id_ for id_ in ids.tolist() if id_ not in held])
+            naive.forget(changed.tolist())
+        cache(ids.view(1, -1))
+        cache.forget(changed)
+        naive.forget(changed.tolist())
+    excess = cache.figures()["guard"]["excess"]
+    assert abs(excess - (cache.figures()["fetched"] - lacking)) <= (5 if asked else 0)
+
+
 def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
     slow = MemoryTier(table())
     with pytest.raises(EvictError, match='mode is "max"; choose one of sum, mean'):
