@@ -116,7 +116,8 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
     if held.tensors is None:
-        return loaded, held
+        unknown = not (held.is_images or loaded.preprocessing_known or loaded.preprocessing.sound)
+        return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
     loaded = fit_tensors(loaded, held.tensors, "--data")
     lengths = length_shares(loaded.module, held.tensors, held)
     return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held

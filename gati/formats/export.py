@@ -160,6 +160,7 @@ def _raw_preprocessing(served: Served) -> Preprocessing:
     shape = served.engine.traced.input_shape
     if preprocessing.tensors is not None or len(shape) != 3 or shape[0] != preprocessing.channels:
         raise DataError(f"--raw-input is for images, but the network takes {list(shape)}; leave it out")
+    preprocessing.check_images()
     height, width = shape[1:]
     unchanged = (
         preprocessing.size in (None, (height, width))

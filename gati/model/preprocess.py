@@ -43,7 +43,8 @@ class Preprocessing:
     the network takes those arrays unchanged instead of images. With `sound` it takes recordings, and `mean`
     and `std` apply to their spectrograms, 0 to 1. With `text` a tokenizer makes `tensors` from text.
     `lengths` are the lengths at which sequences are executed, each with its share of the explored inputs;
-    empty if all are executed as they come.
+    empty if all are executed as they come. `unknown`: all inputs came as tensors, and how images become such
+    tensors was not said.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -57,6 +58,7 @@ class Preprocessing:
     sound: LogMel | None = None
     text: TextTokens | None = None
     lengths: tuple[tuple[int, float], ...] = ()
+    unknown: bool = False
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -94,6 +96,8 @@ class Preprocessing:
             plain["lengths"] = [list(each) for each in self.lengths]
         if self.sound is None:
             del plain["sound"]
+        if not self.unknown:
+            del plain["unknown"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     @classmethod
@@ -112,6 +116,7 @@ class Preprocessing:
             sound=None if sound is None else LogMel.from_json(sound),
             text=TextTokens.from_json(values["text"], folder) if "text" in values else None,
             lengths=tuple((int(length), float(share)) for length, share in values.get("lengths", ())),
+            unknown=bool(values.get("unknown", False)),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -124,7 +129,7 @@ class Preprocessing:
 
     def fitted(self, images: NDArray[np.uint8]) -> Tensor:
         """Resize and crop images uint8 [N, H, W, C] to uint8 [N, C, h, w]. Raises as `__call__`."""
-        self._only_images()
+        self.check_images()
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
         return self._crop(self._resize(self._middle(pixels)))
@@ -175,13 +180,14 @@ class Preprocessing:
 
         **Raises:** `DataError` if images cannot have this number of channels.
         """
-        self._only_images()
+        self.check_images()
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
         if mode is None:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
         return np.array(image.convert(mode), dtype=np.uint8).reshape(image.height, image.width, -1)
 
-    def _only_images(self) -> None:
+    def check_images(self) -> None:
+        """Raise `DataError` if the network takes something else, or how to prepare images is not known."""
         if self.tensors is not None:
             raise DataError(
                 f"this network takes {self.tensors.described()}, not images; give those arrays in an .npz"
@@ -189,6 +195,11 @@ class Preprocessing:
         if self.sound is not None:
             raise DataError(
                 "the network takes audio; give recordings, or spectrograms made like those of its front end"
+            )
+        if self.unknown:
+            raise DataError(
+                "this network was explored with preprocessed tensors, so how to prepare images is not known: "
+                "give such tensors, or explore it with --mean, --std and --resize"
             )
 
     def _middle(self, pixels: Tensor) -> Tensor:

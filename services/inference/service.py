@@ -130,12 +130,13 @@ class InferenceService:
         is_picture = tensors is None and sound is None and len(traced.input_shape) == 3
         if is_picture and (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
+        channels = preprocessing.channels if tensors is None and not preprocessing.unknown else 0
         return ModelInfo(
             name=self._settings.name,
             input_shape=list(traced.input_shape),
             classes=traced.classes,
             class_names=None if model.class_names is None else list(model.class_names),
-            image_shape=[height, width, preprocessing.channels if tensors is None else 0],
+            image_shape=[height, width, channels],
             largest_batch=self._settings.largest_batch,
             versions=self._versions.describe(),
             inputs=None if tensors is None else [_array_of(part, preprocessing) for part in tensors.parts],

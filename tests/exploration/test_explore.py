@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import TensorDataset
 
 from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
 from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.exploration.prepare import fitted
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.model.data import load_data
+from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
@@ -229,6 +233,23 @@ def test_a_run_does_not_go_on_with_other_inputs(changed: str, files: dict[str, s
     option = "--" + changed.replace("_", "-")
     with pytest.raises(DataError, match=f"the inputs of {option}, or their order, have changed"):
         explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["not told", "told"])
+def test_how_images_are_prepared_is_not_guessed_from_tensors(files: dict[str, str], told: bool) -> None:
+    """Else `predict` and `serve` would hand pixels to a network that was trained on normalised ones."""
+    loaded = load_model(NET, files["checkpoint"], mean=[0.0] if told else None)
+    held = load_data(files["data"], GREY)
+    tensors = TensorDataset(held.images(range(8)), torch.zeros(8, dtype=torch.int64))
+    found = fitted(loaded, tensors)[0].preprocessing
+    kept = Preprocessing.from_json(json.loads(json.dumps(found.to_json())))
+    assert kept == found
+    image = np.zeros((1, 8, 8, 1), np.uint8)
+    if told:
+        assert kept(image).shape == (1, 1, 8, 8)
+        return
+    with pytest.raises(DataError, match="how to prepare images is not known: .*--mean, --std and --resize"):
+        kept(image)
 
 
 def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
