@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gati.errors import EvictError
 from gati.evict import PrefixCache, Trace, bound, make_trace, replay
 from gati.evict.cache import BlockCache
+from gati.evict.engine.pages import KeptPrefixes
 from gati.evict.policy.registry import POLICIES
 from gati.evict.predict.conversing import ContinuationOracle, KnownContinuation
 from gati.evict.replays.replay import build
@@ -198,3 +199,19 @@ def test_requests_under_way_stay(name: str) -> None:
         if len(open_ones) > 2:
             cache.release(open_ones.pop(0)[1])  # type: ignore[arg-type]
         assert len(cache) <= 12, number
+
+
+def test_an_answer_that_is_stored_late_keeps_the_probability_of_its_own_conversation() -> None:
+    books = KeptPrefixes("lpc").books(6)
+    for first, probability in ((10, 0.9), (20, 0.1)):
+        books.hint(probability)
+        books.begin([first, first + 1], 0.0)
+        books.stored([first, first + 1])
+        books.finish()
+    for first in (10, 20):
+        books.resume([first, first + 1, first + 2], 1.0)
+        books.stored([first + 2])
+        books.finish()
+    books.hint(0.5)
+    books.begin([30, 31], 2.0)
+    assert books.victims(2, [30, 31]) == [22, 21]

@@ -134,6 +134,7 @@ class PrefixPages:
         self._name_of: dict[int, bytes] = {}
         self._ready: set[int] = set()  # named pages that are computed, or will be before they are read
         self._uses: Counter[int] = Counter()
+        self._unnamed = 0  # pages in use without a name
         # A policy's capacity cannot grow later, so it is the pool's limit.
         self._books = kept.books(pool.limit_pages, page_tokens * settings.cost_growth)
         self.counts = {"requested": 0, "hit": 0, "evicted": 0}
@@ -168,6 +169,7 @@ class PrefixPages:
             taken = self._pool.take(count - len(self._held))
             self._held += taken
             self._free += taken
+            self._limit()
             return
         surplus = len(self._held) - count
         self._make_room(surplus, ())
@@ -176,6 +178,7 @@ class PrefixPages:
         gone = set(given)
         self._held = [page for page in self._held if page not in gone]
         self._pool.give(given)
+        self._limit()
 
     def names(self, tokens: Sequence[int]) -> list[bytes]:
         """Names of the pages of these tokens; empty if prefixes are not cached."""
@@ -222,12 +225,14 @@ class PrefixPages:
         if len(names) <= len(table.names):
             return
         books = self._books
-        books.resume(names, time_s)
         for number in range(len(table.names), len(names)):
             name, page = names[number], table.numbers[number]
             if name not in self._page_of:  # otherwise, another request generated the same
                 self._page_of[name], self._name_of[page] = page, name
                 self._ready.add(page)
+                self._unnamed -= 1
+        self._limit()
+        books.resume(names, time_s)
         books.stored(names)
         books.finish()
 
@@ -239,6 +244,8 @@ class PrefixPages:
                 del self._uses[page]
                 if page not in self._name_of:
                     self._free.append(page)
+                    self._unnamed -= 1
+        self._limit()
         if not table.names:
             return
         books = self._books
@@ -247,6 +254,10 @@ class PrefixPages:
             if page not in self._ready and page not in self._uses:
                 books.forget(name)
                 self._drop(name)
+
+    def _limit(self) -> None:
+        """Tell the policy how many pages may have names, so that it compares itself with an equal cache."""
+        self._books.limit(len(self._held) - self._unnamed)
 
     def _leading(self, names: Sequence[bytes]) -> int:
         return next((at for at, name in enumerate(names) if name not in self._page_of), len(names))
@@ -268,6 +279,8 @@ class PrefixPages:
             if isinstance(books.predictor, HintedContinuation):
                 books.predictor.hint(math.nan if goes_on is None else goes_on)
             books.begin(names, time_s)  # locks what it finds until `finish`
+        self._unnamed += total - len(names)
+        self._limit()
         self._make_room(total - found - len(here), missing, here)
         for name in missing:
             page = self._free.pop()

@@ -89,6 +89,8 @@ class EngineBooks(BlockCache):
         for block in loaded:
             self._came.pop(block, None)
             self._strays.pop(block, None)
+        if not serving.counts:
+            self.policy.resume(serving.ids, [block for run in serving.path for block in run.ids] + loaded)
         path = self._finish(serving, loaded)
         if self.predictor is not None and not serving.counts:
             for run in path[
@@ -131,6 +133,10 @@ class EngineBooks(BlockCache):
         finally:
             for block in kept:
                 self.unpin(block)
+
+    def limit(self, capacity: int) -> None:
+        """From now on, the engine may hold so many blocks, at most the capacity that this was made with."""
+        self.policy.limit(capacity)
 
     def pin(self, block: Hashable) -> None:
         """The engine uses a block: it must stay until it has been unpinned as often as pinned."""

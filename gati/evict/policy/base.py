@@ -41,6 +41,12 @@ class EvictionPolicy(ABC):
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
         """A request, truncated to the capacity, has `hits` cached blocks. Nothing is loaded yet."""
 
+    def resume(self, ids: list[int], held: list[int]) -> None:  # noqa: B027
+        """A request that `begin` has counted goes on with the path `ids`, of which `held` are cached now."""
+
+    def limit(self, capacity: int) -> None:  # noqa: B027
+        """From now on, the cache may hold so many blocks; at most the capacity it was made with."""
+
     def split(self, upper: BlockRun, lower: BlockRun) -> None:  # noqa: B027
         """A run was split in two."""
 

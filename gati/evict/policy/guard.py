@@ -178,6 +178,18 @@ class Gati(WeighedLaru):
         elif len(held) < len(ids):
             self._evicted.difference_update(set(ids).difference(held))
 
+    def resume(self, ids: list[int], held: list[int]) -> None:
+        """LRU would store the same blocks; nothing was requested, so nothing counts."""
+        super().resume(ids, held)
+        self._shadow.access(held)
+        self._only.discard(self._shadow.left)
+        self._only.discard(held)
+
+    def limit(self, capacity: int) -> None:
+        """LRU would hold no more, either."""
+        self._shadow.limit(capacity)
+        self._only.discard(self._shadow.left)
+
     def _forgiving(self) -> bool:
         """Whether LARU's mistakes do not count now."""
         saved = self._excess + _RETURNING * self._at_stake <= 0.0 and not self._duels.behind

@@ -65,6 +65,10 @@ class ConversationKeys:
         self._tidy[target] = self._tidy[source]
         self._keys[target] = self._keys[source]
 
+    def of(self, ids: list[int], otherwise: float) -> float:
+        """The key of the conversation that a path continues, or another if it is unknown."""
+        return next((self._tips[block].key for block in reversed(ids) if block in self._tips), otherwise)
+
     def served(self, ids: list[int], path: list[BlockRun], key: float) -> None:
         """A request with that key was served by `path`."""
         tips = self._tips
@@ -99,15 +103,21 @@ class _Conversing(TablePolicy):
     converses = True
     tree_only = True
     _ids: list[int]
+    _key: float
 
     def _listen(self, source: ContinuationSource, capacity: int) -> None:
-        self._source, self._ids = source, []
+        self._source, self._ids, self._key = source, [], 0.0
         self._book = ConversationKeys(capacity)
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Store the request's blocks for `touch`."""
+        """Store the request's blocks and key for `touch`."""
         super().begin(ids, hits, time_s)
-        self._ids = ids
+        self._ids, self._key = ids, self._source.key
+
+    def resume(self, ids: list[int], held: list[int]) -> None:
+        """Others may have begun in the meantime: this one keeps the key it began with."""
+        super().resume(ids, held)
+        self._ids, self._key = ids, self._book.of(ids, self._source.key)
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
         """The same conversations passed through both parts."""
@@ -117,7 +127,7 @@ class _Conversing(TablePolicy):
     def touch(self, path: list[BlockRun], known: int) -> None:
         """Update the keys of the path."""
         super().touch(path, known)
-        self._book.served(self._ids, path, self._source.key)
+        self._book.served(self._ids, path, self._key)
 
     def _enter(self, run: BlockRun) -> None:
         super()._enter(run)

@@ -38,12 +38,18 @@ class SampledLru:
     """A sample, one in `every`, of the blocks that an LRU cache of `capacity` blocks would hold."""
 
     def __init__(self, capacity: int, every: int) -> None:
+        self._every = every
         self._capacity = max(capacity // every, 1)
         self._limit = 2**32 // every
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def limit(self, capacity: int) -> None:
+        """Change the capacity."""
+        self._capacity = max(capacity // self._every, 1)
+        self._trim()
 
     def sampled(self, ids: list[int]) -> list[int]:
         """Positions of the sampled blocks."""
@@ -57,9 +63,12 @@ class SampledLru:
         for block in reversed(blocks):
             order[block] = None
             order.move_to_end(block)
-        while len(order) > self._capacity:
-            order.popitem(last=False)
+        self._trim()
         return held
+
+    def _trim(self) -> None:
+        while len(self._order) > self._capacity:
+            self._order.popitem(last=False)
 
 
 class SampledGati(WeighedLaru):
@@ -107,6 +116,15 @@ class SampledGati(WeighedLaru):
         self._served += 1
         self._followed += self._following
         super().begin(ids, hits, time_s)
+
+    def resume(self, ids: list[int], held: list[int]) -> None:
+        """LRU would store the same blocks; nothing was requested, so nothing counts."""
+        super().resume(ids, held)
+        self._shadow.access([held[place] for place in self._shadow.sampled(held)])
+
+    def limit(self, capacity: int) -> None:
+        """LRU would hold no more, either."""
+        self._shadow.limit(capacity)
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Evict as LARU; as LRU after an alarm."""

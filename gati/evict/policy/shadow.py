@@ -15,7 +15,7 @@ class ShadowLru:
         self._tree = RunTree(flat=flat)
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
         self.held: set[int] = set()  # all cached blocks
-        self.left: list[int] = []  # those evicted by the last request
+        self.left: list[int] = []  # those evicted by the last call
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
         """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
@@ -31,6 +31,16 @@ class ShadowLru:
             order[run] = None
             order.move_to_end(run)
         self.held.update(missing)
+        self._trim()
+        return held
+
+    def limit(self, capacity: int) -> None:
+        """Change the capacity."""
+        self._capacity = capacity
+        self._trim()
+
+    def _trim(self) -> None:
+        tree, order = self._tree, self._order
         self.left = []
         while tree.used > self._capacity:
             run = next(iter(order))
@@ -39,4 +49,3 @@ class ShadowLru:
                 del order[run]
             self.left += tree.trim(run, taken)[0]
         self.held.difference_update(self.left)
-        return held

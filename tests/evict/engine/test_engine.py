@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Set
@@ -370,6 +371,39 @@ def test_an_access_log_that_cannot_be_written_stops_nothing(caplog: pytest.LogCa
         assert generated(running, [1] * 9).ending is Ending.LENGTH
     running.close()
     assert [record.message for record in caplog.records] == ["writing the access log failed; it ends here"]
+
+
+@pytest.mark.parametrize("running", [1, 4])
+@pytest.mark.parametrize("pages", [64, 120])
+def test_the_guard_counts_what_an_engine_with_lru_would_hit(pages: int, running: int) -> None:
+    """In conversations whose answers stay cached, with pages in use, and a budget below the pool's limit."""
+
+    def hits(policy: str) -> tuple[int, Mapping[str, Any]]:
+        pool = pool_for(SINGLE, 160 * PAGE_BYTES, PAGE_TOKENS)
+        pool.resize(pages * PAGE_BYTES)
+        limits = PrefixEngineLimits(most_running=running)
+        kept, seconds = KeptPrefixes(policy, cost_growth=0.0), itertools.count(0.0)
+        engine = PrefixEngine(
+            SINGLE, pool, kept, limits, page_tokens=PAGE_TOKENS, clock=lambda: next(seconds)
+        )
+        random = np.random.default_rng(0)
+        conversations: list[list[int]] = [[] for _ in range(24)]
+        for _ in range(320 // running):
+            said = []
+            for at in {int(random.random() ** 2 * 24) for _ in range(running)}:
+                if len(conversations[at]) > 80:
+                    conversations[at] = []
+                conversations[at] += random.integers(0, 12, 4).tolist()
+                said.append((conversations[at], engine.submit(request(conversations[at], 6))))
+            engine.run_until_idle()
+            for conversation, generation in said:
+                conversation += generation.generated
+        figures = engine.figures()
+        assert figures["pages_evicted"] > 100
+        return figures["pages_hit"], figures["policy"]
+
+    ours, counts = hits("gati")
+    assert abs(counts["guard"]["excess"] - (hits("lru")[0] - ours)) <= 3  # locked pages change LRU's order
 
 
 def test_how_likely_a_conversation_goes_on_decides_under_lpc() -> None:
