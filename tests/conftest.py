@@ -167,7 +167,7 @@ def _make_demo(folder: Path) -> None:
 
     said: list[str] = []
     with budgets_of_processor_time():
-        evaluation = gati.demo(folder, epochs=10, explore_budget_s=10.0, say=said.append)
+        evaluation = gati.demo(folder, epochs=10, explore_budget_s=30.0, say=said.append)
     (folder / "said.txt").write_text("\n".join(said))
     (folder / "evaluation.json").write_text(json.dumps({"agreement": evaluation.agreement}))
 
