@@ -30,7 +30,7 @@ class Sample:
     time_s: float
     request: int
     source: str = ""
-    number: int = 0  # counts all samples ever taken
+    number: int | None = None  # counts all samples ever taken; given by `Samples.add` if None
 
 
 class Samples:
@@ -40,6 +40,7 @@ class Samples:
         self._kept: deque[Sample] = deque(maxlen=limit)
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
+        self._next = 1
         self.taken = 0
 
     def __len__(self) -> int:
@@ -49,8 +50,10 @@ class Samples:
     def add(self, sample: Sample) -> None:
         """Add a sample, and drop those that are too old by its time."""
         with self._lock:
-            self._kept.append(replace(sample, number=self.taken))
+            number = self._next if sample.number is None else sample.number
+            self._kept.append(replace(sample, number=number))
             self.taken += 1
+            self._next = max(self._next, number + 1)
             while self._kept and self._kept[0].time_s < sample.time_s - self._max_age_s:
                 self._kept.popleft()
 
@@ -107,10 +110,14 @@ def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
 
 
 def restored(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
-    """The samples of an earlier run that fit the inputs of this network."""
+    """The samples of an earlier run that fit the inputs of this network.
+
+    They keep the numbers of their records, and new ones are counted on from there: what was held out from
+    training stays held out (`split_window`).
+    """
     samples = Samples(settings.window_inputs or len(history) or 1, settings.window_s)
     traced = served.engine.traced
-    for number, record in enumerate(history, -len(history)):
+    for request, record in enumerate(history, -len(history)):
         known = record.probabilities
         if known is None or known.shape != (traced.classes,) or record.input.shape != traced.input_shape:
             continue
@@ -120,8 +127,9 @@ def restored(history: Sequence[Record], served: Served, settings: AdaptSettings)
                 record.base_class,
                 torch.from_numpy(known.copy()).float(),
                 record.time_s,
-                number,
+                request,
                 record.source,
+                record.number,
             )
         )
     return samples

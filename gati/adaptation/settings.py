@@ -33,7 +33,7 @@ ChangeKind = Literal[
 ]
 
 
-_LEAST_PART = 25  # samples on either side of a split in stretches of ten, of which a retraining needs 20
+_LEAST_PART = 35  # samples on either side of any split, of which a retraining needs 20 (`split_window`)
 
 
 @dataclass(frozen=True)

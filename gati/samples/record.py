@@ -32,6 +32,7 @@ class Record:
 
     `kind` says what `input` is: `image` (uint8, HWC), `input` (the preprocessed tensor, without the batch
     dimension) or `hidden:BLOCK` (that block's output). `time_s` is in seconds since 1970.
+    `number` grows from record to record of a store and stays the same; None for a record not read from one.
     `exit` is the block at whose cache the request left, None if the base model answered; `agreed` is
     whether that early answer was the base model's, None if it was not audited.
     The array is not copied: do not modify it afterwards.
@@ -48,6 +49,7 @@ class Record:
     exit: str | None = None
     agreed: bool | None = None
     probabilities: NDArray[np.floating[Any]] | None = None  # the base model's, shape [classes]
+    number: int | None = None
 
     def __post_init__(self) -> None:
         _check_array("input", self.input)
@@ -109,6 +111,7 @@ def decode(row: Mapping[str, Any]) -> Record:
         exit=row["left_at"],
         agreed=row["agreed"],
         probabilities=None if length is None else _array(answers, row["probabilities_dtype"], None),
+        number=row.get("id"),
     )
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gati.errors import CancelledError, GatiError, NotFoundError, OverloadError
+from gati.errors import CancelledError, GatiError, NotFoundError, OverloadError, UnavailableError
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion, read_completion
@@ -94,11 +94,15 @@ class CompletionsApp:
         except Exception as error:
             _log.error("unexpected error in a request", exc_info=error, extra={"path": request.url.path})
             respond = _error(500, "internal error; the server's log has the cause")
+        if not self.ready and isinstance(respond, Response):
+            respond.headers["Connection"] = "close"
         await respond(request.scope, request.receive, access.send)
 
     async def _answer(self, request: Request, until_answered: ExitStack) -> ASGIApp:
         path, method = request.url.path, request.method
         if path == "/v1/completions" and method == "POST":
+            if not self.ready:
+                raise UnavailableError("the server is being stopped", retry_after_s=1.0)
             return await self._complete(request, until_answered)
         if method in ("GET", "HEAD"):
             if path == "/metrics":

@@ -9,7 +9,7 @@ from contextlib import suppress
 from gati.errors import GatiError, NotFoundError, StorageError, first_line
 from gati.versions.repository import ModelRepository
 from services.again import keep_on
-from services.inference.versions import Versions
+from services.inference.versions import TooManyVersionsError, Versions
 from services.scratch import Scratch
 
 _LONGEST_PAUSE_S = 300.0
@@ -51,7 +51,7 @@ class Followed:
         try:
             if number is not None:
                 await self._serve(str(number))
-        except StorageError:  # unreachable: try the same version again later
+        except (StorageError, TooManyVersionsError):  # try the same version again later
             raise
         except GatiError as error:  # permanent: wait for the next version
             _log.warning("cannot serve the repository's version", extra={"reason": str(error)})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 import math
 import time
 from collections import Counter
@@ -19,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gati.errors import (
-    BackendError,
     CancelledError,
     DeadlineError,
     GatiError,
@@ -29,14 +29,19 @@ from gati.errors import (
 from services.inference.service_times import ServiceTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from gati.engine.exits import Prediction
     from services.inference.runner import Runner
 
+_log = logging.getLogger("gati.inference")
+
 _TRY_AFTER_S = 0.5  # since the last input was queued
 _MANY = 20  # consecutive refusals
 _FEW_LEFT = 64  # abandoned inputs that may stay in the heap
+_SUSPICIOUS = 5  # failures of the engine in a row, without an answer between them
 
 
 @dataclass(eq=False)
@@ -94,6 +99,9 @@ class RequestQueue:
         self._closed = False
         self._put_s = time.monotonic()  # when the last input was put
         self._refused = 0  # inputs refused since then
+        self._failures = 0  # of the engine, since its last answer
+        self._checked: Ask | None = None  # the network's example, after failures
+        self._broken = False
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -112,6 +120,19 @@ class RequestQueue:
         now_s = time.monotonic()
         started = (ask.started_s for ask in self._running if ask.started_s is not None)
         return now_s - min(started, default=now_s)
+
+    def broken(self, example: Callable[[], Tensor]) -> bool:
+        """Whether the engine fails for every input, not only for some clients' inputs. Call it repeatedly.
+
+        After several failures in a row it is given `example()` [1, ...], which the network can answer.
+        """
+        if self._failures < _SUSPICIOUS or self._closed:
+            return False
+        if self._checked is None:
+            self._checked = self.put(example(), priority=0, deadline_s=math.inf)
+        elif self._checked.answer.done():  # it failed: an answer would have ended the failures
+            self._broken, self._checked = True, None
+        return self._broken
 
     def expected_wait_s(self, priority: int = 1) -> float:
         """Expected wait of a new input of that priority."""
@@ -240,6 +261,7 @@ class RequestQueue:
             error: BaseException | None = CancelledError("the caller cancelled the request")
         else:
             error = done.exception()
+        self._count_failure(error)
         if error is None and ask.started_s is not None:
             took_s = time.monotonic() - ask.started_s
             self.times.add(took_s, running=(at_start + len(self._running) + 1) / 2)
@@ -251,6 +273,14 @@ class RequestQueue:
             else:
                 self._fail(ask, _own(error))
         self._pump()
+
+    def _count_failure(self, error: BaseException | None) -> None:
+        if error is None:
+            self._failures, self._broken, self._checked = 0, False, None
+        elif not isinstance(error, GatiError):
+            self._failures += 1
+            if self._failures <= _SUSPICIOUS:  # the same again would only fill the log
+                _log.error("the engine failed", exc_info=error)
 
     def _expire(self, ask: Ask) -> None:
         where = "in the queue" if ask.started_s is None else "while the network ran"
@@ -278,7 +308,7 @@ class RequestQueue:
 
 
 def _own(error: BaseException) -> GatiError:
-    """The error that callers get for a failure of the engine."""
+    """The error that callers get for a failure of the engine; another replica may do better."""
     if isinstance(error, GatiError):
         return error
-    return BackendError(f"the engine failed: {type(error).__name__}")
+    return UnavailableError(f"the engine failed: {type(error).__name__}")

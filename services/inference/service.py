@@ -26,7 +26,7 @@ from services.inference.requests import Requests, UnderWay
 from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
-from services.states import BASE_VERSION, STUCK
+from services.states import BASE_VERSION, BROKEN, STUCK
 from services.wire.gen.ttypes import (
     Answer,
     Health,
@@ -146,7 +146,8 @@ class InferenceService:
 
     async def health(self) -> Any:
         """Whether the service is ready: loaded, warmed up and not draining."""
-        state = STUCK if self._versions.working_s() > self._settings.stuck_timeout_s else self._state
+        stuck = self._versions.working_s() > self._settings.stuck_timeout_s
+        state = STUCK if stuck else BROKEN if self._versions.broken else self._state
         return Health(ready=state == "serving", draining=self._draining, state=state)
 
     async def statistics(self) -> Any:

@@ -41,6 +41,10 @@ _log = logging.getLogger("gati.inference")
 _CONFIDENCE = 0.95  # of compositions without one
 
 
+class TooManyVersionsError(CompositionError):
+    """As many versions are loaded as `most_versions` allows; possible once one is unloaded."""
+
+
 class Versions:
     """Loads versions while others serve. Not thread-safe: call from the event loop.
 
@@ -119,8 +123,19 @@ class Versions:
 
     def working_s(self) -> float:
         """How long the oldest running input has been executing, over all queues."""
-        queues = {each for version in self._loaded.values() for each in version.queues}
-        return max((queue.working_s() for queue in queues), default=0.0)
+        return max((queue.working_s() for queue in self._queues), default=0.0)
+
+    @property
+    def broken(self) -> bool:
+        """Whether an engine fails for every input, its network's own example included."""
+        model = self._opener.model
+        if model is None:
+            return False
+        return any([queue.broken(lambda: model.traced.example()[:1].clone()) for queue in self._queues])
+
+    @property
+    def _queues(self) -> set[RequestQueue]:
+        return {each for version in self._loaded.values() for each in version.queues}
 
     @property
     def model(self) -> OpenedModel:
@@ -153,7 +168,7 @@ class Versions:
         A loaded version of that name is replaced. If it was active, the new one is active, and the base model
         answers for it until its caches may answer.
 
-        **Raises:** `RequestError` for an invalid name, `CompositionError` if too many are loaded, and
+        **Raises:** `RequestError` for an invalid name, `TooManyVersionsError` if too many are loaded, and
         whatever loading raises; nothing changes then.
         """
         if not is_name(name):
@@ -192,10 +207,10 @@ class Versions:
         return version
 
     def _check_room(self, name: str) -> None:
-        """Raise `CompositionError` if the limit on loaded versions is reached."""
+        """Raise `TooManyVersionsError` if the limit on loaded versions is reached."""
         others = len(self._loaded.keys() - {name}) + self._loading
         if others >= self._settings.most_versions:
-            raise CompositionError(
+            raise TooManyVersionsError(
                 f"{others} versions of '{self._settings.name}' are loaded, as many as most_versions allows; "
                 f"unload one: {', '.join(self._loaded)}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gati.errors import GatiError, UnavailableError
+from gati.errors import GatiError
 from services.scheduler.models import Model
 from services.supervisor import Supervised
 from services.wire.client import connect_to
@@ -83,8 +83,8 @@ async def _retraining(adaptation: Supervised | None) -> tuple[dict[str, dict[str
         return {}, f"the adaptation process does not answer: {error or adaptation.cause}"
     try:
         found = await client.call("status", timeout_s=_TIMEOUT_S)
-    except UnavailableError as error:
-        return {}, str(error)
+    except GatiError as error:
+        return {}, f"the adaptation process does not answer: {error}"
     finally:
         await client.close()
     return {each.model: _attempts(each) for each in found}, None

@@ -30,7 +30,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         ],
     )
     app.state.scheduler = scheduler
-    for router in (v2.router, pipeline_routes.router, operations.router):
+    for router in (operations.router, v2.router, pipeline_routes.router):
         app.include_router(router)
     app.include_router(dashboards_router(scheduler.dashboards))
     answer_errors(app)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError
+from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError, OverloadError
 from services.scheduler import pipeline_routes, replies, v2
 from services.scheduler.access import Access
 from services.scheduler.admission import admit
@@ -64,7 +64,7 @@ class Front:
                 key = self._admit(request)
                 if key is not None:
                     access.key = key.name
-                    until_answered.enter_context(key.quota.request())
+                    self._within_quota(key, until_answered)
                     if key.quota.counts_bytes:
                         request = _Asked(request.scope, _counted(request.receive, key))
                 work = self._busy(request.scope)
@@ -84,6 +84,13 @@ class Front:
             else:
                 access.replies(reply)
                 await reply(request.scope, request.receive, send)
+
+    def _within_quota(self, key: Key, until_answered: ExitStack) -> None:
+        try:
+            until_answered.enter_context(key.quota.request())
+        except OverloadError:
+            self._scheduler.metrics.rejected.labels("quota").inc()
+            raise
 
     def _admit(self, request: Request) -> Key | None:
         scheduler = self._scheduler

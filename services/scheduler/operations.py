@@ -126,15 +126,30 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
 @router.get("/v2/models/stats", summary="Counts of all models", responses=documents.SERVER)
 async def all_statistics(request: Request) -> dict[str, Any]:
     """Return the counts of every model that is ready."""
+    models = scheduler_of(request).models
     found = await _statistics(scheduler_of(request), Model.statistics)
-    return {"model_stats": [row for name, each in found.items() for row in _rows(name, each)]}
+    return {"model_stats": [row for name, each in found.items() for row in _rows(models[name], each)]}
 
 
 @router.get("/v2/models/{model}/stats", summary="Counts of a model", responses=documents.MODEL)
 async def statistics(request: Request, model: str) -> dict[str, Any]:
     """Return the number of inputs answered since the process started, by version and exit."""
     found = scheduler_of(request).model(model)
-    return {"model_stats": _rows(model, await found.statistics())}
+    return {"model_stats": _rows(found, await found.statistics())}
+
+
+@router.get(
+    "/v2/models/{model}/versions/{version}/stats",
+    summary="Counts of a version",
+    responses=documents.MODEL,
+)
+async def version_statistics(request: Request, model: str, version: str) -> dict[str, Any]:
+    """As the counts of a model, for a version that is loaded or has answered."""
+    found = scheduler_of(request).model(model)
+    rows = [row for row in _rows(found, await found.statistics()) if row["version"] == version]
+    if not rows:
+        found.version(version)  # raises `NotFoundError` if it is not loaded
+    return {"model_stats": rows}
 
 
 @router.get("/v1/models/{model}/replicas", summary="Replicas of a model", responses=documents.MODEL)
@@ -183,27 +198,36 @@ async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any
     return {name: each for name, each in zip(models, found, strict=True) if each is not None}
 
 
-def _rows(name: str, found: Any) -> list[dict[str, Any]]:
-    """Return statistics in the format of V2, one entry per version."""
-    versions: dict[str, dict[str, int]] = {}
+def _rows(model: Model, found: Any) -> list[dict[str, Any]]:
+    """Return statistics in the format of V2, one entry per version.
+
+    Times and refusals are counted per model. The versions share the times by their answers, and the active
+    version has the refusals, so that sums over all versions are right.
+    """
+    active = model.active.version
+    versions: dict[str, dict[str, int]] = {active: {}}
     for row in found.exits:
         versions.setdefault(row.version, {})[row.exit] = row.hits
-    queue, service = found.queue_seconds, found.service_seconds
+    counts = {version: sum(exits.values()) for version, exits in versions.items()}
+    all_answers = sum(counts.values())
+
+    def duration(version: str, sum_s: float) -> dict[str, int]:
+        share = counts[version] / all_answers if all_answers else 0.0
+        return {"count": counts[version], "ns": round(1e9 * sum_s * share)}
+
+    queue_s, service_s = found.queue_seconds.sum_s, found.service_seconds.sum_s
     return [
         {
-            "name": name,
+            "name": model.name,
             "version": version,
-            "inference_count": sum(exits.values()),
-            "execution_count": sum(exits.values()),
+            "inference_count": counts[version],
+            "execution_count": counts[version],
             "exits": exits,
             "inference_stats": {
-                "success": {
-                    "count": found.inputs,
-                    "ns": round(1e9 * (queue.sum_s + service.sum_s)),
-                },
-                "fail": {"count": sum(found.refused.values()), "ns": 0},
-                "queue": {"count": sum(queue.counts), "ns": round(1e9 * queue.sum_s)},
-                "compute_infer": {"count": sum(service.counts), "ns": round(1e9 * service.sum_s)},
+                "success": duration(version, queue_s + service_s),
+                "fail": {"count": sum(found.refused.values()) if version == active else 0, "ns": 0},
+                "queue": duration(version, queue_s),
+                "compute_infer": duration(version, service_s),
             },
         }
         for version, exits in versions.items()

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from gati.errors import DeadlineError, OverloadError
@@ -66,14 +67,15 @@ class Parking:
         the errors of `once`.
         """
         end_s = self._clock() + asked.time_remaining_ms / 1e3
-        if self._parked and asked.latency_slo_ms is None:
-            if not self._may_wait(inputs, asked, end_s):
-                raise OverloadError(
-                    f"{self.parked} requests already wait for a replica to restart", retry_after_s=1.0
-                )
-            await self._place(end_s, first=False)
-            asked = self._left(asked, end_s)
+        waits = bool(self._parked) and asked.latency_slo_ms is None
+        if waits and not self._may_wait(inputs, asked, end_s):
+            raise OverloadError(
+                f"{self.parked} requests already wait for a replica to restart", retry_after_s=1.0
+            )
         try:
+            if waits:
+                await self._place(end_s, first=False)
+                asked = self._left(asked, end_s)
             while True:
                 try:
                     return await once(asked)
@@ -139,4 +141,5 @@ class Parking:
             if turn.done() and not turn.cancelled():
                 self._woken -= 1
             else:
-                self._parked.remove(turn)
+                with suppress(ValueError):  # `look` has taken it out since it was cancelled
+                    self._parked.remove(turn)

@@ -62,7 +62,7 @@ class InferenceRequest(NamedTuple):
     outputs: tuple[Output, ...]
     latency_slo_ms: float | None
     timeout_ms: float | None
-    priority: int
+    priority: int | None
     place: str | None = None
 
 
@@ -109,7 +109,7 @@ def parse_request(
         _outputs(document.get("outputs"), parameters.get("binary_data_output") is True),
         positive(parameters, "latency_slo_ms"),
         _timeout_ms(parameters),
-        priority(parameters.get("priority")),
+        None if parameters.get("priority") is None else priority(parameters["priority"]),
         place(parameters.get("place")),
     )
 

@@ -25,7 +25,7 @@ from services.hosted import Hosted
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.kept import KeptVersions
 from services.scheduler.sleeping import ASLEEP
-from services.states import BASE_VERSION, STUCK
+from services.states import BASE_VERSION, BROKEN, STUCK
 from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference
@@ -359,18 +359,18 @@ class Replica:
             self._changed()
 
     async def _health(self, client: WireClient) -> Any:
-        """Return its health. If it hangs or is stuck, kill its process and raise `UnavailableError`."""
+        """Return its health. Kill its process and raise `UnavailableError` if it or its engine fails."""
         timeout_s = self._link.hang_timeout_s
         try:
             found = await client.call("health", timeout_s=timeout_s)
         except DeadlineError:
-            self._hangs(f"it has not answered for {timeout_s:g} s")
-        if found.state == STUCK:
-            self._hangs("its engine is stuck")
+            self._kill(f"it has not answered for {timeout_s:g} s")
+        if found.state in (STUCK, BROKEN):
+            self._kill(f"its engine is {found.state}")
         return found
 
-    def _hangs(self, why: str) -> NoReturn:
-        _log.error("model hangs", extra={"model": self._model, "reason": why})
+    def _kill(self, why: str) -> NoReturn:
+        _log.error("model is replaced", extra={"model": self._model, "reason": why})
         if self._hosted is not None:
             self._hosted.kill(why)
         raise UnavailableError(why, retry_after_s=1.0)

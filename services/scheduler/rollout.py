@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from gati.errors import GatiError, RequestError, UnavailableError
+from gati.errors import CompositionError, GatiError, RequestError, UnavailableError
 from services.scheduler.replicas import Replica
 
 
@@ -23,9 +23,16 @@ class _Replicated(Protocol):
 async def load_on_all(model: _Replicated, version: str, composition: str | None) -> list[Replica]:
     """Load and activate a version on each replica that answers; returns these replicas.
 
-    Raises errors of loading. Then the version is unloaded again where it was not activated yet, unless the
-    replica had one of that name before.
+    Raises `CompositionError` if several replicas answer with a version of that name: until all had replaced
+    it, two compositions would answer under one name. Raises errors of loading; then the version is unloaded
+    again where it was not activated yet, unless the replica had one of that name before.
     """
+    ready = _ready(model)
+    if len(ready) > 1 and _is_active(version, ready):
+        raise CompositionError(
+            f"version '{version}' is active on {len(ready)} replicas, which would replace it one after the "
+            "other; give another name as `version`"
+        )
     done: list[Replica] = []
     died: set[Replica] = set()
     # Repeat it until there are no new replicas.
@@ -44,7 +51,7 @@ async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
     ready = _ready(model)
     if len(ready) > 1:
         await describe_all(model, ready)
-        if any(each.version == version and each.active for own in ready for each in own.info.versions):
+        if _is_active(version, ready):
             raise RequestError(f"version '{version}' is the active one; activate another first")
     having = [replica for replica in ready if replica.has(version)] or ready[:1]
     for replica in having:
@@ -56,6 +63,10 @@ async def describe_all(model: _Replicated, replicas: Sequence[Replica]) -> None:
     """Update the list of versions of each replica."""
     for replica in replicas:
         await _unless_gone(model, replica, replica.describe())
+
+
+def _is_active(version: str, replicas: Sequence[Replica]) -> bool:
+    return any(each.version == version and each.active for own in replicas for each in own.info.versions)
 
 
 def _ready(model: _Replicated) -> list[Replica]:

@@ -14,7 +14,7 @@ from services.scheduler import documents
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
-from services.scheduler.protocol import HEADER_LENGTH, render_response
+from services.scheduler.protocol import HEADER_LENGTH, priority, render_response
 from services.scheduler.reading import read_inference
 from services.scheduler.replies import BINARY, JSON, Json, Made, without_folders
 from services.scheduler.scheduler import scheduler_of
@@ -124,12 +124,14 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
+        if model.info is None and not model.available:  # what its inputs are is not known yet
+            raise model.unavailable()
         asked = await read_inference(request, scheduler, charge, model.info)
         timing = scheduler.timing(
             arrived_s,
             asked.latency_slo_ms,
             asked.timeout_ms,
-            asked.priority,
+            priority(asked.priority),
             request.headers.get("traceparent"),
         )
         parameters = scheduler.asked(kind, timing, asked.place)

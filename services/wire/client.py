@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ _log = logging.getLogger("gati.wire")
 
 UNIX = "unix:"  # prefix of the path of a socket, in place of host and port
 _MOST_UNSENT_BYTES = 64 * 2**20  # buffered for a server that does not read
+_LAST_SEQUENCE = 2**31 - 1  # of a message; then they begin at 1 again
 _LOST_S = 5  # without a response from the other machine's system; its processes may take longer
 _PROBES = 3
 
@@ -50,7 +50,7 @@ class WireClient:
         self._limits = limits or Limits()
         self._secret = secret  # shared with the server
         self._tls = tls
-        self._sequence = itertools.count(1)
+        self._sequence = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class WireClient:
         **Raises:** `DeadlineError` after `timeout_s`, `UnavailableError` if the connection is lost, and the
         error with which the service refuses the call.
         """
-        sequence = next(self._sequence)
+        sequence = self._next_sequence()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._waiting[sequence] = answer
@@ -115,7 +115,7 @@ class WireClient:
     def post(self, name: str, *arguments: Any) -> None:
         """Make a call that has no result; does nothing if the connection is lost."""
         with suppress(UnavailableError):
-            self._send(name, TMessageType.ONEWAY, next(self._sequence), arguments)
+            self._send(name, TMessageType.ONEWAY, self._next_sequence(), arguments)
 
     async def lost(self, timeout_s: float | None = None) -> bool:
         """Wait until the connection is lost, at most `timeout_s`; returns whether it is."""
@@ -135,6 +135,10 @@ class WireClient:
             await asyncio.wait([self._reading])
         if self._writer is not None:
             self._writer.close()
+
+    def _next_sequence(self) -> int:
+        self._sequence = self._sequence % _LAST_SEQUENCE + 1
+        return self._sequence
 
     def _send(self, name: str, kind: int, sequence: int, arguments: tuple[Any, ...]) -> None:
         if self._writer is None or not self.connected or self._writer.is_closing():

@@ -427,8 +427,8 @@ def test_other_threads_come_first_as_long_as_there_is_work_beside() -> None:
         {"interval_s": 0.0},
         {"margin": 1.0},
         {"delay_s": -1.0},
-        {"window_inputs": 99},  # a quarter is held out: hardly two stretches of ten
-        {"window_inputs": 249, "held_share": 0.1},
+        {"window_inputs": 139},  # a quarter is held out: hardly two stretches of ten
+        {"window_inputs": 349, "held_share": 0.1},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:

@@ -59,6 +59,7 @@ class Served(NamedTuple):
     url: str
     engine: PrefixEngine
     failures: list[BaseException]
+    app: CompletionsApp
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LONG_S)
@@ -83,7 +84,7 @@ def serving(
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
     try:
-        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", engine, failures)
+        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", engine, failures, app)
     finally:
         driver.stop()
         server.should_exit = True
@@ -95,6 +96,17 @@ def serving(
 def served() -> Iterator[Served]:
     with serving() as running:
         yield running
+
+
+def test_a_server_that_is_being_stopped_takes_no_more_requests() -> None:
+    """Clients with connections in a pool kept it from ever being idle."""
+    with serving() as running, httpx.Client(base_url=running.url, timeout=LONG_S) as client:
+        asked = {"model": "tiny", "prompt": "ab", "max_tokens": 1}
+        assert client.post("/v1/completions", json=asked).status_code == 200
+        running.app.ready = False
+        reply = client.post("/v1/completions", json=asked)
+        assert reply.status_code == 503 and "is being stopped" in reply.json()["error"]["message"]
+        assert reply.headers["Retry-After"] == "1" and reply.headers["Connection"] == "close"
 
 
 def expected(prompt: str, count: int) -> str:

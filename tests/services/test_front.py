@@ -30,6 +30,7 @@ from services.web import web_server
 from tests.waiting import in_the_end
 
 CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
+WAS_READY = SimpleNamespace(inputs=None, largest_batch=1, versions=[])  # what a model said of itself
 
 
 class Dead:
@@ -51,10 +52,11 @@ class Dead:
         self.running = False
 
 
-def run(test: Callable[[httpx.AsyncClient], Awaitable[None]], **config: Any) -> None:
+def run(test: Callable[[httpx.AsyncClient], Awaitable[None]], info: Any = None, **config: Any) -> None:
     async def main() -> None:
         dead: Any = Dead()
         model = Model("m", host=lambda number: dead)
+        model.info = info
         await model.start()
         scheduler = Scheduler(ServeConfig(**config), {"m": model}, {})
         transport = httpx.ASGITransport(Front(create_app(scheduler)))
@@ -116,7 +118,19 @@ def test_json_beside_a_large_tensor_has_what_that_leaves(name_bytes: int, status
         reply = await client.post("/v2/models/m/infer", content=text + bytes(size), headers=headers)
         assert reply.status_code == status, reply.text
 
-    run(test, largest_json_bytes=4 * 2**20)
+    run(test, WAS_READY, largest_json_bytes=4 * 2**20)
+
+
+def test_before_a_model_is_known_no_input_is_called_invalid() -> None:
+    """Inputs of a model with several were 400, for good, while it was loading."""
+    tensor = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}
+    asked = {"inputs": [tensor, {**tensor, "name": "attention_mask"}]}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.post("/v2/models/m/infer", json=asked)
+        assert reply.status_code == 503 and reply.headers["Retry-After"]
+
+    run(test)
 
 
 def test_clients_get_no_more_time_or_haste_than_is_allowed() -> None:
@@ -132,7 +146,9 @@ def test_bodies_that_never_come_keep_nobody_out() -> None:
 
     async def main() -> None:
         dead: Any = Dead()
-        scheduler = Scheduler(ServeConfig(), {"m": Model("m", host=lambda number: dead)}, {})
+        model = Model("m", host=lambda number: dead)
+        model.info = WAS_READY
+        scheduler = Scheduler(ServeConfig(), {"m": model}, {})
         await scheduler.start()
         transport = httpx.ASGITransport(Front(create_app(scheduler)))
         asked = 0
@@ -180,7 +196,7 @@ def test_hostile_documents_are_refused_as_ours(body: bytes, status: int) -> None
         reply = await client.post("/v2/models/m/infer", content=body)
         assert reply.status_code == status and len(reply.json()["error"]) < 300, reply.text[:300]
 
-    run(test, largest_json_bytes=4 * 2**20)
+    run(test, WAS_READY, largest_json_bytes=4 * 2**20)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from services.inference.counts import Counts
 from services.inference.followed import Followed
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
+from services.inference.versions import TooManyVersionsError
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
@@ -171,6 +172,21 @@ def test_a_version_that_cannot_serve_is_fetched_once(tmp_path: Path) -> None:
         publish(tmp_path)
         await followed.look()
         assert versions.active.name == "4"
+
+    asyncio.run(main())
+
+
+def test_a_version_without_room_is_served_once_another_is_unloaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        versions: Any = Loads(TooManyVersionsError("8 versions are loaded"))
+        followed = Followed(str(tmp_path), "m", versions)
+        publish(tmp_path)
+        for _ in range(2):
+            await followed.look()
+        assert versions.active.name == "default"
+        versions.error = None
+        await followed.look()
+        assert versions.loaded == ["1"] * 3 and versions.active.name == "1"
 
     asyncio.run(main())
 

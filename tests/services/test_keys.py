@@ -78,6 +78,21 @@ def test_rights_are_those_of_the_key(file: Path, caplog: pytest.LogCaptureFixtur
     assert not any(f"{name}'s key" in everything for name in ("camera", "operator", "watcher", "nobody"))
 
 
+def test_who_has_used_up_a_quota_is_refused_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys.camera]\nkey = "one camera"\nrights = ["read"]\nrequests_per_second = 0.001\n')
+    scheduler = Scheduler(ServeConfig(keys_file=file), {}, {})
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            found = [await client.get("/v2", headers={"X-API-Key": "one camera"}) for _ in range(4)]
+        assert [each.status_code for each in found] == [200, 200, 429, 429]
+        assert scheduler.metrics.rejected.labels("quota")._value.get() == 2
+
+    asyncio.run(main())
+
+
 def test_the_log_can_be_sampled(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler(ServeConfig(log_sampling=0.0), {}, {})
 

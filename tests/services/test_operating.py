@@ -163,4 +163,4 @@ def test_a_process_that_hangs_is_replaced(folder: Path) -> None:
         until(lambda: running.processes().get("small", hung) != hung, every_s=0.2)
         running.wait_until_ready()
         assert running.infer("small").status_code == 200
-        assert any("model hangs" in line for line in running.said)
+        assert any("model is replaced" in line for line in running.said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +69,12 @@ def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded(serving: 
     assert read.status_code == 400, read.text
 
 
+def test_the_priority_of_the_url_counts_for_tensors_too(serving: Serving) -> None:
+    refused = serving.client.post(URL, params={"priority": 11}, json=request())
+    assert refused.status_code == 400 and "`priority` is 11" in refused.json()["error"]
+    assert serving.client.post(URL, params={"priority": 11}, json=request(priority=1)).status_code == 200
+
+
 def test_pipelines_are_described(serving: Serving) -> None:
     found = serving.client.get("/v1/pipelines").json()["pipelines"][0]
     assert found["name"] == "sides" and found["ready"] and found["outputs"] == ["vertical", "horizontal"]
@@ -105,4 +110,6 @@ def test_the_command_line_without_a_server(tmp_path: Path, repository: Path) -> 
 
 
 def test_statistics_are_json(serving: Serving) -> None:
-    assert json.dumps(serving.client.get("/v2/models/stats").json())
+    reply = serving.client.get("/v2/models/stats")
+    assert reply.status_code == 200
+    assert {row["name"] for row in reply.json()["model_stats"]} == {"small", "other"}

@@ -204,9 +204,39 @@ def test_a_failing_engine_fails_its_requests_alone() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         bad, good = put(queue, 0), put(queue, 1)
         runner.asked[0][1].set_exception(ZeroDivisionError())
-        assert str(await outcome(bad)) == "the engine failed: ZeroDivisionError"
+        failed = await outcome(bad)
+        assert str(failed) == "the engine failed: ZeroDivisionError"
+        assert isinstance(failed, UnavailableError), "another replica may answer it"
         runner.answer()
         assert await outcome(good) == ANSWER
+
+    run(test)
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["invalid inputs", "a broken engine"])
+def test_an_engine_is_broken_if_it_fails_for_its_own_example_too(works: bool) -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        def broken() -> bool:
+            return queue.broken(lambda: torch.tensor(100))
+
+        for number in range(5):
+            assert not broken()
+            bad = put(queue, number)
+            runner.asked[-1][1].set_exception(IndexError())
+            await outcome(bad)
+        assert not broken() and runner.order[-1] == 100, "now it is asked"
+        assert not broken(), "it has not answered yet"
+        if works:
+            runner.answer()
+        else:
+            runner.asked[-1][1].set_exception(IndexError())
+        await in_the_end(lambda: queue.running == 0)
+        assert broken() is not works
+        if not works:
+            assert broken() and runner.order.count(100) == 2, "it stays broken while it is asked again"
+            runner.answer()
+            await in_the_end(lambda: queue.running == 0)
+        assert not broken()
 
     run(test)
 

@@ -214,6 +214,47 @@ def test_what_has_gathered_is_done_after_a_replica_is_back() -> None:
     asyncio.run(test())
 
 
+def test_who_waits_too_long_or_leaves_is_told_so_and_takes_no_turn() -> None:
+    """One that was cancelled could be taken out of the queue twice: ValueError in place of the reason."""
+
+    async def test() -> None:
+        load = SimpleNamespace(outstanding=4, seconds_an_input=0.01)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away))
+        full = True
+
+        async def once(asked: Asked) -> str:
+            if full:
+                raise OverloadError("the queue is full")
+            return "answered"
+
+        late = asyncio.create_task(parking.ask(once, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 1)
+        waits = asyncio.create_task(parking.ask(once, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 2)
+        late.cancel()  # its place is cancelled, but its task does not know yet
+        full, load.outstanding = False, 3
+        parking.look()
+        assert await asyncio.wait_for(waits, LONG_S) == "answered"
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        assert parking.parked == 0
+        full = True
+        first = asyncio.create_task(parking.ask(once, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 1)
+        second, third = (asyncio.create_task(parking.ask(once, 1, ASKED)) for _ in range(2))
+        await in_the_end(lambda: parking.parked == 3)
+        first.cancel()
+        await asyncio.wait([first])
+        full, load.outstanding = False, 2
+        parking.look()  # room for one, who has been woken and leaves at once
+        second.cancel()
+        assert await asyncio.wait_for(third, LONG_S) == "answered"
+
+    asyncio.run(test())
+
+
 def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
     async def test() -> None:
         loads = [SimpleNamespace(outstanding=4, seconds_an_input=each_s) for each_s in (0.1, 1e3)]
@@ -294,6 +335,20 @@ def test_a_version_is_loaded_by_all_and_each_answer_says_its_version() -> None:
         assert all(place.engine.versions == ["next"] for place in places)
         with pytest.raises(RequestError, match="active"):
             await model.unload("next")
+
+    run(test)
+
+
+def test_the_active_name_is_not_loaded_again_by_one_replica_after_the_other() -> None:
+    """Meanwhile two compositions would answer under one name, with one certificate."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        with pytest.raises(CompositionError, match="version 'first' is active on 2 replicas"):
+            await model.load("first", "fast")
+        assert not any(place.engine.calls for place in places)
+        await model.load("next", "fast")
+        await model.load("first", "fast")
+        assert model.active.version == "first"
 
     run(test)
 

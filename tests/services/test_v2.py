@@ -86,6 +86,14 @@ def test_metadata_statistics_and_index_for_another_projects_client(serving: Serv
     after = client.get_inference_statistics("small")["model_stats"][0]
     assert after["inference_count"] == (before[0]["inference_count"] if before else 0) + 1
     assert sum(after["exits"].values()) == after["inference_count"]
+    (row,) = client.get_inference_statistics("small", "default")["model_stats"]
+    assert row["inference_stats"]["success"]["count"] == row["inference_count"] >= after["inference_count"]
+    assert {row["name"] for row in client.get_inference_statistics()["model_stats"]} == {"small", "other"}
+    missing = serving.client.get("/v2/models/small/versions/none/stats")
+    assert (missing.status_code, missing.json()["error"]) == (
+        404,
+        "no version 'none' of model 'small' is loaded",
+    )
     assert {row["name"]: row["state"] for row in client.get_model_repository_index()} == {
         "small": "READY",
         "other": "READY",

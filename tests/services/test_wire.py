@@ -187,6 +187,19 @@ def test_a_late_answer_is_a_deadline_and_the_connection_goes_on() -> None:
     run(test)
 
 
+def test_a_connection_outlives_its_largest_sequence_number() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        client._sequence = 2**31 - 3
+        for name in "abcde":
+            assert (await client.call("infer", request(name), timeout_s=LONG_S)).version == name
+            client.post("cancel", name)
+        await in_the_end(lambda: handlers.posted == list("abcde"))
+        await client.close()
+
+    run(test)
+
+
 def test_a_server_that_goes_ends_all_calls() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
