@@ -376,6 +376,7 @@ def test_who_waited_too_long_to_be_accepted_is_told_that_it_is_late(waited_s: fl
     async def main() -> None:
         dead: Any = Dead()
         model = Model("m", host=lambda number: dead)
+        model.info = WAS_READY
         await model.start()
         front = Front(create_app(Scheduler(ServeConfig(), {"m": model}, {})))
 
