@@ -9,7 +9,8 @@ from contextlib import suppress
 from gati.errors import GatiError, NotFoundError, StorageError, first_line
 from gati.versions.repository import ModelRepository
 from services.again import keep_on
-from services.inference.versions import TooManyVersionsError, Versions
+from services.inference.loaded import TooManyVersionsError
+from services.inference.versions import Versions
 from services.scratch import Scratch
 
 _LONGEST_PAUSE_S = 300.0

@@ -17,12 +17,23 @@ from gati.composition.composition import Composition
 from gati.composition.verdicts import DEFAULT_CONFIDENCE
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE
+from gati.errors import CompositionError
 from gati.guard.posts import Post
 from gati.guard.proof import Proof
 from gati.guard.watch import Watch
 from services.inference.following import Answering, Following
 from services.inference.queue import RequestQueue
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
+
+
+class TooManyVersionsError(CompositionError):
+    """As many versions are loaded as `most_versions` allows; possible once one is unloaded."""
+
+
+def unwatched() -> Watch:
+    """A watch that counts nothing, for answers of the user's own network."""
+    return Watch(0.5, spend=lambda: 0.5, proven=True)
+
 
 State = Literal["serving", "probation", "stopped", "unguarded"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
 from gati.engine.threads import let_others_first, work_alongside
-from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
+from gati.errors import NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
 from gati.guard.watch import Event, Watch
@@ -22,7 +22,7 @@ from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import open_standing
 from services.inference.line import Line
-from services.inference.loaded import LoadedVersion
+from services.inference.loaded import LoadedVersion, TooManyVersionsError, unwatched
 from services.inference.opening import Opened, Opener
 from services.inference.proven_settings import ProvenSettings
 from services.inference.queue import RequestQueue
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gati.inference")
 
 _CONFIDENCE = 0.95  # of compositions without one
-
-
-class TooManyVersionsError(CompositionError):
-    """As many versions are loaded as `most_versions` allows; possible once one is unloaded."""
 
 
 class Versions:
@@ -232,7 +228,7 @@ class Versions:
             self._memory = self._new_memory(opened.composition, watch, alone=exact)
         settings = [setting.composition for setting in opened.settings]
         watched = () if watch is None else settings
-        post = Post(answering, watch or _unwatched(), watched, nested=opened.nested)
+        post = Post(answering, watch or unwatched(), watched, nested=opened.nested)
         self._proven.add(answering, opened.settings)
         following = Following(
             answering,
@@ -400,8 +396,3 @@ class Versions:
         await asyncio.gather(*(each.close() for each in version.answerings))
         gc.collect()  # modules and graphs contain reference cycles; free their memory now
         _log.info("version unloaded", extra={"version": version.name})
-
-
-def _unwatched() -> Watch:
-    """A watch that counts nothing, for answers of the user's own network."""
-    return Watch(0.5, spend=lambda: 0.5, proven=True)

@@ -19,9 +19,9 @@ from gati.versions.repository import ModelRepository
 from services.inference import service as module
 from services.inference.counts import Counts
 from services.inference.followed import Followed
+from services.inference.loaded import TooManyVersionsError
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
-from services.inference.versions import TooManyVersionsError
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
