@@ -362,11 +362,10 @@ class Stream:
 def _kept(standing: Standing) -> Remembered | None:
     """Return the stored state of memory; the rest is synthetic."""
     state, nothing = standing.kept("memory", math.inf), np.empty((0, FEATURES))
-    return (
-        None
-        if state is None
-        else Remembered(state, {}, (nothing, np.empty(0, bool), np.empty(0, np.int64)), nothing)
-    )
+    if state is None:
+        return None
+    labelled = nothing, np.empty(0, bool), np.empty(0, np.int64)
+    return Remembered(state, {}, labelled, nothing)
 
 
 def quickly_saved(standing: Standing, save: Callable[[], None], *, really: bool = False) -> None:

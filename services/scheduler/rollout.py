@@ -28,7 +28,7 @@ async def load_on_all(model: _Replicated, version: str, composition: str | None)
     again where it was not activated yet, unless the replica had one of that name before.
     """
     ready = _ready(model)
-    if len(ready) > 1 and _is_active(version, ready):
+    if await _several_answer(model, ready, version):
         raise CompositionError(
             f"version '{version}' is active on {len(ready)} replicas, which would replace it one after the "
             "other; give another name as `version`"
@@ -49,10 +49,8 @@ async def unload_on_all(model: _Replicated, version: str) -> list[Replica]:
     Raises `RequestError` if it is the active version of a replica.
     """
     ready = _ready(model)
-    if len(ready) > 1:
-        await describe_all(model, ready)
-        if _is_active(version, ready):
-            raise RequestError(f"version '{version}' is the active one; activate another first")
+    if await _several_answer(model, ready, version):
+        raise RequestError(f"version '{version}' is the active one; activate another first")
     having = [replica for replica in ready if replica.has(version)] or ready[:1]
     for replica in having:
         await _unless_gone(model, replica, replica.unload_version(version))
@@ -65,7 +63,11 @@ async def describe_all(model: _Replicated, replicas: Sequence[Replica]) -> None:
         await _unless_gone(model, replica, replica.describe())
 
 
-def _is_active(version: str, replicas: Sequence[Replica]) -> bool:
+async def _several_answer(model: _Replicated, replicas: Sequence[Replica], version: str) -> bool:
+    """Whether there are several replicas, and the version is active on one, as they say now."""
+    if len(replicas) < 2:
+        return False
+    await describe_all(model, replicas)
     return any(each.version == version and each.active for own in replicas for each in own.info.versions)
 
 
