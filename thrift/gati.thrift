@@ -88,8 +88,9 @@ struct InferResponse {
   5: optional string state
   /** What is promised of these answers, in a sentence. */
   6: optional string promise
-  /** Whether that rests on the certificate of the version. */
-  7: optional bool certified
+  // 7 was a flag: whether that rests on the certificate of the version
+  /** The certificate that it rests on, by the `certificate_id` of the version; absent where audits prove it. */
+  8: optional string certificate_id
 }
 
 /** What a version of a model is made from. */
@@ -143,6 +144,8 @@ struct VersionInfo {
   17: optional double target
   /** What it was loaded from; absent from services that do not tell. */
   18: optional VersionSource source
+  /** Identifies the certificate: another composition may be loaded under the same name. */
+  19: optional string certificate_id
 }
 
 /** One array that a network takes. */

@@ -8,9 +8,10 @@ error probability. After the proof, the guard watches the version (`gati.guard.d
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from gati.composition.composition import Composition
@@ -144,16 +145,27 @@ class LoadedVersion:
         """Its current state and promise."""
         return stands(self.composition, self.following, retrained=self.retrained)
 
+    @cached_property
+    def certificate_json(self) -> str | None:
+        """Its certificate; None without one."""
+        certificate = None if self.composition is None or self.retrained else self.composition.certificate
+        return None if certificate is None else json.dumps(certificate.to_json())
+
+    @cached_property
+    def certificate_id(self) -> str | None:
+        """Identifies its certificate, as another composition may be loaded under the same name."""
+        content = self.certificate_json
+        return None if content is None else hashlib.sha256(content.encode()).hexdigest()[:16]
+
     def describe(self, *, active: bool, pending: bool = False) -> Any:
         """As the wire's `VersionInfo`."""
         standing, watch = self.standing, self.following.watch
-        certificate = None if self.composition is None or self.retrained else self.composition.certificate
         proof = None if watch is None else watch.proof
         return VersionInfo(
             version=self.name,
             active=active,
             backend=self.post.deployed.engine.backend,
-            certificate_json=None if certificate is None else json.dumps(certificate.to_json()),
+            certificate_json=self.certificate_json,
             exits=list(self.exits),
             memory_bytes=sum(leaving.memory_bytes for leaving in self.post.deployed.engine.exits),
             state=standing.state,
@@ -170,4 +182,5 @@ class LoadedVersion:
             resting=self.following.resting,
             target=None if watch is None else watch.agreement,
             source=self.source,
+            certificate_id=self.certificate_id,
         )

@@ -232,9 +232,9 @@ class InferenceService:
             await under_way.answered([each for each in given if isinstance(each, Ask)])
             response = self._response(version, given, arrived_s, time.monotonic())
             response.state, response.promise = standing.state, standing.sentence
-            response.certified = standing.certified
+            response.certificate_id = version.certificate_id if standing.certified else None
             if memory is not None and not all(isinstance(each, Ask) for each in given):
-                response.promise, response.certified = memory.sentence, False
+                response.promise, response.certificate_id = memory.sentence, None
             for drawn, row, one, seen, each in zip(draws, rows, sent, looked, given, strict=True):
                 version.following.answered(drawn, row, one, _prediction(each), seen)
             self._versions.answered()

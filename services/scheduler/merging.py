@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -86,6 +87,15 @@ def merged_versions(found: Iterable[Sequence[Any]]) -> list[Any]:
             known.audits = (known.audits or 0) + (each.audits or 0)
             known.losses = (known.losses or 0) + (each.losses or 0)
     return list(versions.values())
+
+
+def certificates_of(versions: Iterable[Any]) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """The id and the content of the certificate of each version that has one."""
+    return {
+        each.version: (each.certificate_id, json.loads(each.certificate_json))
+        for each in versions
+        if each.certificate_json
+    }
 
 
 def _memory(found: Sequence[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import random
@@ -23,7 +22,7 @@ from gati.errors import (
 from services.hosted import Hosted
 from services.scheduler.choice import choose, of_place
 from services.scheduler.kept import KeptVersions
-from services.scheduler.merging import merged_statistics, merged_versions, statistics_of
+from services.scheduler.merging import certificates_of, merged_statistics, merged_versions, statistics_of
 from services.scheduler.parking import Parking
 from services.scheduler.replicas import Asked, Link, Replica
 from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
@@ -59,7 +58,7 @@ class Model:
         self._kept = kept or KeptVersions(name)
         self._chance = chance or random.Random()
         self._changed = asyncio.Event()  # set at each change and then replaced by a new one
-        self._certificates: dict[str, dict[str, Any]] = {}
+        self._certificates = certificates_of(())
         self._lock = asyncio.Lock()  # serialises starting, stopping and scaling
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
@@ -245,9 +244,10 @@ class Model:
                 return version
         raise NotFoundError(f"no version '{name}' of model '{self.name}' is loaded")
 
-    def certificate(self, version: str) -> dict[str, Any] | None:
-        """The certificate of a loaded version; None if it has none, or is no longer loaded."""
-        return self._certificates.get(version)
+    def certificate(self, version: str, *, of: str | None = None) -> dict[str, Any] | None:
+        """The certificate of a loaded version, if its id is `of`; None if it has none or is not loaded."""
+        known_as, certificate = self._certificates.get(version, (None, None))
+        return certificate if of in (None, known_as) else None
 
     @property
     def pending(self) -> Any:
@@ -388,9 +388,7 @@ class Model:
         known.sort(key=lambda each: not each.ready)  # ready ones first: the first one says what is active
         self.info = copy(known[0].info)
         self.info.versions = versions = merged_versions(each.info.versions for each in known)
-        self._certificates = {
-            each.version: json.loads(each.certificate_json) for each in versions if each.certificate_json
-        }
+        self._certificates = certificates_of(versions)
         await self._kept.told(versions)
 
 

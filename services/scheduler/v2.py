@@ -183,9 +183,10 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
         parameters["slo_met"] = latency_ms <= slo_ms
     if found.promise is not None:
         parameters["promise"] = found.promise
-    certificate = model.certificate(found.version)
-    if certificate is not None and found.certified:
-        parameters["certificate"] = certificate.get("sentence", "")
+    if found.certificate_id is not None:
+        certificate = model.certificate(found.version, of=found.certificate_id)
+        if certificate is not None:
+            parameters["certificate"] = certificate.get("sentence", "")
     return parameters
 
 

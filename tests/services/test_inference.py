@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,7 @@ from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
+from tests.services.running import LITTLE, certify, make_folder
 from tests.starting import heavy_imports_of
 from tests.waiting import LONG_S, in_the_end
 
@@ -101,6 +103,26 @@ def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, 
 
     (tmp_path / "versions").mkdir()
     run(folder, test, most_versions=3, repository=str(tmp_path / "versions"))
+
+
+def test_an_answer_names_the_certificate_of_the_composition_that_gave_it(tmp_path: Path) -> None:
+    """Also where another composition has taken the place of the one of that name."""
+    library = make_folder(tmp_path) / "library"
+
+    async def test(service: InferenceService) -> None:
+        found = []
+        for accuracy in (LITTLE, 2 * LITTLE):
+            certify(library, accuracy)
+            await service.load(VersionSource("default", composition="default"))
+            (described,) = (await service.describe()).versions
+            certificate = json.loads(described.certificate_json)
+            assert certificate["accuracy"] == accuracy
+            response = await service.infer(request("asked", 1))
+            assert response.certificate_id == described.certificate_id
+            found.append(response.certificate_id)
+        assert len(set(found)) == 2
+
+    run(tmp_path, test)
 
 
 def test_versions_that_come_and_go_leave_few_labels_in_the_metrics() -> None:

@@ -17,7 +17,7 @@ from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.gen.ttypes import Tensor
 from services.wire.server import WireServer
-from tests.services.engines import SERVICE, Engine
+from tests.services.engines import SERVICE, Engine, reply_of, served
 from tests.waiting import LONG_S, in_the_end
 
 ASKED = Asked(1e3 * LONG_S, None, 2, "0" * 32)
@@ -272,3 +272,38 @@ def test_a_version_that_the_repository_brings_is_noticed() -> None:
         looking.cancel()
 
     run(test)
+
+
+class Certified(Engine):
+    """Its version is described with certificate "a"; answers name another one, `names`."""
+
+    def __init__(self, names: str | None) -> None:
+        super().__init__()
+        self._names = names
+
+    async def start(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def infer(self, request: Any) -> Any:
+        response = await super().infer(request)
+        response.certificate_id = self._names
+        return response
+
+    async def describe(self) -> Any:
+        info = await super().describe()
+        (version,) = info.versions
+        version.certificate_json, version.certificate_id = '{"sentence": "what a proves"}', "a"
+        return info
+
+
+@pytest.mark.parametrize(("names", "shown"), [("a", "what a proves"), ("b", None), (None, None)])
+def test_a_certificate_is_shown_only_with_answers_that_rest_on_it(
+    names: str | None, shown: str | None
+) -> None:
+    """Another composition may have been loaded under the same name since the versions were described."""
+    asked = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}]}
+    with served(Certified(names)) as address:
+        reply = reply_of("m", address, "POST", "/v2/models/m/infer", json=asked)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["parameters"].get("certificate") == shown

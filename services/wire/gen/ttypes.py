@@ -497,19 +497,19 @@ class InferResponse(object):
      - latency_ms: From arrival to the last answer.
      - state: Whether the caches of that version answered; see VersionInfo.
      - promise: What is promised of these answers, in a sentence.
-     - certified: Whether that rests on the certificate of the version.
+     - certificate_id: The certificate that it rests on, by the `certificate_id` of the version; absent where audits prove it.
 
     """
 
 
-    def __init__(self, answers=None, version=None, queue_ms=None, latency_ms=None, state=None, promise=None, certified=None,):
+    def __init__(self, answers=None, version=None, queue_ms=None, latency_ms=None, state=None, promise=None, certificate_id=None,):
         self.answers = answers
         self.version = version
         self.queue_ms = queue_ms
         self.latency_ms = latency_ms
         self.state = state
         self.promise = promise
-        self.certified = certified
+        self.certificate_id = certificate_id
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -556,9 +556,9 @@ class InferResponse(object):
                     self.promise = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
-            elif fid == 7:
-                if ftype == TType.BOOL:
-                    self.certified = iprot.readBool()
+            elif fid == 8:
+                if ftype == TType.STRING:
+                    self.certificate_id = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
             else:
@@ -598,9 +598,9 @@ class InferResponse(object):
             oprot.writeFieldBegin('promise', TType.STRING, 6)
             oprot.writeString(self.promise.encode('utf-8') if sys.version_info[0] == 2 else self.promise)
             oprot.writeFieldEnd()
-        if self.certified is not None:
-            oprot.writeFieldBegin('certified', TType.BOOL, 7)
-            oprot.writeBool(self.certified)
+        if self.certificate_id is not None:
+            oprot.writeFieldBegin('certificate_id', TType.STRING, 8)
+            oprot.writeString(self.certificate_id.encode('utf-8') if sys.version_info[0] == 2 else self.certificate_id)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -822,11 +822,12 @@ class VersionInfo(object):
      - resting: Lookups are left out for a while, for they cost more than they save.
      - target: The agreement that is promised, or to be proven.
      - source: What it was loaded from; absent from services that do not tell.
+     - certificate_id: Identifies the certificate: another composition may be loaded under the same name.
 
     """
 
 
-    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None, target=None, source=None,):
+    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None, target=None, source=None, certificate_id=None,):
         self.version = version
         self.active = active
         self.backend = backend
@@ -845,6 +846,7 @@ class VersionInfo(object):
         self.resting = resting
         self.target = target
         self.source = source
+        self.certificate_id = certificate_id
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -952,6 +954,11 @@ class VersionInfo(object):
                     self.source.read(iprot)
                 else:
                     iprot.skip(ftype)
+            elif fid == 19:
+                if ftype == TType.STRING:
+                    self.certificate_id = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1036,6 +1043,10 @@ class VersionInfo(object):
         if self.source is not None:
             oprot.writeFieldBegin('source', TType.STRUCT, 18)
             self.source.write(oprot)
+            oprot.writeFieldEnd()
+        if self.certificate_id is not None:
+            oprot.writeFieldBegin('certificate_id', TType.STRING, 19)
+            oprot.writeString(self.certificate_id.encode('utf-8') if sys.version_info[0] == 2 else self.certificate_id)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2500,7 +2511,8 @@ InferResponse.thrift_spec = (
     (4, TType.DOUBLE, 'latency_ms', None, None, ),  # 4
     (5, TType.STRING, 'state', 'UTF8', None, ),  # 5
     (6, TType.STRING, 'promise', 'UTF8', None, ),  # 6
-    (7, TType.BOOL, 'certified', None, None, ),  # 7
+    None,  # 7
+    (8, TType.STRING, 'certificate_id', 'UTF8', None, ),  # 8
 )
 all_structs.append(VersionSource)
 VersionSource.thrift_spec = (
@@ -2537,6 +2549,7 @@ VersionInfo.thrift_spec = (
     (16, TType.BOOL, 'resting', None, None, ),  # 16
     (17, TType.DOUBLE, 'target', None, None, ),  # 17
     (18, TType.STRUCT, 'source', [VersionSource, None], None, ),  # 18
+    (19, TType.STRING, 'certificate_id', 'UTF8', None, ),  # 19
 )
 all_structs.append(InputArray)
 InputArray.thrift_spec = (
