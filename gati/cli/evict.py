@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati.cli import evict_serve, render
-from gati.cli.evict_engine import engine
+from gati.cli.evict_engine import check_seed, engine
 from gati.cli.evict_tables import print_fields, print_outcomes
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
@@ -185,6 +185,7 @@ def train(
     """
     from gati.evict.train import train as fit
 
+    check_seed(seed)
     if dialogues:
         _train_continuation(trace, out, flat, limit, encoder, seed)
         return

@@ -49,7 +49,8 @@ class PrefixCache:
     `service` is the folder of `gati evict serve`: accesses are logged there, and predictors are loaded from
     there instead of being fitted here. Calls take equally long whether the service runs or not; `close` stops
     the threads that log and load. With policies that do not predict reuse, accesses are only logged. Raises
-    EvictError for sizes below one, unknown policies and predictors, and a growth below zero.
+    EvictError for sizes below one, unknown policies and predictors, and a growth below zero; if predictions
+    are learned here, also for a seed below zero, and without LightGBM.
     """
 
     def __init__(

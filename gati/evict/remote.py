@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shortened
 from types import TracebackType
 from typing import Any, Self
 
 from gati.errors import EvictError, RequestError, UnavailableError
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role and content
+
+_LONGEST_PAUSE_S = 3600.0
 
 
 class ContinuationClient:
@@ -27,23 +30,30 @@ class ContinuationClient:
         except ImportError:
             raise EvictError("ContinuationClient needs httpx: pip install 'gati[serve]'") from None
         self._url = url
-        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
+        # RecursionError for a reply of thousands of brackets
+        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, RecursionError)
         headers = {} if api_key is None else {"X-API-Key": api_key}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
     def probability(self, messages: Sequence[Message]) -> float:
         """The probability that another prompt follows the newest one; like `probabilities`, for one."""
-        return float(self._ask({"messages": list(map(dict, messages))}))
+        found = self._ask({"messages": list(map(dict, messages))})
+        if not _is_probability(found):
+            raise self._unusable(found)
+        return float(found)
 
     def probabilities(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
         """The probability that another prompt follows, for each conversation, [conversations].
 
         Raises:
-            UnavailableError: no answer in time, or the service cannot answer now.
+            UnavailableError: no answer in time, the service cannot answer now, or what answers is not it.
             RequestError: the service refuses the request, with its reason.
         """
         rows = [{"messages": list(map(dict, messages))} for messages in conversations]
-        return [float(p) for p in self._ask({"conversations": rows})]
+        found = self._ask({"conversations": rows})
+        if not isinstance(found, list) or len(found) != len(rows) or not all(map(_is_probability, found)):
+            raise self._unusable(found)
+        return [float(p) for p in found]
 
     def close(self) -> None:
         """Close the connection."""
@@ -58,14 +68,33 @@ class ContinuationClient:
         self.close()
 
     def _ask(self, document: dict[str, Any]) -> Any:
+        """The field `p` of the answer, of any type. Raises UnavailableError, RequestError."""
         try:
             reply = self._client.post("/v1/continue", json=document)
             found = reply.json()
-            if not reply.is_error:
-                return found["p"]
         except self._errors as error:
             raise UnavailableError(f"no eviction service responds at {self._url}: {error}") from error
-        reason = f"{found.get('error', reply.reason_phrase)} (status {reply.status_code})"
-        if reply.status_code in (429, 503, 504):
-            raise UnavailableError(reason, retry_after_s=float(reply.headers.get("Retry-After", 1.0)))
+        if not isinstance(found, dict):
+            raise self._unusable(found)
+        if reply.is_success:
+            return found.get("p")
+        told = found.get("error")
+        reason = f"{told if isinstance(told, str) else reply.reason_phrase} (status {reply.status_code})"
+        if reply.status_code == 429 or not reply.is_client_error:
+            raise UnavailableError(reason, retry_after_s=_seconds(reply.headers.get("Retry-After", "")))
         raise RequestError(reason)
+
+    def _unusable(self, found: Any) -> UnavailableError:
+        return UnavailableError(
+            f"what responds at {self._url} is no eviction service: it answered {shortened(found)} instead of "
+            "a probability per conversation"
+        )
+
+
+def _is_probability(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= 1.0
+
+
+def _seconds(text: str) -> float:
+    """The pause that a Retry-After header asks for; one second for a date, or anything else."""
+    return min(float(text), _LONGEST_PAUSE_S) if text.isascii() and text.isdigit() else 1.0

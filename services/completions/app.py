@@ -106,7 +106,7 @@ class CompletionsApp:
             return await self._complete(request, until_answered)
         if method in ("GET", "HEAD"):
             if path == "/metrics":
-                page = await self._pool.run(self.metrics.render)  # waits for the current step
+                page = await self._pool.run(self.metrics.render)  # may wait for evictions
                 return Response(page, media_type=CONTENT_TYPE_LATEST)
             if path == "/v2/health/live" or (path == "/v2/health/ready" and self.ready):
                 return _json({"live": True} if path.endswith("live") else {"ready": True})

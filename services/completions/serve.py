@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 import uvloop
 
-from gati.errors import UnavailableError
+from gati.errors import EvictError, UnavailableError
 from gati.evict.engine.access import AccessFile
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.driver import EngineDriver
@@ -26,6 +27,10 @@ from services.completions.app import CompletionsApp
 from services.config import ServeConfig
 from services.scheduler.admission import check_exposure
 from services.web import listen, url_of, web_server
+
+_log = logging.getLogger("gati.completions")
+
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class CompletionsSettings:
     limits: PrefixEngineLimits = PrefixEngineLimits()
     access_log: Path | None = None
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises EvictError for a number of threads that no machine can use."""
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise EvictError(f"threads is {self.threads}; give 1 to {_MOST_THREADS}")
 
 
 def completions_app(
@@ -60,6 +70,10 @@ def completions_app(
         page_tokens=settings.page_tokens,
         sink=None if settings.access_log is None else AccessFile(settings.access_log),
     )
+    if settings.kept.only_logs:
+        _log.info(
+            "policy %s uses no predictor of the service; accesses are only logged there", settings.kept.policy
+        )
     return CompletionsApp(engine, tokens, settings.name or name, config), engine
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,12 +24,11 @@ class AskedConversations(NamedTuple):
 def read_asked(body: bytes) -> AskedConversations:
     """Parse `{"messages": [...]}` or `{"conversations": [{"messages": [...]}, ...]}`.
 
-    **Raises:** `TooLargeError`, before parsing, if there may be too many messages; `RequestError` for
-    other JSON, `DataError` for a conversation without a prompt, `TraceError` for an invalid message.
+    The caller limits the memory of parsing; here, the number of messages limits the time of a request.
+
+    **Raises:** `TooLargeError`, before any message is read, if there are too many; `RequestError` for other
+    JSON, `DataError` for a conversation without a prompt, `TraceError` for an invalid message.
     """
-    objects = body.count(b"{") + body.count(b"[")  # each message has at least one
-    if objects > 2 * (MOST_MESSAGES + MOST_CONVERSATIONS):
-        raise TooLargeError(f"more than {MOST_MESSAGES} messages; send fewer conversations per request")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -36,30 +36,39 @@ def read_asked(body: bytes) -> AskedConversations:
     if not isinstance(document, dict) or len(document) != 1:
         raise RequestError('send {"messages": [...]} or {"conversations": [{"messages": [...]}, ...]}')
     if "messages" in document:
-        return AskedConversations([_newest(document["messages"], "messages")], False)
+        return AskedConversations(_newest({"messages": document["messages"]}), False)
     if "conversations" not in document:
         raise RequestError(f"unknown field {str(*document)[:40]!r}; send messages or conversations")
-    return AskedConversations(_conversations(document["conversations"]), True)
+    return AskedConversations(_newest(_conversations(document["conversations"])), True)
 
 
-def _conversations(rows: Any) -> list[Prompts]:
+def _conversations(rows: Any) -> dict[str, Any]:
+    """The messages of each conversation, by what errors call it."""
     if not isinstance(rows, list):
         raise RequestError("conversations must be a list")
     if len(rows) > MOST_CONVERSATIONS:
         raise TooLargeError(f"{len(rows)} conversations; send at most {MOST_CONVERSATIONS} per request")
-    found = []
+    found = {}
     for number, row in enumerate(rows):
         where = f"conversation {number}"
         if not isinstance(row, dict) or row.keys() != {"messages"}:
             raise RequestError(f'{where} must be {{"messages": [...]}}')
-        found.append(_newest(row["messages"], where))
+        found[where] = row["messages"]
     return found
 
 
-def _newest(messages: Any, where: str) -> Prompts:
-    if not isinstance(messages, list):
-        raise RequestError(f"{where}: messages must be a list")
-    prompts = newest_prompts([utterance_of(each, where) for each in messages])
-    if prompts is None:
-        raise DataError(f"{where} has no message of a user; the prediction needs one")
-    return prompts
+def _newest(conversations: Mapping[str, Any]) -> list[Prompts]:
+    count = 0
+    for where, messages in conversations.items():
+        if not isinstance(messages, list):
+            raise RequestError(f"{where}: messages must be a list")
+        count += len(messages)
+    if count > MOST_MESSAGES:
+        raise TooLargeError(f"{count} messages; send at most {MOST_MESSAGES} per request")
+    found = []
+    for where, messages in conversations.items():
+        prompts = newest_prompts([utterance_of(each, where) for each in messages])
+        if prompts is None:
+            raise DataError(f"{where} has no message of a user; the prediction needs one")
+        found.append(prompts)
+    return found

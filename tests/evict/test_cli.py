@@ -125,6 +125,23 @@ def test_a_file_that_is_no_trace_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+@pytest.mark.parametrize("arguments", [["train", "--out", "out"], ["train", "--dialogues", "--out", "out"]])
+def test_a_seed_that_cannot_be_used_to_train_is_one_line_and_status_2(
+    trace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], seed: int
+) -> None:
+    assert run(["evict", *arguments, str(trace), "--seed", str(seed)]) == 2
+    assert capsys.readouterr().err == f"error: --seed is {seed}; give a number from 0 to {2**32 - 1}\n"
+
+
+@pytest.mark.parametrize("policy", ["gati", "lru"])
+def test_a_seed_that_cannot_be_used_to_serve_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    assert run(["evict", "engine", "--policy", policy, "--seed", "-1"]) == 2
+    assert capsys.readouterr().err == "error: --seed is -1; give a number from 0 to 4294967295\n"
+
+
 def test_nothing_to_learn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.txt"
     path.write_text("a\nb\nc\n")

@@ -55,6 +55,53 @@ def test_dialogues_are_read_in_the_formats_there_are(tmp_path: Path, row: dict[s
 
 
 @pytest.mark.parametrize(
+    "silent",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "find", "arguments": "{}"}},
+        {"role": "assistant", "tool_calls": [{"type": "function"}]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"from": "gpt", "value": None},
+    ],
+)
+def test_an_assistant_that_calls_a_tool_says_nothing(tmp_path: Path, silent: dict[str, object]) -> None:
+    path = tmp_path / "talks.jsonl"
+    said = [{"role": "user", "content": "hi"}, silent, {"role": "tool", "content": "yes"}]
+    path.write_text(json.dumps({"messages": said}))
+    (found,) = read_dialogues(path)
+    assert found.messages == (Utterance(True, "hi"), Utterance(False, ""), Utterance(False, "yes"))
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"role": "user", "content": None},
+        {"role": "user", "tool_calls": []},
+        {"role": "assistant"},
+        {"role": None, "content": None},
+        ["S", None],
+    ],
+)
+def test_other_messages_have_a_text(tmp_path: Path, silent: object) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps({"messages": [silent]}))
+    with pytest.raises(TraceError, match="messages holds"):
+        read_dialogues(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_text_may_hold_any_separator(tmp_path: Path, end: str) -> None:
+    """Of JSON, only line feeds and carriage returns end lines; others may be in strings as they are."""
+    path = tmp_path / "talks.jsonl"
+    text = "one\u2028two\u2029three\x85four"
+    line = json.dumps({"turns": [["U", text]]}, ensure_ascii=False)
+    path.write_bytes((line + end + end + line + end).encode())
+    one, other = read_dialogues(path)
+    assert one.messages == other.messages == (Utterance(True, text),)
+    assert (one.name, other.name) == ("1", "3")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         pytest.param('{"messages": []}\n{oh', "line 2 is not JSON", id="no JSON"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import EvictError
+from gati.evict import PrefixCache
+from gati.evict.predict import reuse
 from gati.evict.predict.base import grown
 from gati.evict.predict.hazard import HazardModel, ages, seconds_a_hit
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
@@ -230,6 +234,44 @@ def test_without_returns_there_is_no_model_and_it_is_lru() -> None:
     for number, ids in enumerate(trace.requests):
         assert cache.access(ids, float(number)) == lru.access(ids, float(number))
     assert cache.predictor is not None and cache.predictor.figures()["refits"] == 0
+
+
+def test_a_refit_that_fails_is_counted_and_the_model_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = conversations(600, 0)
+    cache = PrefixCache(60, predictor="reuse", clock=lambda: now_s)
+    predictor = cast(Reuse, cache._cache.predictor)
+    predictor._settings, predictor._due = QUICK, QUICK.first_fit
+    models = []
+    for at, ids in enumerate(trace.requests):
+        now_s = float(trace.time_s[at])
+        if at == 300:
+            monkeypatch.setattr(reuse, "fit_hazards", failing)
+            models.append(predictor.model)
+        match = cache.match(ids)
+        cache.insert(match)
+        cache.release(match)
+    figures = cache.figures()
+    assert figures["refits"] >= 1 and figures["failed_refits"] >= 2
+    assert models == [predictor.model] and predictor.model is not None
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["predictions stay as they are, because a refit failed: no memory is left"]
+    with pytest.raises(MemoryError):  # who asks for it learns of it
+        predictor.refit()
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise MemoryError("no memory is left")
+
+
+def test_what_fitting_needs_is_checked_when_a_cache_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EvictError, match="seed is -1; give a number from 0"):
+        PrefixCache(8, seed=-1)
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(EvictError, match="the predictor reuse needs LightGBM: pip install"):
+        PrefixCache(8)
+    PrefixCache(8, "lru")
 
 
 def test_a_trained_predictor_starts_where_another_ended(tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def test_bailians_json_lines_have_seconds(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path, "t.jsonl", lines(records))).time_s.tolist() == [61.114, 62.0]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_blocks_may_hold_any_separator(tmp_path: Path, end: str) -> None:
+    """Of JSON, only line feeds and carriage returns end lines; others may be in strings as they are."""
+    records = [{"hash_ids": ["a\u2028b", "c\u2029d", "e\x85f"]}, {"hash_ids": ["a\u2028b"]}]
+    text = end.join(json.dumps(record, ensure_ascii=False) for record in records)
+    assert read_trace(written(tmp_path, "t.jsonl", text)).requests == [[0, 1, 2], [0]]
+    damaged = written(tmp_path, "t.jsonl", text + end + end + "{")
+    with pytest.raises(TraceError, match="line 4 is not JSON"):
+        read_trace(damaged)
+
+
 def test_csv_and_lines_of_identifiers(tmp_path: Path) -> None:
     table = read_trace(written(tmp_path, "t.csv", 'time_s,blocks\n0.5,a b\n2,"a,c"\n'))
     assert table.requests == [[0, 1], [0, 2]] and table.time_s.tolist() == [0.5, 2.0]
@@ -162,6 +173,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl.gz").write_bytes(b"not packed")
     with pytest.raises(TraceError, match=r"t\.jsonl\.gz cannot be read: Not a gzipped file"):
         read_trace(tmp_path / "t.jsonl.gz")
+    packed = gzip.compress(b'{"hash_ids": [1]}')
+    for damaged in (packed[:12] + b"\xff" * 8 + packed[20:], packed[:-9]):
+        (tmp_path / "t.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(TraceError, match=r"t\.jsonl\.gz cannot be read: "):
+            read_trace(tmp_path / "t.jsonl.gz")
     (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match=r"t\.txt is not UTF-8 text"):
         read_trace(tmp_path / "t.txt")

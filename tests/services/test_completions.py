@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gati.cli import run
 from gati.errors import ConfigError, RequestError
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.driver import EngineDriver
@@ -362,6 +363,46 @@ def test_settings_that_are_wrong_are_told() -> None:
     assert app.name == "random-3"
     assert engine.pages == 2**20 // (4 * 2 * 16 * 64 * 4)
     engine.close()
+
+
+@pytest.mark.parametrize(("policy", "said"), [("lpc", 1), ("lru", 1), ("gati", 0)])
+def test_a_policy_that_only_logs_for_the_service_is_told(
+    policy: str, said: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptPrefixes(policy, service=str(tmp_path / "learned"))
+    with caplog.at_level("INFO", logger="gati.completions"):
+        settings = CompletionsSettings(budget_bytes=2**20, kept=kept)
+        _, engine = completions_app(settings, validated(ServeConfig, port=0))
+    engine.close()
+    line = f"policy {policy} uses no predictor of the service; accesses are only logged there"
+    assert [record.message for record in caplog.records] == [line] * said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param(["--threads", "0"], "threads is 0; give 1 to 1024", id="no threads"),
+        pytest.param(["--threads", "4294967296"], "threads is 4294967296; give", id="too many threads"),
+        pytest.param(
+            ["--service", "learned", "--predictor", "own"],
+            "give either a predictor (own) or a service, not both",
+            id="two predictors",
+        ),
+        pytest.param(["--chunk", "0"], "every limit of an engine must be at least 1", id="limit"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["evict", "engine", "--port", "0", "--budget", "1MiB", *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("error: ") and len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

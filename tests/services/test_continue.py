@@ -105,7 +105,15 @@ def test_rest_gives_what_the_predictor_gives(
         pytest.param(b'{"messages": [{"role": "user"}]}', 422, "a message is", id="no content"),
         pytest.param(b'{"messages": [{"role": 1, "content": "x"}]}', 422, "a message is", id="no role"),
         pytest.param(b'{"messages": ["hello\\nyou"]}', 422, "messages holds 'hello", id="text alone"),
-        pytest.param(b'{"messages": [' * 17_500, 413, "more than 16384 messages", id="more than is parsed"),
+        pytest.param(b'{"messages": [' * 17_500, 400, "is not JSON", id="deep messages"),
+        pytest.param(
+            b'{"messages": [' + b"{}," * MOST_MESSAGES + b"{}]}",
+            413, "16385 messages; send at most 16384", id="more than is read",
+        ),
+        pytest.param(
+            b'{"conversations": [{"messages": [' + b"[]," * MOST_MESSAGES + b"[]]}, BYE]}",
+            413, "16386 messages; send at most 16384", id="more of several than are read",
+        ),
         pytest.param(b'{"messages": "' + b"x" * 400_000 + b'"}', 413, "larger than 300000 bytes", id="large"),
     ],
 )  # fmt: skip
@@ -127,6 +135,24 @@ def test_conversations_and_messages_are_bounded(folder: Path) -> None:
         assert reply.status_code == 413 and "send at most 1024" in reply.json()["error"]
         long = {"messages": BYE["messages"] * MOST_MESSAGES}
         assert (await client.post(URL, json=long)).status_code == 200
+
+    run(test, folder)
+
+
+def test_texts_may_have_as_many_brackets_as_they_like(folder: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        said = {"role": "user", "content": 'the code is {"a": [' + "{[" * 20_000}
+        reply = await client.post(URL, json={"messages": [said]})
+        assert reply.status_code == 200
+
+    run(test, folder)
+
+
+def test_messages_that_call_tools_are_read_over(folder: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
+        found = await client.post(URL, json={"messages": [calls, *BYE["messages"]]})
+        assert found.json() == (await client.post(URL, json=BYE)).json()
 
     run(test, folder)
 

@@ -96,6 +96,8 @@ class PrefixEngine:
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order of their admission
         self._stepping = threading.RLock()
+        # guards requests, pages and counts; acquired after `_stepping`, and free while a batch is computed
+        self._changing = threading.RLock()
         self._intake = threading.Lock()  # guards `_arrived` and `_closed`
         self._work = threading.Event()
         self._closed = False
@@ -138,13 +140,16 @@ class PrefixEngine:
     def step(self) -> bool:
         """Admit requests, compute one batch and call the listeners; False if there was nothing to do."""
         with self._stepping:
-            self._work.clear()
-            self._take_in()
-            self._admit()
-            planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
+            with self._changing:
+                self._work.clear()
+                self._take_in()
+                self._admit()
+                planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
             if planned is None:
                 return False
-            self._sample(planned, self.decoder(planned.batch, self._pages.cache))
+            logits = self.decoder(planned.batch, self._pages.cache)
+            with self._changing:
+                self._sample(planned, logits)
             return True
 
     def run_until_idle(self) -> None:
@@ -162,18 +167,19 @@ class PrefixEngine:
 
     def close(self, error: GatiError | None = None) -> None:
         """End all requests, with `error` if there is one, and return every page to the pool."""
-        with self._stepping:
+        with self._stepping, self._changing:
             if self._shut():
                 return
             for generation in [*self._running, *self._waiting]:
                 generation.error = error
                 self._finish(generation, Ending.CANCELLED if error is None else Ending.FAILED)
             self._waiting.clear()
+            self._pages.unlink()
         self._pool.leave(self)
 
     def abandon(self, error: GatiError) -> None:
         """After a step that raised: end all requests with `error`. The pages' contents are undefined."""
-        with self._stepping:
+        with self._stepping, self._changing:
             self._shut()
             for generation in [*self._running, *self._waiting]:
                 generation.error, generation.ending = error, Ending.FAILED
@@ -183,15 +189,15 @@ class PrefixEngine:
 
     def allow(self, pages: int) -> None:
         """Hold at most `pages` pages of the pool; waits for the current step to end."""
-        with self._stepping:
+        with self._stepping, self._changing:
             while self._pages.used > pages:
                 self._restart(self._running[-1])
             self._pages.hold(pages)
             self._work.set()
 
     def figures(self) -> Mapping[str, Any]:
-        """Counters, and the current numbers of requests and pages."""
-        with self._stepping:
+        """Counters, and the current numbers of requests and pages; does not wait for a batch."""
+        with self._changing:
             pages = self._pages
             return {
                 **self._counts,

@@ -26,7 +26,6 @@ from gati.evict.plugins.settings import PluginSettings
 from gati.evict.policy.registry import policy_named
 from gati.evict.predict.conversing import HintedContinuation
 from gati.evict.predict.hazard import lightgbm_module
-from gati.evict.replays.replay import build
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,10 @@ class KeptPrefixes:
     """Settings that decide which prefixes stay cached. `reuse=False` caches none, for comparison.
 
     `gap_s` is the mean pause before a user's prompt in seconds, for `lpc` and `laru+lpc`. `service` is the
-    folder of `gati evict serve`, which then fits the predictor; no step waits for it. `cost_growth` says by
-    what share of a first page's time each page before it makes a page dearer to compute, so that `gati` saves
-    time rather than pages; None follows from the network's sizes, and 0 counts pages.
+    folder of `gati evict serve`, which then fits the predictor; no step waits for it. Policies that do not
+    predict reuse only log accesses there. `cost_growth` says by what share of a first page's time each page
+    before it makes a page dearer to compute, so that `gati` saves time rather than pages; None follows from
+    the network's sizes, and 0 counts pages.
     """
 
     policy: str = "gati"
@@ -47,27 +47,38 @@ class KeptPrefixes:
     service: str | None = None
     cost_growth: float | None = None
 
+    @property
+    def only_logs(self) -> bool:
+        """Whether there is a service whose predictors the policy cannot use; accesses are logged there."""
+        return self.service is not None and not self._predicts_reuse
+
     def books(self, capacity: int, cost_growth: float = 0.0) -> EngineBooks:
         """The index of a cache of `capacity` pages; `cost_growth` is that of the network.
 
-        Raises EvictError for unknown or uninstalled names, and for a growth below zero.
+        Raises EvictError for unknown or uninstalled names, for a predictor next to a service, and for a
+        growth below zero.
         """
         policy = policy_named(self.policy, flat=False)
         if policy.name in ("lpc-oracle", "opt-leaf"):
             raise EvictError(f"{policy.name} needs a whole trace in advance; use lru or gati")
-        if policy.converses:
-            books = build(
-                self.policy, capacity, lambda blocks, seed: HintedContinuation(self.gap_s), kind=EngineBooks
-            )
-        else:
-            if policy.predicts and self.predictor == "reuse":
-                lightgbm_module()  # fail now, not at the first fit, hours later
-            growth = cost_growth if self.cost_growth is None else self.cost_growth
-            books = PluginSettings(
-                self.policy, self.predictor, self.seed, service=self.service, cost_growth=growth
-            ).books(capacity)
-        assert isinstance(books, EngineBooks)
-        return books
+        if self.service is not None and self.predictor != "reuse":
+            raise EvictError(f"give either a predictor ({self.predictor}) or a service, not both")
+        if self._predicts_reuse and self.predictor == "reuse":
+            lightgbm_module()  # fail now, not at the first fit, hours later
+        growth = cost_growth if self.cost_growth is None else self.cost_growth
+        return PluginSettings(
+            self.policy,
+            self.predictor,
+            self.seed,
+            service=self.service,
+            gap_s=self.gap_s,
+            cost_growth=growth,
+        ).books(capacity)
+
+    @property
+    def _predicts_reuse(self) -> bool:
+        policy = policy_named(self.policy, flat=False)
+        return policy.predicts and not policy.converses
 
 
 @dataclass(eq=False)
@@ -162,6 +173,10 @@ class PrefixPages:
     def figures(self) -> Mapping[str, Any]:
         """Counts of the policy, of its predictor and of the books."""
         return self._books.figures()
+
+    def unlink(self) -> None:
+        """End the link to a service, if there is one; returns at once."""
+        self._books.close()
 
     def hold(self, count: int) -> None:
         """Take pages from the pool, or return surplus ones. `count` must cover the pages in use."""
@@ -275,13 +290,15 @@ class PrefixPages:
         here = [name for name in rest if name in self._page_of]
         missing = [name for name in rest if name not in self._page_of]
         books = self._books
+        locked = 0
         if names:
             if isinstance(books.predictor, HintedContinuation):
                 books.predictor.hint(math.nan if goes_on is None else goes_on)
-            books.begin(names, time_s)  # locks what it finds until `finish`
+            locked = books.begin(names, time_s)  # until `finish`
         self._unnamed += total - len(names)
         self._limit()
-        self._make_room(total - found - len(here), missing, here)
+        # once the page that they lacked is back, pages of the prefix are strays until `finish`, not locked
+        self._make_room(total - found - len(here), missing, [*names[locked:found], *here])
         for name in missing:
             page = self._free.pop()
             self._page_of[name], self._name_of[page] = page, name

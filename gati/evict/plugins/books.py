@@ -13,11 +13,13 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
+from threading import Thread
 from typing import Any, cast
 
 from gati.errors import TraceError
 from gati.evict.cache import BlockCache, Serving
 from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.learn.following import LearningLink
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.conversing import HintedContinuation
@@ -36,11 +38,13 @@ class EngineBooks(BlockCache):
         self, tree: RunTree, capacity: int, policy: EvictionPolicy, predictor: Predictor | None = None
     ) -> None:
         super().__init__(tree, capacity, policy, predictor)
+        self.link: LearningLink | None = None  # to a service
         self._run_of: dict[int, BlockRun] = {}
         self._pinned: Counter[int] = Counter()
         self._strays: OrderedDict[int, int] = OrderedDict()  # block to the last request that used it
         self._came: dict[int, None] = {}  # stored since the current request began
         self._serving: Serving | None = None
+        self._left: dict[int, BlockRun] = {}  # victims since runs were last added, if blocks are independent
         self._conflicts = 0
 
     def __len__(self) -> int:
@@ -134,6 +138,36 @@ class EngineBooks(BlockCache):
             for block in kept:
                 self.unpin(block)
 
+    def take_back(self, blocks: Iterable[Hashable]) -> None:
+        """Hold victims again that the engine has kept; `blocks` are in the order in which they were chosen.
+
+        Nothing was requested, so nothing counts, and predictions stay. To policies without predictions, the
+        blocks were just used. For independent blocks only.
+        """
+        assert self.tree.flat
+        kept = [block for block in cast("Iterable[int]", blocks) if block not in self]
+        known = [(block, self._left[block]) for block in kept if block in self._left]
+        self.policy.resume(kept, kept)  # LRU could not have evicted them, either
+        # The slots that were freed last are taken first. So from the last victim on, no run takes the slot of
+        # another one whose predictions are still to be copied.
+        added = []
+        for block, left in reversed(known):
+            (run,) = self.tree.extend([], [block], self._requests)
+            run.accesses = left.accesses
+            if self.predictor is not None:
+                self.predictor.copy(left.slot, run.slot)
+            added.append(run)
+        if added:
+            self._entered(added)
+            self.policy.touch(added, 0)
+        self._astray(block for block in kept if block not in self._run_of)
+
+    def close(self) -> None:
+        """End the link to a service. Returns at once; pending entries of its log are written meanwhile."""
+        link, self.link = self.link, None
+        if link is not None:
+            Thread(target=link.close, name="gati-closing", daemon=True).start()
+
     def limit(self, capacity: int) -> None:
         """From now on, the engine may hold so many blocks, at most the capacity that this was made with."""
         self.policy.limit(capacity)
@@ -190,8 +224,9 @@ class EngineBooks(BlockCache):
         if rest > 0:
             unknown = [_UNKNOWN] * max(rest - len(incoming), 0)
             chosen = self.policy.evict(rest, unknown + incoming)
-            for block in chosen:
-                del self._run_of[block]
+            left = {block: self._run_of.pop(block) for block in chosen}
+            if self.tree.flat:
+                self._left |= left
             taken += chosen
         return taken
 
@@ -252,6 +287,8 @@ class EngineBooks(BlockCache):
         super()._split(upper, lower)
 
     def _entered(self, added: list[BlockRun]) -> None:
+        if added and self._left:
+            self._left = {}  # others may have their slots now
         for run in added:
             for block in run.ids:
                 self._run_of[block] = run

@@ -33,7 +33,11 @@ class LmcacheEviction:
 
     Hits and the following puts are one access. LMCache reports hits from the last chunk to the first, puts
     from the first on, but no ends of requests: a request has ended if the next hit is not above the previous
-    one, or if room is needed after puts. LMCache holds its lock during calls.
+    one, or if room is needed after puts. As long as no room is needed, puts of several requests look like one
+    request, so each is an access of its own: such chunks are evicted in the order of their puts, as LMCache's
+    LRU does. LMCache holds its lock during calls.
+
+    Raises EvictError for settings that cannot work, even if only the first eviction would show that.
     """
 
     def __init__(
@@ -50,16 +54,27 @@ class LmcacheEviction:
                 "cost_growth needs to know which chunk follows which, which LMCache does not report: "
                 "leave it out"
             )
+        if self._settings.service is not None:
+            raise EvictError(
+                "a service needs to know which chunk follows which, which LMCache does not report: leave out "
+                "service, and predictions are learned in LMCache's own process"
+            )
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known
         self._before: deque[tuple[list[Hashable], float]] = deque(maxlen=_REMEMBERED)
         self._hits: dict[Hashable, None] = {}
         self._puts: dict[Hashable, None] = {}
-        self._offered: list[Hashable] = []
+        self._made_room = False  # since an access was last counted
+        self._offered: dict[Hashable, int] = {}  # victims of the last choice, with their depths
+        self._in_use: set[Hashable] = set()  # victims that LMCache could not evict
+        self._cached: MutableMapping[Any, Any] = {}  # LMCache's mapping
         self._depth: dict[Hashable, int] = {}  # of held chunks: position in the request that put them
         self._above = _ANY  # the next hit of the same request lies above this depth
+        self._base = 0  # depth of the first chunk of the next access
+        # made even if the capacity is not known: what it raises must not come at the first eviction
+        books = self._settings.books(self._settings.blocks or 1, flat=True)
         if self._settings.blocks is not None:
-            self._books = self._settings.books(self._settings.blocks, flat=True)
+            self._books = books
 
     def init_mutable_mapping(self) -> MutableMapping[Any, Any]:
         """The mapping in which LMCache stores its chunks."""
@@ -77,15 +92,18 @@ class LmcacheEviction:
 
     def update_on_put(self, key: Hashable) -> None:
         """A chunk was stored."""
+        self._offered.pop(key, None)  # it was evicted, and is back
         if key in self._puts:
             self._count()
+        elif not self._made_room:
+            self._count(goes_on=True)
         self._puts[key] = None
 
     def update_on_force_evict(self, key: Hashable) -> None:
         """A chunk was removed, but not by this policy."""
+        self._offered.pop(key, None)
+        self._in_use.discard(key)
         self._count()
-        if key in self._offered:
-            self._offered.remove(key)
         self._depth.pop(key, None)
         if self._books is None:
             self._before = deque(
@@ -102,18 +120,22 @@ class LmcacheEviction:
         if self._puts:
             self._count()
         books = self._started(len(cache_dict))
-        self._take_back(books, cache_dict)
+        self._take_back()
+        self._cached, self._made_room = cache_dict, True
+        for key in [each for each in self._in_use if each not in cache_dict or cache_dict[each].can_evict]:
+            self._in_use.discard(key)
+            books.unpin(key)
         found: list[Hashable] = []
         while len(found) < num_candidates and (victims := books.victims(1)) is not None:
             (key,) = victims
+            depth = self._depth.pop(key, -1)
             if key not in cache_dict:
                 continue
-            self._depth.pop(key, None)
-            self._offered.append(key)  # taken back next time if LMCache keeps it
+            self._offered[key] = depth  # taken back if LMCache keeps it
             if cache_dict[key].can_evict:
                 found.append(key)
         if not found:  # chunks that were never reported
-            free = (key for key, chunk in cache_dict.items() if chunk.can_evict and key not in self._offered)
+            free = (key for key, chunk in cache_dict.items() if chunk.can_evict)
             found = [key for key, _ in zip(free, range(num_candidates), strict=False)]
         return found
 
@@ -121,18 +143,21 @@ class LmcacheEviction:
         """Counts of policy, predictor and index; empty before LMCache first needs room."""
         return {} if self._books is None else dict(self._books.figures())
 
-    def _count(self) -> None:
-        """Count the hits and the following puts as one access."""
+    def _count(self, *, goes_on: bool = False) -> None:
+        """Count the hits and the following puts as one access; the request `goes_on` with the next one."""
+        self._take_back()
         ids = [*reversed(self._hits), *(key for key in self._puts if key not in self._hits)]
         if self._books is not None:
             for key in self._hits:
                 self._books.unpin(key)
-        for place, key in enumerate(ids):
+        for place, key in enumerate(ids, self._base):
             if key in self._puts:
                 self._depth[key] = place
         self._hits.clear()
         self._puts.clear()
+        self._made_room = False
         self._above = _ANY
+        self._base = self._base + len(ids) if goes_on else 0
         if not ids:
             return
         if self._books is None:
@@ -151,12 +176,17 @@ class LmcacheEviction:
                 self._books.pin(key)
         return self._books
 
-    def _take_back(self, books: EngineBooks, cache_dict: MutableMapping[Any, Any]) -> None:
-        """Take back chunks that were offered for eviction but are still cached."""
-        kept = [key for key in self._offered if key in cache_dict and key not in books]
+    def _take_back(self) -> None:
+        """Take back victims that LMCache did not evict."""
+        kept = {key: depth for key, depth in self._offered.items() if key in self._cached}
         self._offered.clear()
-        if kept:
-            _access(books, kept, self._clock())
+        if kept and self._books is not None:
+            self._books.take_back(kept)
+            self._depth |= kept
+            for key in kept:
+                if not self._cached[key].can_evict:  # or it would be chosen again each time
+                    self._in_use.add(key)
+                    self._books.pin(key)
 
 
 def _access(books: EngineBooks, ids: list[Hashable], time_s: float) -> None:

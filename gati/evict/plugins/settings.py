@@ -40,7 +40,10 @@ class PluginSettings:
     cost_growth: float = 0.0
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
-        """The index of a cache of `capacity` blocks, in a prefix tree or independent."""
+        """The index of a cache of `capacity` blocks, in a prefix tree or independent.
+
+        With a `service`, close it when the engine's cache is reset. Raises EvictError for what cannot work.
+        """
         maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
         if POLICIES[self.policy].converses:
             maker = hinted(self.gap_s)
@@ -55,7 +58,7 @@ class PluginSettings:
         )
         assert isinstance(books, EngineBooks)
         if self.service is not None:
-            LearningLink(books, self.service)  # until the engine's process ends
+            books.link = LearningLink(books, self.service)
         return books
 
 
@@ -102,6 +105,8 @@ def _checked(given: Any) -> PluginSettings:
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
         raise EvictError(f"{VARIABLE}: blocks is {settings.blocks}; give at least 1")
+    if settings.seed < 0:
+        raise EvictError(f"{VARIABLE}: seed is {settings.seed}; give a number from 0")
     if settings.service is not None and settings.predictor != "reuse":
         raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
     policy_named(settings.policy, flat=False)  # an invalid name fails when the engine starts

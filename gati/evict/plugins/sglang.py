@@ -61,8 +61,10 @@ class SglangEviction:
         capacity = settings.blocks or params.token_to_kv_pool_allocator.size // self._page
         self._settings = settings
         self._capacity = max(capacity, 1)
-        self._looked_up: Any = None
-        self._forget_all()
+        self._books = settings.books(self._capacity)
+        self._looked_up: Any = None  # the key of a request that has not stored all of it yet
+        self._asked: list[int] | None = None  # its names, once they are needed
+        self._begin_anew()
         super().__init__(params)  # type: ignore[call-arg]
         self._strategy = VictimsFirst(self._name)
         self.tree_core.eviction_strategy = self._strategy
@@ -70,13 +72,16 @@ class SglangEviction:
     def reset(self) -> None:
         """Forget everything, including what was learned."""
         super().reset()  # type: ignore[misc]
-        self._forget_all()
+        self._books.close()
+        self._books = self._settings.books(self._capacity)
+        self._begin_anew()
 
     def match_prefix(self, params: Any) -> Any:
-        """Look up a prefix; room is made next for the last one that was looked up."""
-        self._looked_up = params.key
-        if POLICIES[self._settings.policy].converses and params.req is not None and not self.disable:
-            self._note(params)
+        """Look up a prefix; room is made next for the last request that was looked up."""
+        if params.req is not None:  # SGLang looks up what it has just stored, too: without a request
+            self._looked_up, self._asked = params.key, None
+            if POLICIES[self._settings.policy].converses and not self.disable:
+                self._note(params)
         return super().match_prefix(params)  # type: ignore[misc]
 
     def insert(self, params: Any) -> Any:
@@ -112,9 +117,8 @@ class SglangEviction:
         """Counts of policy, predictor and index."""
         return dict(self._books.figures())
 
-    def _forget_all(self) -> None:
-        self._books = self._settings.books(self._capacity)
-        self._looked_up = None
+    def _begin_anew(self) -> None:
+        self._looked_up = self._asked = None
         self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of counted requests
         self._hints: OrderedDict[int, Any] = OrderedDict()  # of requests, by the last page that was looked up
         self._under_way: list[int] = []  # the request for which room was last made
@@ -123,6 +127,9 @@ class SglangEviction:
     def _stored(self, names: list[int], present: int, goes_on: bool) -> None:
         if not names:
             return
+        asked = self._asked_names()
+        if names[: len(asked)] == asked:  # room that is needed from now on is not for its prompt
+            self._looked_up = self._asked = None
         for name in names[present:]:
             if name in self._books:  # SGLang evicted more than the chosen pages
                 self._books.forget(name)
@@ -134,6 +141,10 @@ class SglangEviction:
             self._books.stored(under_way)
             self._books.finish()
             goes_on = True
+        elif names == under_way[: len(names)]:  # a part of a long prompt, whose rest is expected
+            self._books.stored(names)
+            self._books.finish()
+            return
         if len(names) == len(under_way) and goes_on:
             return
         if goes_on or counted is not None:
@@ -149,7 +160,7 @@ class SglangEviction:
         count = -(-tokens // self._page)
         if self.disable or count <= 0:
             return
-        names = [] if self._looked_up is None else self._names(self._looked_up)
+        names = self._asked_names()
         if names and names != self._under_way:
             if names[-1] in self._expected:
                 self._books.resume(names, self._clock())
@@ -191,6 +202,12 @@ class SglangEviction:
             stays = sum(each not in chosen for each in self._page_names(node.key, self._name(node.parent)))
             if stays:
                 self.touch_prefix(_path_key(node, stays * self._page))
+
+    def _asked_names(self) -> list[int]:
+        """Names of the pages of the request that was looked up last, until all of them are stored."""
+        if self._asked is None:
+            self._asked = [] if self._looked_up is None else self._names(self._looked_up)
+        return self._asked
 
     def _names(self, key: Any) -> list[int]:
         key, _ = key.maybe_to_bigram_view(self.tree_core.is_eagle)

@@ -52,7 +52,7 @@ class VllmEviction:
         self._clock = clock
         self._generation = 0
         self._chunks: dict[bytes, Any] = {}
-        self.clear()
+        self._begin_anew()
 
     def get(self, key: bytes) -> Any:
         """The chunk of a key, or None."""
@@ -107,13 +107,8 @@ class VllmEviction:
 
     def clear(self) -> None:
         """Forget everything, including what was learned."""
-        self._books = self._settings.books(self.cache_capacity)
-        self._chunks.clear()
-        self._generation += 1
-        self._context: Any = None  # of the current request; `_group` and `_path` are one part of it
-        self._group = b""
-        self._path: list[bytes] = []
-        self._positions = 0  # number of its keys when the path was read
+        self._books.close()
+        self._begin_anew()
 
     def mark_evictable(self, key: bytes) -> None:
         """No transfer uses this chunk any more."""
@@ -126,6 +121,15 @@ class VllmEviction:
     def figures(self) -> dict[str, Any]:
         """Counts of policy, predictor and index."""
         return dict(self._books.figures())
+
+    def _begin_anew(self) -> None:
+        self._books = self._settings.books(self.cache_capacity)
+        self._chunks.clear()
+        self._generation += 1
+        self._context: Any = None  # of the current request; `_group` and `_path` are one part of it
+        self._group = b""
+        self._path: list[bytes] = []
+        self._positions = 0  # number of its keys when the path was read
 
     def _count(self, keys: list[bytes], context: Any) -> None:
         """Count the new groups of a request; one of them stays active for the next stores."""

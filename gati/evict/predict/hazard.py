@@ -131,6 +131,13 @@ def ages(gaps_s: Floats, bins: int) -> Floats | None:
     return np.unique(np.concatenate(([0.0], inner, [1.5 * known[-1]])))
 
 
+def check_fitting(seed: int) -> None:
+    """Raises EvictError if fitting would fail: for a seed below zero, and without LightGBM."""
+    if seed < 0:
+        raise EvictError(f"seed is {seed}; give a number from 0")
+    lightgbm_module()
+
+
 def lightgbm_module() -> Any:
     """LightGBM, imported on first use. Raises EvictError if it is not installed."""
     try:

@@ -7,6 +7,7 @@ ages, so the policy equals LRU.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.evict.predict.base import grown
-from gati.evict.predict.hazard import HazardModel, fit_hazards, seconds_a_hit
+from gati.evict.predict.hazard import HazardModel, check_fitting, fit_hazards, seconds_a_hit
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.samples import ReuseSamples, next_fit
+
+_log = logging.getLogger("gati.evict")
 
 Floats = NDArray[np.float64]
 _TIE = 1e-6  # among equal predictions, the older run is evicted
@@ -70,7 +73,9 @@ class _Offer(NamedTuple):
 class Reuse:
     """Predicts for a cache of `capacity` blocks. `model` is a model that was fitted before.
 
-    It refits while it serves, unless `fits` is false. `offer` passes it a model fitted elsewhere.
+    It refits while it serves, unless `fits` is false. If that fails, it goes on with the model that it has.
+    `offer` passes it a model fitted elsewhere. Raises EvictError if it is to fit without LightGBM, or with a
+    seed below zero.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class Reuse:
         fits: bool = True,
         seed: int = 0,
     ) -> None:
+        if fits:
+            check_fitting(seed)  # fail now, not at the first fit, hours later
         self._settings = settings or ReuseSettings()
         self._fits = fits
         self._samples = ReuseSamples(self._settings.window if fits else 1)
@@ -92,7 +99,7 @@ class Reuse:
         self._seed = seed
         # a given model is not replaced by one fitted to far fewer samples
         self._due = self._settings.first_fit if model is None else self._settings.window // 2
-        self._refits = 0
+        self._refits = self._failed_refits = 0
         self._taken = 0  # offered models that were put to use
         self._offers: deque[_Offer] = deque(maxlen=1)  # the newest
         self._request = 0
@@ -121,7 +128,7 @@ class Reuse:
         if self._offers:
             self._take(self._offers.popleft())
         if self._fits and self._samples.taken_in_all >= self._due:
-            self.refit()
+            self._try_refit()
         ends, rows = self._history.access(ids, request, time_s)
         self._request_features = np.array(rows, dtype=np.float32)
         if self._model is not None:
@@ -163,17 +170,25 @@ class Reuse:
         return scores
 
     def refit(self) -> None:
-        """Fit to everything known now, and recompute all predictions."""
+        """Fit to everything known now, and recompute all predictions; if it raises, the model stays."""
         self._due = self._settings.due_after(self._due)
         began = time.perf_counter()
         model = self._settings.fit(self._samples, self._now_s, self._seed + self._refits)
         if model is None:
             return
-        self._model = model
+        tables = self._table(model, self._features)
+        self._model, self._tables = model, tables
         self._refits += 1
-        self._tables = self._table(model, self._features)
         self._until_s[:] = -np.inf
         self._fitting_s += time.perf_counter() - began
+
+    def _try_refit(self) -> None:
+        try:
+            self.refit()
+        except Exception as error:  # whatever the reason: serving does not depend on learning
+            self._failed_refits += 1
+            if self._failed_refits == 1:  # said once
+                _log.warning("predictions stay as they are, because a refit failed: %s", error)
 
     def offer(self, model: HazardModel) -> None:
         """Use this model from the next request on. The calling thread computes most of the predictions.
@@ -195,10 +210,14 @@ class Reuse:
         self._taken += 1
 
     def figures(self) -> Mapping[str, Any]:
-        """Number and duration of fits; with `fits` false, the number of models put to use."""
+        """Number and duration of fits, and failures; with `fits` false, the number of models put to use."""
         if not self._fits:
             return {"models_taken": self._taken}
-        return {"refits": self._refits, "fitting_s": self._fitting_s}
+        return {
+            "refits": self._refits,
+            "failed_refits": self._failed_refits,
+            "fitting_s": self._fitting_s,
+        }
 
     def _table(self, model: HazardModel, features: NDArray[np.float32]) -> Floats:
         parts = [

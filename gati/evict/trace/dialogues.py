@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gati.errors import TraceError
-from gati.evict.trace.files import content_of, json_object
+from gati.evict.trace.files import content_of, json_object, lines_of
 
 EARLIER = 4  # number of earlier prompts that are used
 
@@ -17,6 +17,7 @@ _MESSAGES = ("turns", "messages", "conversation", "conversations", "conversation
 _ROLES = ("role", "from")
 _TEXTS = ("content", "value", "text")
 _USERS = ("u", "user", "human")
+_CALLS = ("tool_calls", "function_call")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def read_dialogues(path: str | Path) -> list[Dialogue]:
         raise TraceError(f"{path} cannot be read: {error}") from error
     found = [
         _dialogue(line, f"{path} line {number}", str(number))
-        for number, line in enumerate(text.splitlines(), start=1)
+        for number, line in enumerate(lines_of(text), start=1)
         if line.strip()
     ]
     if not found:
@@ -105,7 +106,8 @@ def utterance_of(said: Any, where: str) -> Utterance:
     """A message of a dialogue, in one of the forms of `read_dialogues`; `where` begins error messages.
 
     Content may be a list of parts, as `[{"type": "text", "text": ...}]`; parts that are not text are skipped.
-    Raises TraceError for anything else.
+    An assistant that calls tools may have null or no content, which is read as an empty text. Raises
+    TraceError for anything else.
     """
     role: Any = None
     text: Any = None
@@ -114,6 +116,8 @@ def utterance_of(said: Any, where: str) -> Utterance:
     if isinstance(said, Mapping):
         role = next((said[key] for key in _ROLES if key in said), None)
         text = next((said[key] for key in _TEXTS if key in said), None)
+        if text is None and _may_be_silent(said, role):
+            text = ""
     elif isinstance(said, list) and len(said) == 2:
         role, text = said
     if isinstance(text, list):
@@ -125,3 +129,10 @@ def utterance_of(said: Any, where: str) -> Utterance:
             '{"from": "human", "value": "..."} or ["U", "..."]'
         )
     return Utterance(role.lower() in _USERS, text)
+
+
+def _may_be_silent(said: Mapping[str, Any], role: Any) -> bool:
+    """Whether a message needs no text: it is not of a user, and its content is null, or it has calls."""
+    if not isinstance(role, str) or role.lower() in _USERS:
+        return False
+    return any(key in said for key in (*_TEXTS, *_CALLS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ def content_of(path: Path, wanted: str) -> bytes:
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
     except FileNotFoundError:
         raise TraceError(f"{path} does not exist; give {wanted}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, which may end as on any system; the last may be empty."""
+    # not splitlines: JSON strings may contain separators that it splits at, such as U+2028
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
-from gati.evict.trace.files import content_of, json_object
+from gati.evict.trace.files import content_of, json_object, lines_of
 from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
@@ -91,7 +91,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
     elif suffix == ".csv":
         yield from _table(path, _csv(path, text))
     elif suffix == ".txt":
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(lines_of(text), start=1):
             if line.strip():
                 yield Row(number, [*line.split()])
     else:
@@ -102,7 +102,7 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
     found: list[tuple[int, list[int | str], tuple[str, float] | None, Talk | None]] = []
     fractions = False
     same_size = _SameSize()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if not line.strip():
             continue
         where = f"{path} line {number}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import threading
 from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from tests.evict.engine.small import (
     plain_logits,
     request,
 )
+from tests.waiting import LONG_S, returns, until
 
 POLICIES = sorted(
     name
@@ -229,6 +232,29 @@ def test_pages_whose_prefix_was_never_computed_are_found_again_and_not_lost(poli
     assert generated(running, [2] * 90, 6).ending is Ending.LENGTH  # with all 24 pages
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pages_that_a_request_finds_stay_while_room_is_made_for_its_others(policy: str) -> None:
+    """Found are pages that lost the page before them, and then got it back."""
+    running = engine(16, KeptPrefixes(policy), chunk_tokens=8)
+    prompt = [5, 6, 7, 8, 9, 1, 2, 3, 4]
+    talking = running.submit(request(prompt, 20))
+    while len(talking.generated) < 18:
+        running.step()
+    beginning = [*prompt, *talking.generated[:4]]
+    running.submit(request([1] * 28))  # keeps the next one waiting
+    gone = running.submit(request(beginning))
+    while talking.ending is None:
+        running.step()
+    running.cancel(gone)  # it was to compute the page before those that were just kept
+    running.run_until_idle()
+    generated(running, beginning)
+    assert running.figures()["policy"]["strays"] == 4
+    whole = [*prompt, *talking.generated]
+    again = generated(running, whole, 33)
+    assert again.hit_tokens == 28
+    torch.testing.assert_close(again.logits[0], plain_logits(DECODER, whole)[-1])
+
+
 def test_a_request_longer_than_the_budget_is_refused() -> None:
     running = engine(4)
     with pytest.raises(RequestError, match="need 5 pages of keys and values, but the whole budget has 4"):
@@ -373,6 +399,52 @@ def test_an_access_log_that_cannot_be_written_stops_nothing(caplog: pytest.LogCa
     assert [record.message for record in caplog.records] == ["writing the access log failed; it ends here"]
 
 
+@pytest.mark.parametrize("policy", ["lru", "lpc", "laru+lpc"])
+def test_a_service_gets_the_accesses_of_policies_that_cannot_use_its_predictors(
+    policy: str, tmp_path: Path
+) -> None:
+    kept = KeptPrefixes(policy, service=str(tmp_path / "served"))
+    assert kept.only_logs
+    running = engine(kept=kept)
+    for _ in range(2):
+        generated(running, [1, 2, 3] * 4)
+
+    def logged() -> list[int]:
+        lines = [line for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
+        return [json.loads(line)["hits"] for line in lines if "hits" in line]
+
+    until(lambda: logged() == [0, 2])
+
+
+def test_policies_that_predict_reuse_use_the_predictors_of_a_service() -> None:
+    assert not KeptPrefixes("gati", service="served").only_logs
+    assert not KeptPrefixes("lru").only_logs
+
+
+def test_figures_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine()
+    computing, may_end = threading.Event(), threading.Event()
+    compute = running.decoder.forward
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        computing.set()
+        assert may_end.wait(LONG_S)
+        return compute(*arguments)
+
+    monkeypatch.setattr(running.decoder, "forward", slow)
+    running.submit(request([1] * 9, 2))
+    with ThreadPoolExecutor() as threads:
+        stepping = threads.submit(running.step)
+        try:
+            assert computing.wait(LONG_S)
+            found = returns(running.figures)
+        finally:
+            may_end.set()
+        assert stepping.result(LONG_S)
+    assert (found["running"], found["steps"], found["pages"]["used"]) == (1, 0, 3)
+    assert running.figures()["steps"] == 1
+
+
 @pytest.mark.parametrize("running", [1, 4])
 @pytest.mark.parametrize("pages", [64, 120])
 def test_the_guard_counts_what_an_engine_with_lru_would_hit(pages: int, running: int) -> None:
@@ -435,6 +507,14 @@ def test_names_depend_on_every_token_before() -> None:
         ({"predictor": "guess"}, "unknown predictor 'guess'"),
         ({"policy": "lpc", "gap_s": 0.0}, "the mean gap is 0 s"),
         ({"cost_growth": -0.5}, "cost_growth is -0.5; give a number from 0"),
+        (
+            {"predictor": "learned", "service": "served"},
+            r"give either a predictor \(learned\) or a service, not both",
+        ),
+        (
+            {"policy": "lpc", "predictor": "learned", "service": "served"},
+            "give either a predictor",
+        ),
     ],
 )
 def test_unknown_policies_are_told(wrong: dict[str, Any], words: str) -> None:

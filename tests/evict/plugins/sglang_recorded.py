@@ -113,6 +113,11 @@ class UnifiedRadixCache:
         self._update()
         return SimpleNamespace(prefix_len=tokens)
 
+    def store(self, key: RadixKey, inserted_len: int = 0) -> None:
+        """Publish what a request has computed; as `RadixCache.checkpoint` has it, look that up again."""
+        self.insert(InsertParams(key, inserted_len))
+        self.match_prefix(MatchPrefixParams(key.page_aligned(self.page_size)))
+
     def evict(self, params: EvictParams) -> Any:
         priority = self.tree_core.eviction_strategy.get_priority
         heap = [(priority(node), node) for node in self.tree_core.evictable_device_leaves]

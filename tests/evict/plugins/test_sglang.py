@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+import threading
 from array import array
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,7 @@ from gati.evict.plugins.settings import HINT, VARIABLE
 from gati.evict.plugins.sglang import SglangEviction
 from tests.evict.plugins import sglang_recorded as engine
 from tests.evict.strategies import long_trees
+from tests.waiting import until
 
 
 class Cache(SglangEviction, engine.UnifiedRadixCache):
@@ -26,9 +30,15 @@ class Cache(SglangEviction, engine.UnifiedRadixCache):
 
 
 def made(
-    pages: int, policy: str, monkeypatch: pytest.MonkeyPatch, page: int = 1, clock: Any = lambda: 0.0
+    pages: int,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    page: int = 1,
+    clock: Any = lambda: 0.0,
+    service: Path | None = None,
 ) -> Cache:
-    monkeypatch.setenv(VARIABLE, f'{{"policy": "{policy}"}}')
+    given = {"policy": policy} | ({} if service is None else {"service": str(service)})
+    monkeypatch.setenv(VARIABLE, json.dumps(given))
     allocator = SimpleNamespace(size=pages * page)
     return Cache(SimpleNamespace(page_size=page, token_to_kv_pool_allocator=allocator), clock=clock)
 
@@ -37,11 +47,15 @@ def key_of(row: list[int], page: int = 1) -> engine.RadixKey:
     return engine.RadixKey(array("q", [token for block in row for token in [block] * page]))
 
 
-def serve(cache: Cache, row: list[int], pages: int, page: int = 1, hint: float | None = None) -> set[int]:
-    """One request alone: match and lock, make room, insert, unlock. What left."""
+def look_up(cache: Cache, row: list[int], page: int = 1, hint: float | None = None) -> Any:
     sampling = SimpleNamespace(custom_params=None if hint is None else {HINT: hint})
     request = SimpleNamespace(sampling_params=sampling)
-    match = cache.match_prefix(engine.MatchPrefixParams(key_of(row, page), req=request))
+    return cache.match_prefix(engine.MatchPrefixParams(key_of(row, page), req=request))
+
+
+def serve(cache: Cache, row: list[int], pages: int, page: int = 1, hint: float | None = None) -> set[int]:
+    """One request alone: match and lock, make room, insert, unlock. What left."""
+    match = look_up(cache, row, page, hint)
     cache.inc_lock_ref(match.last_device_node)
     before = cache.held()
     need = len(row) * page - match.device_prefix_len + len(before) * page - pages * page
@@ -49,8 +63,15 @@ def serve(cache: Cache, row: list[int], pages: int, page: int = 1, hint: float |
         cache.evict(engine.EvictParams(need))
     gone = before - cache.held()
     cache.dec_lock_ref(match.last_device_node, None)
-    cache.insert(engine.InsertParams(key_of(row, page)))
+    cache.store(key_of(row, page))
     return gone
+
+
+def counted_by(cache: Cache) -> list[tuple[int, int]]:
+    """Fills with the pages and hits of every request that is counted from now on."""
+    found: list[tuple[int, int]] = []
+    cache._books.watch = lambda ids, hits, time_s: found.append((len(ids), hits))
+    return found
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fpb", "laru", "gati", "lpc"])
@@ -83,18 +104,18 @@ def test_with_requests_under_way_it_frees_what_is_asked(policy: str, trace: Any,
         cache = made(pages, policy, patch)
         locked: list[int] = []
         for row in trace.requests:
-            match = cache.match_prefix(engine.MatchPrefixParams(key_of(row)))
+            match = look_up(cache, row)
             cache.inc_lock_ref(match.last_device_node)
             if chance.random() < 0.3:
-                cache.match_prefix(engine.MatchPrefixParams(key_of(chance.choice(trace.requests))))
+                look_up(cache, chance.choice(trace.requests))
             need = len(row) - match.device_prefix_len + len(cache.held()) - pages
             room = sum(not locks for locks in held_locks(cache))
             if need > 0:
                 freed = cache.evict(engine.EvictParams(need)).num_tokens_evicted
                 assert freed >= min(need, room)
             first = chance.randint(1, len(row))
-            cache.insert(engine.InsertParams(key_of(row[:first])))
-            cache.insert(engine.InsertParams(key_of(row), inserted_len=first))
+            cache.store(key_of(row[:first]))
+            cache.store(key_of(row), inserted_len=first)
             locked.append(match.last_device_node)
             if len(locked) > 2:
                 cache.dec_lock_ref(locked.pop(0), None)
@@ -108,11 +129,56 @@ def held_locks(cache: Cache) -> list[int]:
     return [node.locks for node in cache.arena.values() if node.key for _ in node.key.token_ids]
 
 
+@pytest.mark.parametrize("before", [[], [1, 2, 3]], ids=["new", "its beginning is there"])
+def test_room_for_what_a_request_generates_does_not_count_it_again(
+    before: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = made(8, "gati", monkeypatch)
+    serve(cache, [*before, 20, 21], 8)
+    serve(cache, [30, 31], 8)
+    counted = counted_by(cache)
+    request = [1, 2, 3, 4, 5]
+    node = look_up(cache, request).last_device_node
+    cache.inc_lock_ref(node)
+    cache.evict(engine.EvictParams(2))
+    cache.store(key_of(request))
+    cache.evict(engine.EvictParams(1))  # for the first tokens of the answer
+    cache.store(key_of([*request, 6]), inserted_len=5)
+    cache.evict(engine.EvictParams(1))
+    assert counted == [(5, len(before))]
+    assert cache.figures()["guard"]["excess"] == 0
+
+
+def test_a_long_prompt_that_is_stored_in_parts_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = made(8, "gati", monkeypatch)
+    serve(cache, [20, 21, 22, 23, 24, 25], 8)
+    counted = counted_by(cache)
+    request = [1, 2, 3, 4, 5]
+    look_up(cache, request)
+    cache.evict(engine.EvictParams(1))
+    cache.store(key_of(request[:3]))
+    cache.evict(engine.EvictParams(2))
+    cache.store(key_of(request), inserted_len=3)
+    cache.evict(engine.EvictParams(1))
+    assert counted == [(5, 0)]
+
+
 def test_a_reset_forgets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = made(8, "gati", monkeypatch)
     serve(cache, [1, 2, 3], 8)
     cache.reset()
     assert cache.figures()["held"] == 0
+
+
+def test_a_reset_ends_the_link_to_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's cache also resets itself once while it is made."""
+    others = set(threading.enumerate())
+    cache = made(8, "gati", monkeypatch, service=tmp_path)
+    for _ in range(3):
+        cache.reset()
+    until(lambda: len(set(threading.enumerate()) - others) == 2)
+    cache._books.close()
+    until(lambda: not set(threading.enumerate()) - others)
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import sys
+import threading
+import weakref
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 
 from gati import evict
 from gati.errors import EvictError
+from gati.evict.learn.following import LearningLink
 from gati.evict.plugins import vllm as plugin
 from gati.evict.plugins.settings import HINT, VARIABLE, PluginSettings, plugin_settings
 from gati.evict.plugins.vllm import VllmEviction
@@ -21,7 +26,7 @@ from gati.evict.train import train
 from tests.evict.naive import tree_trace
 from tests.evict.plugins import vllm_recorded as engine
 from tests.evict.strategies import long_trees
-from tests.waiting import Clock
+from tests.waiting import Clock, until
 
 POLICIES = ("lru", "lfu", "fpb", "laru", "gati", "lpc", "laru+lpc")
 TOKENS = 16
@@ -198,6 +203,49 @@ def test_a_reset_forgets_everything() -> None:
     assert serve(manager, [key_of(block) for block in range(4)]) == []
 
 
+def test_a_reset_ends_the_link_to_a_service(tmp_path: Path) -> None:
+    others = set(threading.enumerate())
+    manager, made, _ = tier(4, service=str(tmp_path))
+    before = weakref.ref(made._books)
+    for number in range(5):
+        serve(manager, [key_of(number)])
+        manager.reset_cache()
+    until(lambda: len(set(threading.enumerate()) - others) == 2)  # one logs, the other follows versions
+    assert made._books.link is not None
+    gc.collect()
+    assert before() is None
+    made._books.close()
+    until(lambda: not set(threading.enumerate()) - others)
+
+
+def test_a_reset_does_not_wait_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+    close = LearningLink.close
+
+    def slow(link: LearningLink) -> None:
+        written.wait()
+        close(link)
+
+    monkeypatch.setattr(LearningLink, "close", slow)
+    others = set(threading.enumerate())
+    manager, made, _ = tier(4, service=str(tmp_path))
+    manager.reset_cache()
+    assert serve(manager, [key_of(1)]) == []
+    written.set()
+    made._books.close()
+    until(lambda: not set(threading.enumerate()) - others)
+
+
+@pytest.mark.parametrize("policy", ["gati", "laru", "fpb"])
+def test_what_fitting_needs_is_checked_when_vllm_starts(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EvictError, match="seed is -1; give a number from 0"):
+        tier(4, policy, seed=-1)
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(EvictError, match="the predictor reuse needs LightGBM: pip install"):
+        tier(4, policy)
+    tier(4, "lru")
+
+
 def test_vllm_gets_a_subclass_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its factory does: import the module, take the name from it, check the base, call it."""
     base = ModuleType("vllm.v1.kv_offload.cpu.policies.base")
@@ -240,6 +288,7 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"policy": "lmarker"}', "supports only independent blocks"),
         ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
+        ('{"seed": -1}', "seed is -1; give a number from 0"),
         ('{"blocks": 0}', "give at least 1"),
         ('{"policy": "lpc-oracle"}', "use lpc"),
         ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),

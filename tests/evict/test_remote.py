@@ -1,0 +1,110 @@
+"""`ContinuationClient`: whatever answers it, an engine gets a probability or one of Gati's errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from gati.errors import RequestError, UnavailableError
+from gati.evict import ContinuationClient
+
+BYE = [{"role": "user", "content": "Thanks, bye!"}]
+
+
+def client(answer: Callable[[httpx.Request], httpx.Response]) -> ContinuationClient:
+    """A client of a service that is a function."""
+    found = ContinuationClient("http://service")
+    found.close()
+    found._client = httpx.Client(base_url="http://service", transport=httpx.MockTransport(answer))
+    return found
+
+
+def test_probabilities_are_those_of_the_service() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked = json.loads(request.content)
+        return httpx.Response(200, json={"p": 1 if "messages" in asked else [0.25, 0, 1.0]})
+
+    calls = [*BYE, {"role": "assistant", "content": None, "tool_calls": []}]
+    with client(answer) as service:
+        assert service.probability(BYE) == 1.0
+        assert service.probabilities([BYE, calls, BYE]) == [0.25, 0.0, 1.0]
+
+
+GARBAGE = [
+    pytest.param(b"", id="nothing"),
+    pytest.param(b"<html>", id="no JSON"),
+    pytest.param(b"\xff", id="no text"),
+    pytest.param(b"[" * 100_000, id="deep"),
+    pytest.param(b"[0.5]", id="no object"),
+    pytest.param(b"0.5", id="a number"),
+    pytest.param(b"{}", id="no p"),
+    *(
+        pytest.param(b'{"p": %s}' % p, id=p.decode())
+        for p in (b"null", b'"0.5"', b"true", b"NaN", b"-0.1", b"1e999", b"1" + 400 * b"0", b"{}", b"[[0.5]]")
+    ),
+]
+
+
+@pytest.mark.parametrize("status", [200, 204, 302])
+@pytest.mark.parametrize("body", GARBAGE)
+def test_an_answer_that_is_none_is_a_service_that_is_not_there(body: bytes, status: int) -> None:
+    with client(lambda request: httpx.Response(status, content=body)) as service:
+        for ask in (lambda: service.probability(BYE), lambda: service.probabilities([BYE])):
+            with pytest.raises(UnavailableError) as caught:
+                ask()
+            assert "http://service" in str(caught.value) or "(status 302)" in str(caught.value)
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("p", [[], [0.5], [0.5, 0.5, 0.5], 0.5])
+def test_there_is_one_probability_per_conversation(p: Any) -> None:
+    with (
+        client(lambda request: httpx.Response(200, json={"p": p})) as service,
+        pytest.raises(UnavailableError, match="instead of a probability per conversation"),
+    ):
+        service.probabilities([BYE, BYE])
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "says"),
+    [
+        (422, b'{"error": "no message of a user"}', RequestError, r"^no message of a user \(status 422\)$"),
+        (404, b'{"detail": "Not Found"}', RequestError, r"^Not Found \(status 404\)$"),
+        (400, b'{"error": ["no", "text"]}', RequestError, r"^Bad Request \(status 400\)$"),
+        (404, b"[]", UnavailableError, "is no eviction service"),
+        (404, b"<html>", UnavailableError, "no eviction service responds"),
+        (500, b'{"error": "internal error"}', UnavailableError, r"^internal error \(status 500\)$"),
+        (503, b'{"error": "no model"}', UnavailableError, r"^no model \(status 503\)$"),
+    ],
+)
+def test_refusals_and_failures_are_told_apart(
+    status: int, body: bytes, error: type[Exception], says: str
+) -> None:
+    with (
+        client(lambda request: httpx.Response(status, content=body)) as service,
+        pytest.raises(error, match=says),
+    ):
+        service.probability(BYE)
+
+
+@pytest.mark.parametrize(
+    ("header", "pause_s"),
+    [
+        ("7", 7.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+        ("-5", 1.0),
+        ("nan", 1.0),
+        ("9" * 400, 3600.0),
+    ],
+)
+def test_any_time_for_a_retry_is_a_number_of_seconds(header: str, pause_s: float) -> None:
+    def busy(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, json={"error": "busy"}, headers={"Retry-After": header})
+
+    with client(busy) as service, pytest.raises(UnavailableError, match="busy") as caught:
+        service.probability(BYE)
+    assert caught.value.retry_after_s == pause_s
