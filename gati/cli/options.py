@@ -114,7 +114,7 @@ Companions = Annotated[
     typer.Option(
         "--companion",
         metavar="MODEL",
-        help="A smaller network that runs first, named as MODEL is; repeat the option for several.",
+        help="A smaller network that runs first, named as MODEL is, or 'itself'; repeat it for several.",
     ),
 ]
 CompanionCheckpoints = Annotated[

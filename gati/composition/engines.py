@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gati.composition.pieces import Pieces
 from gati.composition.problem import Candidate
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError
-from gati.exploration.library import SELECT, Library
+from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.splits import held_out
 from gati.files import atomic_write_bytes
 from gati.model.sequence import Data
@@ -29,6 +30,7 @@ Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, 
 
 _CALIBRATION_INPUTS = 300
 _CHUNK = 64
+_LEAST_SCORE = float(np.finfo(np.float32).min)  # as a threshold: every input leaves
 
 
 class EngineAnswers:
@@ -51,6 +53,20 @@ class EngineAnswers:
         """Return the exit of each held-out input (the number of exits for none) and its class, both [n]."""
         self.ask([candidates])
         return self._answers[_setting(candidates)]
+
+    def lookups(self, trial_id: TrialId, rows: NDArray[np.int64]) -> TrialOutcomes:
+        """Score and class of one lookup on the held-out inputs `rows`, as this engine computes them."""
+        pieces, setting = self._pieces, ((trial_id, _LEAST_SCORE),)
+        pieces.cuts.add(self._blocks[trial_id])
+        kind = self._library.manifest.outputs_kind
+        exits = [self._exits(setting)]
+        (model,) = self._backend.assembled(
+            pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
+        )
+        probabilities = torch.cat([answer[0] for answer in self._each(model, rows)])
+        with torch.inference_mode():
+            score = pieces.cache(trial_id).selector(probabilities)
+        return TrialOutcomes(score.numpy().astype(np.float32), probabilities.argmax(1).numpy())
 
     def elsewhere(self, inputs: Data) -> EngineAnswers:
         """Return the answers of the same engine to other inputs; both share converted networks."""
@@ -103,15 +119,16 @@ class EngineAnswers:
         return left_at, answer
 
     def _run(self, model: bytes, rows: NDArray[np.int64]) -> Answers:
+        answers = [(left_at, int(found.argmax())) for found, left_at in self._each(model, rows)]
+        left_at, answer = np.array(answers, dtype=np.int64).reshape(-1, 2).T.copy()
+        return left_at, answer
+
+    def _each(self, model: bytes, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
+        """Yield the probabilities [1, K] of each input, and where it left."""
         graph = self._backend.compile(model)
-        left_at: list[int] = []
-        answer: list[int] = []
         for start in range(0, len(rows), _CHUNK):
             for x in self._inputs.images(rows[start : start + _CHUNK]).split(1):
-                probabilities, position = graph.answer(x)
-                left_at.append(position)
-                answer.append(int(probabilities.argmax()))
-        return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
+                yield graph.answer(x)
 
     def _exits(self, setting: Setting) -> list[EngineExit]:
         return [

@@ -89,14 +89,30 @@ class SplitOutcomes:
 class EngineOutcomes(SplitOutcomes):
     """Outcomes of an engine of reduced precision, which uses the engine's own answers to replay settings.
 
-    Single trials are read from the tables, which is accurate enough for choosing. Certificates and
-    expectations never use the tables.
+    The engine is also asked for lookups that read the network's input, and for companions, once for all
+    thresholds: what a copy of the network loses shows only there. Other trials are read from the tables,
+    which is accurate enough for choosing. Certificates and expectations never use the tables.
     """
 
     def __init__(self, library: Library, split: int, answers: EngineAnswers) -> None:
+        from gati.caches import is_companion
+        from gati.model.entry import INPUT_KIND
+
         super().__init__(library, split)
         self._split = split
         self.answers = answers
+        first = {block.index for block in library.manifest.blocks if block.kind == INPUT_KIND}
+        self._asked_for = {
+            each.trial_id
+            for each in library.trials
+            if each.block_index in first or is_companion(each.variant)
+        }
+
+    def trial(self, trial_id: TrialId) -> TrialOutcomes:
+        """As `SplitOutcomes.trial`."""
+        if trial_id in self._asked_for and trial_id not in self._trials:
+            self._trials[trial_id] = self.answers.lookups(trial_id, self.inputs)
+        return super().trial(trial_id)
 
     def tabled(self) -> SplitOutcomes:
         """As `SplitOutcomes.tabled`."""

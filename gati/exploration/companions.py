@@ -2,7 +2,7 @@
 
 They need no training. The preprocessing of both networks determines how a companion's input is derived from
 the base model's, and the class names of both how its outputs are ordered. A selector is chosen on the select
-inputs, as for any cache.
+inputs, as for any cache. The network itself may be one of them, see `gati.exploration.itself`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.caches import Companion, Reader, Reading, companion_variant, save_cache
-from gati.errors import ModelError, one_line
-from gati.exploration.candidates import trial_name
-from gati.exploration.library import Library, TrialOutcomes
-from gati.exploration.measure import held_out_probabilities, measure_cache
+from gati.caches import Companion, Reader, Reading, companion_variant
+from gati.errors import DataError, ModelError, one_line
+from gati.exploration.itself import ITSELF, ITSELF_NAME, Placed, measure_itself, measured
+from gati.exploration.library import Library
 from gati.exploration.prepare import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
-from gati.exploration.train import Learner
 from gati.model.entry import INPUT
 from gati.model.inputs import TensorInputs
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
-from gati.types import Trial
 
 _TRIED = 64  # inputs on which a companion is checked
 _ROW_TOLERANCE = 1e-3
@@ -46,16 +43,23 @@ class NamedNetwork(NamedTuple):
 
 
 def load_companions(
-    given: Sequence[tuple[str | Path, str | Path | None]], tensors: TensorInputs | None = None
+    given: Sequence[tuple[str | Path, str | Path | None]],
+    base: LoadedModel,
+    tensors: TensorInputs | None = None,
 ) -> tuple[NamedNetwork, ...]:
     """Load (model, checkpoint) pairs, as `load_model` takes them; networks of the same name are numbered.
 
-    `tensors` describes the base model's input if it is not images.
+    The model `itself` stands for `base`. `tensors` describes the input of `base` if it is not images.
 
-    **Raises:** as `load_model`.
+    **Raises:** `DataError` for a checkpoint of `itself`, and as `load_model`.
     """
     candidates: list[NamedNetwork] = []
     for source, checkpoint in given:
+        if str(source) == ITSELF_NAME:
+            if checkpoint is not None:
+                raise DataError(f"companion '{ITSELF_NAME}' has the network's own checkpoint: give 'none'")
+            candidates.append(NamedNetwork(ITSELF, base))
+            continue
         variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
         loaded = load_model(source, checkpoint)
         if tensors is not None:
@@ -89,8 +93,13 @@ def measure_companions(
     if candidates:
         progress.stage("companions", len(candidates))
     rows = []
-    for candidate in candidates:
-        rows.append(_measured(prepared, library, candidate, seed))
+    for candidate in dict.fromkeys(candidates):
+        if candidate.variant == ITSELF:
+            rows += measure_itself(prepared, library, seed=seed, progress=progress)
+            progress.advance(1)
+            continue
+        place = Placed(candidate.variant, INPUT, fit_companion(candidate, prepared))
+        rows.append(measured(prepared, library, place, candidate.loaded.source, seed))
         trial = rows[-1].trial
         progress.advance(1)
         progress.note(
@@ -98,39 +107,6 @@ def measure_companions(
             f"hit rate {trial.hit_rate_at_97:.0%} at 97 % agreement"
         )
     return rows
-
-
-def _measured(prepared: PreparedModel, library: Library, candidate: NamedNetwork, seed: int) -> FinishedTrial:
-    companion = fit_companion(candidate, prepared)
-    trial_id = trial_name(INPUT, candidate.variant)
-    learner = Learner(trial_id, INPUT, companion.to(prepared.device))
-    probabilities = held_out_probabilities(
-        prepared.module, prepared.inputs.held_out, [learner], prepared.device
-    )
-    measured = measure_cache(
-        trial_id,
-        (candidate.variant, prepared.traced.input_shape, companion),
-        probabilities[trial_id],
-        prepared.held_out.base_class,
-        prepared.inputs.split,
-        seed,
-    )
-    save_cache(library.cache_path(trial_id), measured.cache, {"source": candidate.loaded.source})
-    library.write_outcomes(trial_id, TrialOutcomes(*measured.outcomes))
-    trial = Trial(
-        trial_id=trial_id,
-        block_index=prepared.traced.blocks.index(INPUT),
-        block=INPUT,
-        variant=candidate.variant,
-        status="trained",
-        selector=measured.cache.selector_name,
-        parameters=sum(parameter.numel() for parameter in companion.parameters()),
-        memory_bytes=measured.cache.memory_bytes,
-        agreement=measured.agreement,
-        hit_rate_at_97=measured.hit_rate_at_97,
-        hit_rate_at_99=measured.hit_rate_at_99,
-    )
-    return FinishedTrial(trial, tuple(measured.points))
 
 
 def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:

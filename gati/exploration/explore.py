@@ -107,7 +107,7 @@ def explore(
     - `companions`: (model, checkpoint) pairs of smaller networks with the network's classes. If they have
       more classes, names must identify the network's among them. Each becomes a cache at the input and is
       stored in the library, which then needs neither its code nor its checkpoint. With companions, `variants`
-      may be empty: then nothing is trained.
+      may be empty: then nothing is trained. `("itself", None)` is the network, see `gati.exploration.itself`.
     - `ray`: train on the Ray cluster at this address; `"auto"` means the cluster of this machine, `"local"`
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
@@ -142,7 +142,7 @@ def explore(
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
     loaded, held = fitted(named, data)
-    candidates = load_companions(companions, held.tensors)
+    candidates = load_companions(companions, loaded, held.tensors)
     with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
             if note:

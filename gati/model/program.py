@@ -110,8 +110,11 @@ def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
     return function.__name__, source, {name: known[name] for name in used if name != function.__name__}
 
 
-def as_module(function: FlatFunction) -> nn.Module:
-    """The same function as a module whose tensors are buffers, which compilers take for constants."""
+def as_module(function: FlatFunction, *, persistent: bool = False) -> nn.Module:
+    """The same function as a module whose tensors are buffers, which compilers take for constants.
+
+    `persistent`: the buffers are part of its state dict.
+    """
     name, source, constants = packed(function)
     tensors = {key: value for key, value in constants.items() if isinstance(value, Tensor)}
     head, body = source.split("\n", 1)
@@ -121,7 +124,7 @@ def as_module(function: FlatFunction) -> nn.Module:
     # a class of its own: a compiler keeps few versions of one piece of code
     made: nn.Module = type("Flat", (nn.Module,), {"forward": compiled(name, whole, others)})()
     for key, value in tensors.items():
-        made.register_buffer(f"constant_{key}", value, persistent=False)
+        made.register_buffer(f"constant_{key}", value, persistent=persistent)
     return made.eval()
 
 

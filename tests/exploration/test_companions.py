@@ -292,7 +292,7 @@ def test_what_cannot_stand_in_is_one_line(
 
 def test_names_come_from_the_source() -> None:
     given = [("gati.zoo:resnet20", None), ("gati.zoo:resnet32", None), ("gati.zoo:resnet20", None)]
-    assert [each.variant for each in load_companions(given)] == [
+    assert [each.variant for each in load_companions(given, loaded(GREY))] == [
         "companion(resnet20)",
         "companion(resnet32)",
         "companion(resnet20-2)",

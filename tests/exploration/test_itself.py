@@ -1,0 +1,182 @@
+"""The network itself as a companion: for engines whose lookups run in 8-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import gati
+from gati.caches import load_cache
+from gati.composition.costs import on_backend
+from gati.composition.engines import EngineAnswers
+from gati.composition.outcomes import outcomes_of
+from gati.composition.pieces import Pieces
+from gati.composition.problem import Candidate
+from gati.engine.backends import BACKENDS
+from gati.errors import DataError
+from gati.exploration import candidates
+from gati.exploration.companions import load_companions
+from gati.exploration.explore import explore
+from gati.exploration.library import SELECT, Library
+from gati.exploration.splits import held_out
+from gati.model.entry import INPUT
+from gati.model.load import LoadedModel
+from gati.model.preprocess import Preprocessing
+from tests.exploration.networks import fitted_on_digits, write_digits
+from tests.exploration.quick import quick_selectors
+
+COARSE = "openvino-int8-lookups"
+coarse = pytest.mark.skipif(not BACKENDS[COARSE].installed(), reason=f"{COARSE} is not installed")
+
+
+class Block(nn.Module):
+    """One normalised convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+class Plain(nn.Module):
+    """Four blocks, one after another."""
+
+    preprocessing = Preprocessing((0.3,), (0.4,), channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(1), *(Block(16) for _ in range(3))])
+        self.head = nn.Linear(16 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+class Skipping(Plain):
+    """The first block's input is needed again after the second one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.blocks[1](self.blocks[0](x)) + x
+        hidden = self.blocks[3](self.blocks[2](hidden))
+        return self.head(nn.functional.avg_pool2d(hidden, 2).flatten(1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quick_selectors(patch)
+        patch.setattr(candidates, "too_slow", lambda *_: "left out here")  # nothing is trained
+        patch.setattr("gati.exploration.itself._LATEST", 1.0)  # four blocks are few
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    held, _ = write_digits(tmp_path_factory.mktemp("digits"))
+    return held
+
+
+def explored(kind: type[nn.Module], data: Path, out: Path) -> Library:
+    network = fitted_on_digits(kind, Plain.preprocessing, seed=1, steps=90)
+    save_file({name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, out / "net")
+    return explore(
+        f"{__file__}:{kind.__name__}",
+        (out / "net").rename(out / "net.safetensors"),
+        data=data,
+        out=out / "library",
+        variants=(),
+        companions=[("itself", None)],
+    )
+
+
+@pytest.fixture(scope="module")
+def library(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explored(Plain, data, tmp_path_factory.mktemp("plain"))
+
+
+def test_it_is_offered_whole_and_behind_the_first_block(library: Library) -> None:
+    assert [(trial.block, trial.variant) for trial in library.trials] == [
+        (INPUT, "companion(itself)"),
+        ("blocks.0", "companion(itself)"),
+    ]
+    whole, rest = library.trials
+    assert whole.agreement == rest.agreement == 1.0
+    assert whole.parameters > rest.parameters > 4 * 2000  # three convolutions and the head
+    assert whole.memory_bytes > rest.memory_bytes >= 4 * rest.parameters
+
+
+def test_what_follows_a_block_answers_as_the_network_does(library: Library) -> None:
+    network = Pieces(library).traced
+    held, _ = held_out(library)
+    x = held.images(np.arange(100))
+    expected = network.base(x).softmax(1)
+    for trial in library.trials:
+        cache = load_cache(library.cache_path(trial.trial_id))
+        first = network.cut([trial.block])[0]
+        torch.testing.assert_close(cache(first.run(x)[0])[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_block_that_passes_on_more_than_its_output_is_passed_over(data: Path, tmp_path: Path) -> None:
+    found = explored(Skipping, data, tmp_path)
+    assert [trial.block for trial in found.trials] == [INPUT, "blocks.2"]
+
+
+def test_in_float32_it_never_pays(library: Library) -> None:
+    for backend in ("torch", "openvino", "onnxruntime"):
+        if BACKENDS[backend].installed():
+            chosen = gati.compose(library.directory, accuracy=0.9, backend=backend, name=backend)
+            assert chosen.exits == (), backend
+
+
+def test_its_checkpoint_is_the_networks() -> None:
+    base = LoadedModel(Plain(), "mine:plain", None, "", Plain.preprocessing)
+    (found,) = load_companions([("itself", None)], base)
+    assert found.loaded is base
+    with pytest.raises(DataError, match="companion 'itself' has the network's own checkpoint: give 'none'"):
+        load_companions([("itself", "mine.pt")], base)
+
+
+@coarse
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_its_8_bit_lookups_answer_is_asked_of_the_engine(library: Library, place: int) -> None:
+    """At any threshold the engine lets those leave whose score reaches it, with the class that was told."""
+    costed = on_backend(library, COARSE)
+    select = outcomes_of(costed, SELECT)
+    trial = costed.trials[place]
+    told, tabled = select.trial(trial.trial_id), library.outcomes(trial.trial_id)
+    assert not np.array_equal(told.score, tabled.score[select.inputs])
+    assert np.abs(told.score - tabled.score[select.inputs]).max() < 0.5
+    ranked = np.sort(told.score)
+    engine = EngineAnswers(costed, COARSE, Pieces(costed))
+    for at in (len(ranked) // 4, len(ranked) // 2):
+        threshold = float((ranked[at - 1] + ranked[at]) / 2)
+        left_at, answer = engine([exit_at(trial.trial_id, trial.block_index, threshold)])
+        leaving = told.score >= threshold
+        close = np.abs(told.score - threshold) < 1e-5
+        np.testing.assert_array_equal((left_at[select.inputs] == 0)[~close], leaving[~close])
+        here = leaving & ~close
+        np.testing.assert_array_equal(answer[select.inputs][here], told.predicted[here])
+
+
+def exit_at(trial_id: str, block_index: int, threshold: float) -> Candidate:
+    return Candidate(
+        trial_id=trial_id,
+        block_index=block_index,
+        variant="companion(itself)",
+        threshold=threshold,
+        hit_rate=1.0,
+        accuracy=1.0,
+        lookup_ms=0.1,
+        penalty_ms=0.1,
+        memory_bytes=0,
+    )
