@@ -62,6 +62,11 @@ class Trial:
     hit_rate_at_97: float | None = None
     hit_rate_at_99: float | None = None
 
+    def saves_time(self, profile: Profile) -> bool:
+        """Whether a hit of an inline lookup ends before the network would, by the latencies of `profile`."""
+        reach_ms = next(block.reach_ms for block in profile.blocks if block.index == self.block_index)
+        return self.lookup_ms is not None and reach_ms + self.lookup_ms < profile.base_ms
+
 
 @dataclass(frozen=True)
 class OperatingPoint:

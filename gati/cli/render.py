@@ -59,8 +59,9 @@ def blocks(found: ModelBlocks) -> None:
 
 def library(explored: Library) -> None:
     """Print the best trained variant of every block, and the file with all others."""
+    profile = explored.manifest.profile
     trained = [trial for trial in explored.trials if trial.status == "trained"]
-    trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
+    trained.sort(key=lambda trial: (trial.saves_time(profile), _hits(trial.hit_rate_at_99)))
     best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
     columns = ("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory")
     table = new_table(*columns, left=(0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,15 @@ def test_in_float32_it_never_pays(library: Library) -> None:
         if BACKENDS[backend].installed():
             chosen = gati.compose(library.directory, accuracy=0.9, backend=backend, name=backend)
             assert chosen.exits == (), backend
+
+
+def test_a_lookup_saves_time_if_it_ends_before_the_network_does(library: Library) -> None:
+    profile = library.manifest.profile
+    for trial, block in zip(library.trials, profile.blocks, strict=False):
+        left_ms = profile.base_ms - block.reach_ms
+        assert replace(trial, lookup_ms=0.9 * left_ms).saves_time(profile)
+        assert not replace(trial, lookup_ms=left_ms).saves_time(profile)
+        assert not replace(trial, lookup_ms=None).saves_time(profile)
 
 
 def test_its_checkpoint_is_the_networks() -> None:
