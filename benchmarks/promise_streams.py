@@ -128,8 +128,8 @@ class World:
     def active(self) -> tuple[Deployed, str]:
         return self.version(self.activated or 0), ""
 
-    def newest(self) -> Deployed | None:
-        return None
+    def newest(self) -> tuple[Deployed | None, str]:
+        return None, ""
 
     def activate(self, deployed: Deployed) -> None:
         self.activated = deployed.number
@@ -138,8 +138,8 @@ class World:
     def reference(self, x: Any) -> Prediction:
         return TRUE
 
-    def caches(self, served: Any, *, threaded: bool) -> Callable[[Any], list[Prediction]]:
-        return lambda x: [self.answer(served.number)]
+    def caches(self, served: Any, *, threaded: bool) -> SimpleNamespace:
+        return SimpleNamespace(inline=lambda x: [self.answer(served.number)])
 
     def probe(self, version: Deployed) -> Callable[[Any, Prediction], list[Probed]]:
         """Probe a version; looser settings are wrong wherever stricter ones are."""

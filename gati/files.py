@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from gati.errors import StorageError
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
@@ -33,6 +36,12 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
                 os.unlink(temporary)
     except OSError as error:
         raise _storage_error(path, error) from error
+    except Exception as error:  # that of safetensors has the system's error only in its message
+        found = _SYSTEM_ERROR.search(str(error))
+        if found is None:
+            raise
+        code = int(found[1])
+        raise _storage_error(path, OSError(code, os.strerror(code))) from error
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gati.adaptation.pictures import origin_of
 from gati.cli import run
 from gati.errors import AdaptError
+from gati.video import Region
 from services.locks import hold
 from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays
@@ -70,6 +72,48 @@ def test_stream_prints_results_alone_where_they_are_asked_for(
     assert run(["stream", str(library), "--source", str(video), "--json", "-", "--every", "1s"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(json.loads(line)["exit"] for line in lines)
+
+
+def test_what_one_source_proved_does_not_count_for_another(
+    library: Path, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second camera was answered by what the first one had proven, from its first picture on."""
+    (tmp_path / "b").mkdir()
+    other = film(tmp_path / "b" / "film.mp4", FRAMES)
+    told = "earlier proofs are not known to be of this source"
+    arguments = ["stream", str(library), "--adapt", "--state", str(tmp_path)]
+    for source, region, known in (
+        (video, [], True),
+        (video, [], True),
+        (other, [], False),
+        (other, ["--region", "0,0,32,32"], False),
+    ):
+        assert run([*arguments, "--source", str(source), *region]) == 0
+        printed = capsys.readouterr()
+        assert (told in printed.out + printed.err) != known
+    assert str(video) not in (tmp_path / "standing-default.json").read_text()
+
+
+def test_an_origin_tells_sources_and_regions_apart_and_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, parts = "rtsp://user:secret@camera/1", [Region(0, 0, 8, 8), Region(8, 8, 8, 8)]
+    origin = origin_of(address, parts)
+    assert origin == origin_of(address, parts[::-1]) and "secret" not in origin
+    others = [
+        origin_of(address),
+        origin_of(address, parts[:1]),
+        origin_of("rtsp://user:secret@camera/2", parts),
+    ]
+    assert len({origin, *others}) == 4
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "film.mp4").touch()
+    monkeypatch.chdir(tmp_path / "a")
+    here = origin_of("film.mp4")
+    assert here == origin_of(str(tmp_path / "a" / "film.mp4"))
+    monkeypatch.chdir(tmp_path / "b")
+    assert here != origin_of("film.mp4")
 
 
 def test_stream_with_adapt_keeps_samples_for_the_next_run(library: Path, video: Path, tmp_path: Path) -> None:
@@ -139,6 +183,9 @@ def test_replay_sweeps_over_every_combination(
         (["--source", "VIDEO", "--sampling", "0"], "sampling"),
         (["--source", "VIDEO", "--interval", "soon"], "soon"),
         (["--source", "VIDEO", "--every", "1s", "--fps", "2"], "give one of them"),
+        (["--source", "x" * 5_000], "there is no file or folder 'xxx"),
+        (["--source", f"opencv:{'x' * 5_000}"], "there is no file 'xxx"),
+        (["--source", "VIDEO", "--variants", "student(8)"], "no place for student(8) at block"),
     ],
 )
 @pytest.mark.parametrize("verb", ["stream", "replay"])

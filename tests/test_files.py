@@ -8,6 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from gati.errors import StorageError
 from gati.files import atomic_write, atomic_write_text
@@ -61,6 +64,31 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
         atomic_write_text(target, "new")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOSPC, "disk full while writing "),
+        (errno.EACCES, "cannot write .*: Permission denied; choose"),
+    ],
+    ids=["full", "forbidden"],
+)
+def test_what_safetensors_raises_is_one_line_too(tmp_path: Path, code: int, message: str) -> None:
+    def fails(temporary: Path) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(code)} (os error {code})")
+
+    with pytest.raises(StorageError, match=message):
+        atomic_write(tmp_path / "cache.safetensors", fails)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_system_error_is_where_safetensors_writes_it(tmp_path: Path) -> None:
+    def nowhere(temporary: Path) -> None:
+        save_file({"weight": torch.zeros(1)}, temporary.parent / "missing" / temporary.name)
+
+    with pytest.raises(StorageError, match="cannot write .*: No such file or directory"):
+        atomic_write(tmp_path / "cache.safetensors", nowhere)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

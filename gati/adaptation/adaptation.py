@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from gati.adaptation.answering import AnsweringEngines
 from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
@@ -33,12 +34,7 @@ from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
-from gati.adaptation.renewal import (
-    Renewal,
-    RenewalOutcome,
-    candidate_blocks,
-    promise_of,
-)
+from gati.adaptation.renewal import Renewal, RenewalOutcome, candidate_blocks, promise_of
 from gati.adaptation.rest import Rest
 from gati.adaptation.samples import Sample, recorded, restored
 from gati.adaptation.settings import (
@@ -78,7 +74,7 @@ class Adaptation:
 
     Across restarts, `repository` keeps the versions of `model`, the file `standing` keeps their proofs, and
     `writer` stores the samples, which `history` restores (`time_s` of samples and requests must then be
-    seconds since 1970). `clock` times answers, in seconds.
+    seconds since 1970). Proofs count for the same `origin` of requests. `clock` times answers, in seconds.
     """
 
     def __init__(
@@ -89,6 +85,7 @@ class Adaptation:
         model: str = "model",
         repository: ModelRepository | None = None,
         standing: Path | None = None,
+        origin: str = "",
         writer: BackgroundWriter | None = None,
         history: Sequence[Record] = (),
         on_change: OnChange | None = None,
@@ -113,6 +110,7 @@ class Adaptation:
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
         self._base, exact = base_of(served), is_exact(served.engine)
         self._reference = self._base if exact else reference_of(served)
+        self._answer = AnsweringEngines(self._base, self._reference)
         example = served.engine.traced.example()[:1].clone()
         self._reference.base(example)  # warm it up, so that it is ready when caches stop
         cost = reference_cost(self._reference, self._base, None if deterministic else example)
@@ -124,7 +122,9 @@ class Adaptation:
                 "gati-retraining", limit=_JOBS_WAITING, on_error=self._failed, requests=self._answering
             )
         false_alarm = self.settings.audits_to_false_alarm
-        standings = Standing(1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm)
+        standings = Standing(
+            1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm, origin=origin
+        )
         self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
         self._hit_rate = 0.0  # running mean over all requests
@@ -238,10 +238,7 @@ class Adaptation:
             looked = self._recall.look(x, place, alone=alone) if self._recall and place is not None else None
             prediction = self._remembered(looked)
             with self._answering:
-                if prediction is None and decided.lookups:
-                    prediction = current.served.engine(x)[0]
-                elif prediction is None:
-                    prediction = (self._base if decided.may_hit else self._reference).base(x)[0]
+                prediction = prediction or self._answer(x, decided)
         except BaseException:
             self._follow.withdraw(decided)
             raise
@@ -258,12 +255,12 @@ class Adaptation:
             elif decided.may_hit:
                 self._reached(prediction, lookups=decided.lookups, time_s=time_s)
         ticket = Ticket(x, self._requests, time_s, source, prediction, looked)
-        self._follow.answered(ticket, decided, base)
+        agreed = self._follow.answered(ticket, decided, base) or None
         self._after(time_s)
         if self._keeper.is_due():
             self._auditing.submit(self._keeper.save)
         drawn = decided.drawn
-        return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
+        return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number, agreed)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
         """Wait for background work, at most `deadline_s` seconds per thread; returns whether all is done."""
@@ -272,8 +269,10 @@ class Adaptation:
     def close(self) -> None:
         """Stop the background work and remove local files; stored versions and samples are kept.
 
-        Waits for a running retraining; the next run starts with what it published.
+        Waits for a running retraining; the next run starts with what it published. Call it from the thread
+        that answers.
         """
+        self._answer.close()
         self._auditing.close(_FAREWELL_S)
         self._training.close(_FAREWELL_S)
         self._keeper.save()

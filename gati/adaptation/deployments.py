@@ -17,7 +17,7 @@ from gati.adaptation.scene import Signature
 from gati.composition.load import Served
 from gati.documents import values_of
 from gati.engine.backends import GraphBackend, get_backend
-from gati.errors import CompositionError, RepositoryError
+from gati.errors import GatiError
 from gati.versions.engines import (
     Graphs,
     open_setting,
@@ -92,27 +92,29 @@ class Deployments:
             return self._first, ""
         try:
             return self.open(number), ""
-        except (RepositoryError, CompositionError) as error:
-            return self._first, str(error)
+        except GatiError as error:
+            return self._first, f"the active version cannot serve: {error}"
 
-    def newest(self) -> Deployed | None:
-        """The version published last, if it has never served and can serve this library.
+    def newest(self) -> tuple[Deployed | None, str]:
+        """The version published last, if it has never served, and the reason if it cannot serve here.
 
         A version that has served was replaced since then, and is not on trial.
         """
         number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
         served = {activation.version for activation in self._repository.history(self._model)}
+        if number is None or number in served:
+            return None, ""
         try:
-            return None if number is None or number in served else self.open(number)
-        except (RepositoryError, CompositionError):
-            return None
+            return self.open(number), ""
+        except GatiError as error:
+            return None, f"version {number} cannot serve: {error}"
 
     def unfinished(self) -> Deployed | None:
         """The newest version if it was made by adaptation, which ended before activating it.
 
         If another version was activated since, or rolled back to, that stays.
         """
-        newest = self.newest()
+        newest, _ = self.newest()
         if newest is None or newest.signature is None:
             return None
         created = self._repository.version(self._model, newest.number).created
@@ -120,7 +122,11 @@ class Deployments:
         return newest if datetime.fromisoformat(created).timestamp() >= since_s else None
 
     def open(self, number: int) -> Deployed:
-        """Open a version. Raises RepositoryError or CompositionError if it cannot serve this library."""
+        """Open a version.
+
+        Raises RepositoryError or CompositionError if it cannot serve in place of this composition, and as
+        `open_version`.
+        """
         if number == 0:
             return self._first
         if number not in self._open:

@@ -95,13 +95,17 @@ class FollowUp:
         if decided.looked_at:
             self._worker.release()
 
-    def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
-        """Carry out the decision for a request; `base` is the reference's answer, if the caller knows it."""
+    def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> bool:
+        """Carry out the decision for a request; returns whether the reference answered it.
+
+        `base` is the reference's answer, if the caller knows it.
+        """
         known = self._auditor.known(decided, ticket.given)
         if decided.looked_at:
             self._worker.submit(lambda: self._look_at(ticket, decided, base), reserved=True)
         elif known is not None:
             self._auditor.learn(decided, ticket.given, known)
+        return known is not None
 
     def _look_at(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
         needs = self._auditor.needs(decided, ticket.given, base)
@@ -126,7 +130,8 @@ class FollowUp:
         """The answer of each setting of a version."""
         if post.settings:
             return self._shadow.probe(post.version)(x, base)
-        said = self._shadow.caches(post.version.served, threaded=self._worker.threaded)(x)[0]
+        engine = self._shadow.caches(post.version.served, threaded=self._worker.threaded)
+        said = engine.inline(x)[0]  # no core is reserved besides those of the engine that serves
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from torch import Tensor
 from gati.errors import DataError
 from gati.model.preprocess import Preprocessing
 from gati.video.frames import Frame, Region
+
+_ROUNDS = 100_000
 
 
 class PictureInputs:
@@ -47,6 +51,15 @@ class PictureInputs:
         if self._preprocessing.channels == 3:
             return image
         return np.array(Image.fromarray(image).convert("L"))[..., None]
+
+
+def origin_of(source: str, regions: Sequence[Region] = ()) -> str:
+    """A digest of what a stream shows: its source, as `open_source` takes it, and the regions."""
+    path = Path(source)
+    where = str(path.resolve()) if path.exists() else source
+    named = "\n".join([where, *sorted({str(region) for region in regions})])
+    # An address may hold a password, and of a fast digest it could be guessed.
+    return hashlib.pbkdf2_hmac("sha256", named.encode(), b"gati origin", _ROUNDS).hex()[:24]
 
 
 def place_of(frame: Frame, region: Region | None) -> str:

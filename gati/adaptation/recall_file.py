@@ -7,9 +7,9 @@
     if keeper.is_due():
         keeper.save()           # in the background
 
-A proof is valid only for the contents it was made with. If the file is missing, damaged, older than an hour,
-or from another network or promise, memory and proofs start over. After a kill, memory resumes with contents
-at most half a minute old; later audits still count, and the guard continues.
+A proof is valid only for the contents it was made with. If the file is missing, damaged, older than an
+hour, or from another network, promise or source of requests, memory and proofs start over. After a kill,
+memory resumes with contents at most half a minute old; later audits still count, and the guard continues.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _SAVED_EVERY_S = 30.0
 class MemoryKeeper:
     """Keeps one memory. `identity` identifies the network and the promise; `path` None keeps nothing.
 
-    `standing` keeps its state, the file at `path` its contents. Call `save` from one thread at a time.
+    What was remembered of another origin than that of `standing` is dropped. `standing` keeps its state, the
+    file at `path` its contents. Call `save` from one thread at a time.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class MemoryKeeper:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._standing, self._path, self._identity = standing, path, identity
+        self._standing, self._path, self._anywhere = standing, path, identity
+        self._identity = f"{identity} {standing.origin}" if standing.origin else identity
         self._clock, self._now = clock, now
         self._saved_s = clock()
         self._recall: Recall | None = None
@@ -67,13 +69,16 @@ class MemoryKeeper:
     def known(self) -> Remembered | None:
         """The contents saved by an earlier run; None if they are missing or not trusted."""
         state = self._standing.kept(_PART, _MAX_AGE_S)
-        if self._path is None or not isinstance(state, dict) or state.get("identity") != self._identity:
+        if self._path is None or not isinstance(state, dict):
+            return None
+        if (identity := str(state.get("identity"))) != self._identity:
+            self._standing.elsewhere |= identity.startswith(self._anywhere)
             return None
         try:
             with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:
                 return self._read(state, arrays)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            _log.warning("memory starts empty", extra={"reason": f"{self._path}: {error}"})
+            _log.warning("memory starts empty: %s: %s", self._path, error)
             return None
 
     def watch(self, recall: Recall) -> None:
@@ -97,7 +102,7 @@ class MemoryKeeper:
             atomic_write_bytes(self._path, _packed(self._recall.remembered(), self._header()))
         except StorageError as error:
             if not self._failing:
-                _log.error("memory cannot be saved", extra={"reason": str(error)})
+                _log.error("memory cannot be saved: %s", error)
             self._failing = True
         else:
             self._failing = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +12,9 @@ import torch
 from gati.adaptation.contenders import NewCaches
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.lookups import LookupCosts
-from gati.adaptation.retrain import Retrained, retrain
+from gati.adaptation.retrain import Retrained, check_places, retrain
 from gati.adaptation.samples import Sample, Samples, window_of
-from gati.adaptation.scene import nearest_scene, scene_signature
+from gati.adaptation.scene import Signature, nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, original_sample
@@ -21,7 +22,7 @@ from gati.caches import parse_variant
 from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.engine.exits import BASE
-from gati.errors import AdaptError, DataError
+from gati.errors import AdaptError, DataError, GatiError
 from gati.model.entry import INPUT_KIND
 from gati.versions.lineage import SampleWindow
 
@@ -137,14 +138,9 @@ class Renewal:
         if len(recent) < self._settings.recent_inputs or not scenes:
             return None
         window = window_of(recent)
-        found = nearest_scene(
-            [signature for _, signature in scenes],
-            scene_signature(window.inputs),
-            self._settings.scene_tolerance,
-        )
-        if found is None:
+        earlier = self._made_for(scene_signature(window.inputs), scenes)
+        if earlier is None:
             return None
-        earlier = self._deployments.open(scenes[found][0])
         hits, losses = _tried(earlier, window)
         usual = earlier.promised * self._settings.falls_to
         now, _ = _tried(current, window)
@@ -153,6 +149,15 @@ class Renewal:
             return None
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
         return RenewalOutcome("reused", earlier, f"version {earlier.number} knows this scene", details)
+
+    def _made_for(self, now: Signature, scenes: list[tuple[int, Signature]]) -> Deployed | None:
+        """The version made for the scene most like this one, of those that can serve here."""
+        tolerance = self._settings.scene_tolerance
+        while (found := nearest_scene([each for _, each in scenes], now, tolerance)) is not None:
+            number, _ = scenes.pop(found)
+            with suppress(GatiError):  # such as a version for another backend: others may know the scene
+                return self._deployments.open(number)
+        return None
 
     def _library_again(
         self, current: Deployed, samples: Samples, changed_at: int | None
@@ -234,7 +239,8 @@ class Renewal:
 def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
     """Where new predictors are tried.
 
-    Raises AdaptError for a block that does not exist, VariantError for a variant that does not.
+    Raises AdaptError for a block that does not exist or where a variant cannot be, VariantError for a variant
+    that does not exist.
     """
     kinds = served.engine.traced.block_kinds
     for variant in settings.variants:
@@ -243,9 +249,12 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
         for block in settings.blocks:
             if block not in kinds:
                 raise AdaptError(f"no block '{block}' to try new caches at; choose from {', '.join(kinds)}")
-        return settings.blocks
-    names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # new predictors read hidden outputs
-    return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
+        blocks = settings.blocks
+    else:
+        names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # most read hidden outputs
+        blocks = tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
+    check_places(blocks, settings.variants, served.engine.traced)
+    return blocks
 
 
 def _worth_it(found: Retrained, *, alarmed: bool) -> bool:

@@ -161,9 +161,10 @@ def replay(
 
     chosen = settings or AdaptSettings()
     with Adaptation(served, chosen, on_change=changed, deterministic=True, clock=clock) as adaptation:
-        for x in recording.inputs[:_WARM_UP]:
-            served.engine(x)
-            adaptation.base(x)
+        with served.engine:
+            for x in recording.inputs[:_WARM_UP]:
+                served.engine(x)
+                adaptation.base(x)
         rows = [_row(adaptation, recording, number, clock) for number in range(len(recording))]
         status = adaptation.status
     return _report(recording, chosen, rows, tuple(changes), status.audits, status.losses)

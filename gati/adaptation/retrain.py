@@ -13,7 +13,7 @@ The serving engine is not changed; the caller decides whether to use the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -116,8 +116,8 @@ def retrain(
         raise AdaptError(
             f"no block {unknown[0]!r} to train caches at; choose from {', '.join(traced.blocks)}"
         )
-    if wrong := [] if new is None else _misplaced(new, traced):
-        raise AdaptError(f"{wrong[0]}; what reads the input belongs at block '{INPUT}', all else elsewhere")
+    if new is not None:
+        check_places(new.blocks, new.variants, traced)
     watch = StopWatch(clock)
     earlier = () if library is None else library.engine.exits
     blocks = {*(leaving.block for leaving in (*served.engine.exits, *earlier)), *wanted}
@@ -147,13 +147,15 @@ def retrain(
     )
 
 
-def _misplaced(new: NewCaches, traced: TracedModel) -> list[str]:
-    return [
-        f"no place for {variant} at block '{block}'"
-        for block in new.blocks
-        for variant in new.variants
-        if reads_input(variant) != (traced.block_kinds[block] == INPUT_KIND)
-    ]
+def check_places(blocks: Sequence[str], variants: Sequence[str], traced: TracedModel) -> None:
+    """Raise AdaptError unless each of the variants can read what each of the blocks passes on."""
+    for block in blocks:
+        for variant in variants:
+            if reads_input(variant) != (traced.block_kinds[block] == INPUT_KIND):
+                raise AdaptError(
+                    f"no place for {variant} at block '{block}'; what reads the input belongs at block "
+                    f"'{INPUT}', all else elsewhere"
+                )
 
 
 def _engine_exit(each: Contender, threshold: float) -> EngineExit:

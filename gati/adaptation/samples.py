@@ -83,7 +83,8 @@ def _in_order(samples: Iterable[Sample]) -> list[Sample]:
 def window_of(samples: list[Sample]) -> Window:
     """The samples as a window; a sample's weight halves with each quarter of the time span."""
     times = np.array([sample.time_s for sample in samples])
-    span = max(float(times[-1] - times[0]), 1e-9)
+    times = np.minimum(times, times[-1])  # those of a run before the clock was set back are later
+    span = max(float(times[-1] - times.min()), 1e-9)
     return Window(
         torch.stack([sample.input for sample in samples]),
         np.array([sample.base_class for sample in samples], dtype=np.int64),

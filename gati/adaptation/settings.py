@@ -113,7 +113,8 @@ class Answered(NamedTuple):
     """The answer to a request, given by one version.
 
     `hit`: it exited early. `audited`: it is, or will be, compared with the base model's answer; `sampled`: it
-    is added to the window. `latency_ms` is the time that the caller waited.
+    is added to the window. `latency_ms` is the time that the caller waited. `agreed`: True if it is the
+    reference's own answer, None if that is not known yet.
     """
 
     prediction: Prediction
@@ -122,6 +123,7 @@ class Answered(NamedTuple):
     sampled: bool
     latency_ms: float
     version: int
+    agreed: bool | None = None
 
 
 class Audit(NamedTuple):

@@ -123,7 +123,7 @@ def _answered(
         tally.base_latency_ms,
         str(answered.version),
         answered.audited,
-        None if answered.hit or not answered.audited else True,
+        answered.agreed if answered.audited else None,
     )
 
 

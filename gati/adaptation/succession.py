@@ -69,13 +69,15 @@ class Succession(Roster[Deployed]):
             self.serving.watch.bring_back()
             self.standing.save()
         self.serve(self.serving if waits else post, trial=post if waits else None)
-        newest = self._deployments.newest()
+        newest, why_not_newest = self._deployments.newest()
         if self.trial is None and newest is not None and newest.number > active.number:
             self.trial = self._post(newest)
-        if why_not:
-            self._tell("failed", f"the active version cannot serve: {why_not}", {})
-        elif active.number:
+        for each in filter(None, (why_not, why_not_newest)):
+            self._tell("failed", each, {})
+        if active.number:
             self._tell("resumed", f"version {active.number}, {samples} samples", {})
+        if self.standing.elsewhere:
+            self._tell("probation", "earlier proofs are not known to be of this source and do not count", {})
         if self.trial is not None or not self.may_hit:
             self._tell("probation", f"caches are not proven yet: {self.how_far}", {})
         return active.number > 0

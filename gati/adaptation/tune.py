@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
+from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation, runs_in_order
 from gati.errors import AdaptError
 from gati.priority import let_requests_pass
 
@@ -104,7 +104,7 @@ def train_new(
 
 def _after_pooling(predictor: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
     """Leading layers without weights, which see each input once, and the rest, which is trained."""
-    layers = list(predictor) if isinstance(predictor, nn.Sequential) else [predictor]
+    layers = list(predictor) if runs_in_order(predictor) else [predictor]
     count = next(
         (at for at, layer in enumerate(layers) if any(True for _ in layer.parameters())), len(layers)
     )

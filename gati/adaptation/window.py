@@ -84,14 +84,30 @@ def _hidden(traced: TracedModel, inputs: Tensor, blocks: list[str]) -> dict[str,
         return {}
     segments = traced.cut(blocks)[:-1]
     found: dict[str, list[Tensor]] = {name: [] for name in blocks}
-    for rows in inputs.split(_BATCH):
+    itself = traced.changes_itself
+    for rows in inputs.split(_rows(traced)):
         carried: tuple[Tensor, ...] = (rows.clone().to(traced.device),)
-        for name, segment in zip(blocks, segments, strict=True):
+        if itself:  # once alone with the network, this thread would wait for requests that wait for it
             let_requests_pass()
-            carried = segment.run(*carried)
-            kept = carried[0].float().cpu()
-            found[name].append(kept.clone() if segment.hidden_changes_later else kept)
+        with traced.alone():
+            for name, segment in zip(blocks, segments, strict=True):
+                if not itself:
+                    let_requests_pass()
+                carried = segment.run(*carried)
+                kept = carried[0].float().cpu()
+                found[name].append(kept.clone() if itself or segment.hidden_changes_later else kept)
     return {name: torch.cat(batches) for name, batches in found.items()}
+
+
+def _rows(traced: TracedModel) -> int:
+    """Inputs to run at once; one if requests have to wait meanwhile."""
+    return 1 if traced.changes_itself else _BATCH
+
+
+def _scores(traced: TracedModel, rows: Tensor) -> Tensor:
+    with traced.alone():
+        scores: Tensor = traced.base(rows.clone().to(traced.device))
+        return scores.clone() if traced.changes_itself else scores
 
 
 def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
@@ -105,7 +121,7 @@ def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
     images = inputs.images(rows)
     traced = served.engine.traced
     with torch.inference_mode():
-        scores = torch.cat([traced.base(part.clone().to(traced.device)) for part in images.split(_BATCH)])
+        scores = torch.cat([_scores(traced, part) for part in images.split(_rows(traced))])
     likely = scores.softmax(1) if served.model.outputs_kind == "logits" else scores
     return Window(images, scores.argmax(1).cpu().numpy(), likely.float().cpu().clone())
 

@@ -17,6 +17,7 @@ from gati.caches.predictors import (
     predictor_families,
     reads_input,
     register_predictor,
+    runs_in_order,
 )
 from gati.caches.reduced import REDUCED, ReducedNetwork, default_reduced, is_reduced
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
@@ -57,6 +58,7 @@ __all__ = [
     "predictor_families",
     "reads_input",
     "register_predictor",
+    "runs_in_order",
     "save_cache",
     "scene",
     "selector_loss",

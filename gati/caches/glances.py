@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gati.caches.predictors import Geometry, feature_map, geometry, register_predictor
+from gati.caches.predictors import Geometry, check_positive, feature_map, geometry, register_predictor
 
 _SPREAD = 0.1  # added to each feature's standard deviation, as a share of the mean one
 _USUAL = 0.9  # quantile of distances that counts as usual
@@ -19,6 +19,7 @@ def glance(hidden_shape: tuple[int, ...], classes: int, cells: int, width: int) 
     and few units. All weights come after the pooling, so training pools each input only once. There is no
     batch normalisation, because training inputs are few.
     """
+    check_positive(cells=cells, width=width)
     layers, shape = _fields(hidden_shape, cells)
     count = shape.channels * shape.height * shape.width
     return nn.Sequential(*layers, nn.Linear(count, width), nn.ReLU(), nn.Linear(width, classes))
@@ -30,6 +31,7 @@ def scene(hidden_shape: tuple[int, ...], classes: int, cells: int, width: int, p
 
     Trained on an empty road, `glance` is just as confident about the first lorry; `scene` is not.
     """
+    check_positive(cells=cells, width=width, prototypes=prototypes)
     layers, shape = _fields(hidden_shape, cells)
     count = shape.channels * shape.height * shape.width
     return nn.Sequential(*layers, SceneHead(count, width, classes, prototypes))

@@ -24,13 +24,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from gati.errors import VariantError
+from gati.errors import VariantError, first_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -115,16 +115,32 @@ def build_predictor(variant: str, hidden_shape: tuple[int, ...], classes: int) -
         )
     try:
         return _PREDICTORS[family](hidden_shape, classes, *numbers)
-    except (TypeError, ValueError) as error:
-        raise VariantError(f"variant {variant} cannot be built for {hidden_shape}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, if it is too large for the memory
+        message = f"variant {variant} cannot be built for {hidden_shape}: {first_line(error)}"
+        raise VariantError(message) from error
+
+
+def check_positive(**numbers: int) -> None:
+    """Raise `ValueError` for a number of a variant that is below 1; the keywords name them."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1 (got {number})")
+
+
+def runs_in_order(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether a module does no more than run its children one after the other.
+
+    A subclass of `nn.Sequential` with a forward of its own may do more.
+    """
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def fold_normalisation(module: nn.Module) -> nn.Module:
     """Return a copy in eval mode, with batch normalisations folded into the preceding conv or linear layers.
 
-    Only consecutive children of an `nn.Sequential` are folded; outputs stay the same.
+    Only consecutive children of modules that run them in order are folded; outputs stay the same.
     """
-    if not isinstance(module, nn.Sequential):
+    if not runs_in_order(module):
         return module.eval()
     folded: list[nn.Module] = []
     for child in module.eval():
@@ -215,6 +231,7 @@ _PUBLISHED_WIDTH = 1024
 @register_predictor("fc")
 def fully_connected(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     """All hidden values -> one layer of `width` units -> classes (published FC)."""
+    check_positive(width=width)
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(hidden_shape), width, bias=False),
@@ -271,6 +288,7 @@ def _shrink(values: int, wanted: int) -> tuple[list[nn.Module], int]:
 @register_predictor("pool-linear")
 def pooled_linear(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
     """Each channel average-pooled, to at most `values` numbers -> classes: Pool without a hidden layer."""
+    check_positive(values=values)
     layers, shape = _pool_to(geometry(hidden_shape), values)
     return nn.Sequential(
         *feature_map(hidden_shape), *layers, nn.Flatten(), nn.Linear(math.prod(shape), classes)
@@ -314,6 +332,7 @@ class AverageAndMaximum(nn.Module):
 @register_predictor("grid")
 def grid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     """Average and maximum over a 4 x 4 grid -> `width` units -> classes: two small matrix products."""
+    check_positive(width=width)
     shape = geometry(hidden_shape)
     cells = (min(4, shape.height), min(4, shape.width))
     return nn.Sequential(
@@ -333,6 +352,7 @@ def pyramid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Modul
     Depth buys more agreement per millisecond than width: early blocks provide only edges and textures, and
     the predictor has to replace the skipped blocks.
     """
+    check_positive(width=width)
     shape = geometry(hidden_shape)
     layers = feature_map(hidden_shape)
     if max(shape.height, shape.width) > _LARGEST_MAP:

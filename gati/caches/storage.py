@@ -33,10 +33,12 @@ def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] |
         "selector": cache.selector_name,
         "families": FAMILIES,
     }
-    tensors = {name: tensor.contiguous() for name, tensor in cache.state_dict().items()}
+    tensors = {  # cloned, because layers may share tensors
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in cache.state_dict().items()
+    }
     if isinstance(cache.predictor, Companion):
         architecture["companion"] = cache.predictor.reading.to_json()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # layers may share tensors
         tensors[_PROGRAM] = torch.frombuffer(bytearray(cache.predictor.program), dtype=torch.uint8)
     notes = {**(metadata or {}), "gati": json.dumps(architecture)}
     atomic_write(Path(path), lambda temporary: save_file(tensors, temporary, notes))

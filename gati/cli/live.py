@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 from gati.errors import GatiError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from gati.adaptation.replay import Period, Replayed
     from gati.adaptation.settings import Audit, Change, ChangeKind, Status
     from gati.adaptation.streaming import Streamed, Tally
-    from gati.video import Result, Sink
+    from gati.video import Result, Sink, SourceState
     from services.live import LiveState
     from services.live.state import EventKind, SourceWord
 
@@ -76,6 +77,10 @@ class LineView:
         """Print what happened to the caches."""
         self._print(_sentence(change))
 
+    def note(self, line: str) -> None:
+        """Print what happened to the source."""
+        self._print(line)
+
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
@@ -89,6 +94,7 @@ class TerminalView:
 
         self._live = Live(console=Console(file=stream, highlight=False, markup=False), refresh_per_second=8)
         self._changes: deque[str] = deque(maxlen=_CHANGES)
+        self._shown: tuple[RenderableType, ...] = ()  # of the last picture
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -99,15 +105,23 @@ class TerminalView:
 
     def show(self, streamed: Streamed) -> None:
         """Show the results of one picture."""
-        from rich.console import Group
-
         header = f"{streamed.frame.source}  {streamed.source}  {streamed.frame.time_s:.1f} s"
-        counts = _counts(streamed.tally, streamed.status)
-        self._live.update(Group(header, counts, _answers(streamed.results), *self._changes))
+        self._shown = header, _counts(streamed.tally, streamed.status), _answers(streamed.results)
+        self._repaint()
 
     def change(self, change: Change) -> None:
         """Show the change from the next repaint on."""
         self._changes.append(_sentence(change))
+
+    def note(self, line: str) -> None:
+        """Show what happened to the source, without waiting for its next picture."""
+        self._changes.append(line)
+        self._repaint()
+
+    def _repaint(self) -> None:
+        from rich.console import Group
+
+        self._live.update(Group(*self._shown, *self._changes))
 
 
 def _answers(results: Sequence[Result]) -> Table:
@@ -221,18 +235,18 @@ def _cells(period: Period) -> tuple[str, ...]:
 
 
 class Page(NamedTuple):
-    """Callbacks for changes, audits, the source's state, and the current promise."""
+    """Callbacks for changes, audits, the source's state with its reason, and the current promise."""
 
     change: Callable[[Change], None]
     audit: Callable[[Audit], None]
-    source: Callable[[SourceWord], None]
+    source: Callable[[SourceWord, str], None]
     promise: Callable[[float | None], None]
 
 
 def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
     """Serve a live page on `port`; without one, return callbacks that do nothing."""
     if port is None:
-        return Page(*[lambda _: None] * 4)
+        return Page(*[lambda *_: None] * 4)
     if find_spec("services.live") is None:
         raise GatiError("this Gati has no live page (services.live is missing); leave --page out")
     if missing := [each for each in ("fastapi", "uvicorn") if find_spec(each) is None]:
@@ -253,6 +267,25 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
     return Page(on_change, audits.heard, state.source, state.promise)
+
+
+def source_shown(view: TerminalView | LineView, page: Page) -> Callable[[SourceState, str], None]:
+    """A listener for `Source.listen`: the page shows every state, the view a loss and its end."""
+    lost = False
+
+    def heard(state: SourceState, reason: str) -> None:
+        nonlocal lost
+        page.source(state.value, reason)
+        was_lost, lost = lost, state.value == "reconnecting"
+        if lost == was_lost or state.value not in ("reconnecting", "running"):
+            return
+        clock = time.strftime("%H:%M:%S")
+        with suppress(OSError):  # the source must not stop because nobody reads what is printed
+            view.note(
+                f"source lost at {clock}, reconnecting: {reason}" if lost else f"source back at {clock}"
+            )
+
+    return heard
 
 
 def _title(source: str) -> str:

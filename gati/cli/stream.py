@@ -171,6 +171,7 @@ def _run(
     results_on_stdout: bool,
 ) -> None:
     from gati.adaptation.adaptation import Adaptation
+    from gati.adaptation.pictures import origin_of
     from gati.adaptation.streaming import Tally, classify
     from gati.cli import live
     from gati.video import open_source, parse_region
@@ -193,6 +194,7 @@ def _run(
             directory,
             settings,
             standing=state / f"standing-{composition}.json",
+            origin=origin_of(text, chosen),
             composition=composition,
             threads=threads,
             on_change=changed,
@@ -201,13 +203,13 @@ def _run(
         )
     )
     tally = Tally()
+    source.listen(live.source_shown(view, shown_on))
     try:
         with view, source:
             for streamed in classify(
                 adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
             ):
                 view.show(streamed)
-                shown_on.source(streamed.source.value)
                 shown_on.promise(streamed.status.promise)
     except KeyboardInterrupt:  # the way to end an endless stream
         typer.echo("ended by Ctrl-C", err=True)
@@ -254,7 +256,13 @@ def _kept(stack: ExitStack, directory: Path, state: Path, settings: AdaptSetting
     from gati.versions.repository import ModelRepository
 
     model = model_name(directory)
-    state.mkdir(parents=True, exist_ok=True)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AdaptError(
+            f"cannot keep versions and samples in {state} ({error.strerror or error}); "
+            "give a folder that can be written with --state"
+        ) from error
     url = f"sqlite:///{(state / 'records.db').resolve()}"
     store = stack.enter_context(RecordStore.open(url, max_age_s=max(_RECORDS_S, settings.window_s)))
     since_s = time.time() - settings.window_s

@@ -99,6 +99,7 @@ def compose(
     if further is not None and attempt is not None:
         composition = _concluded(library, further, attempt, composition)
     composition = with_headroom(enter_use(library, "compose", composition), library)
+    library.check_unchanged()
     composition.save(library.composition_path(name))
     return composition
 
@@ -200,7 +201,9 @@ def to_composition(
         memory_limit_bytes=settings.memory_limit_bytes,
         backend=library.manifest.profile.backend,
         placement=best.placement,
-        exits=best.exits,
+        exits=tuple(
+            replace(leaving, cache_sha256=library.cache_sha256(leaving.trial_id)) for leaving in best.exits
+        ),
         expected=best.expected,
         certificate=best.certificate,
         checkpoint_sha256=library.manifest.checkpoint_sha256,

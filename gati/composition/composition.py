@@ -35,6 +35,7 @@ class Exit:
     `expected_hit_rate` is the share of *all* requests that leave here, without those that left earlier.
     `expected_agreement` is the share of these that get the base model's class. `exit_ms` is the latency of a
     request that leaves here, including earlier lookups. `lookup_ms` is the paper's T_ij for this placement.
+    `cache_sha256` is of the file of the cache that the certificate counted; None in files of older versions.
     """
 
     trial_id: TrialId
@@ -49,6 +50,7 @@ class Exit:
     lookup_ms: float
     memory_bytes: int
     exit_ms: float
+    cache_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,10 @@ class CostedLibrary(Library):
             return None
         return EngineAnswers(self, name, self._pieces or Pieces(self))
 
+    def check_unchanged(self) -> None:
+        """As `Library.check_unchanged`."""
+        self._library.check_unchanged()
+
     def at_best(self) -> CostedLibrary:
         """The same library, under the assumption that the engine answers as in the tables of outcomes."""
         return CostedLibrary(self._library, self._costs, self._pieces, asks=False)

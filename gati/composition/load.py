@@ -18,7 +18,7 @@ from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, CompositionError, LibraryError
 from gati.exploration.inspect import example_inputs
-from gati.exploration.library import Library
+from gati.exploration.library import Library, file_sha256
 from gati.exploration.network import load_network
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
@@ -59,8 +59,8 @@ class OpenedModel:
 
         `caches` is the folder with the weights of its caches, the library's own if None.
 
-        **Raises:** `CompositionError` for a composition of another checkpoint, `LibraryError` for a cache
-        that is missing or does not fit.
+        **Raises:** `CompositionError` for a composition of another checkpoint or of other caches with the
+        same names, `LibraryError` for a cache that is missing or does not fit.
         """
         library = self.library
         if library is None:
@@ -101,7 +101,13 @@ class OpenedModel:
     def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
         if Path(leaving.trial_id).name != leaving.trial_id:
             raise LibraryError(f"{leaving.trial_id[:80]!r} cannot be the name of a cache; compose again")
-        cache = load_cache(caches / f"{leaving.trial_id}.safetensors")
+        path = caches / f"{leaving.trial_id}.safetensors"
+        cache = load_cache(path)
+        if leaving.cache_sha256 not in (None, file_sha256(path)):
+            raise CompositionError(
+                f"{path} is not the cache that this composition was made with, so its certificate does not "
+                "apply: run gati compose again"
+            )
         expected = self.traced.hidden_shapes.get(leaving.block)
         if expected != tuple(cache.hidden_shape):
             raise LibraryError(
@@ -149,7 +155,7 @@ def load(
 
     Raises:
         LibraryError: no library, one of a newer format, or one made from another checkpoint.
-        CompositionError: no composition of that name, or one for another checkpoint.
+        CompositionError: no composition of that name, or one for another checkpoint or other caches.
         BackendError: unknown or unavailable device or backend.
     """
     return open_served(directory, composition=composition, device=device, threads=threads).engine

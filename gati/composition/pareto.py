@@ -190,6 +190,7 @@ def compose_within_latency(
     plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
     composition = enter_use(library, "latency", to_composition(library, asked, plan, datetime.now(UTC)))
     composition = with_headroom(composition, library)
+    library.check_unchanged()
     composition.save(library.composition_path(settings.name))
     return composition
 

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -151,7 +152,7 @@ class ConcurrentEngine:
                 self._advance(engine, position, requests)
             except Exception as error:
                 for request in requests:
-                    if not request.answer.done():
+                    with suppress(InvalidStateError):  # it has an answer, or was cancelled just now
                         request.answer.set_exception(error)
 
     @torch.inference_mode()

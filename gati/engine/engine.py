@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
 
 _T = TypeVar("_T")
-_ALONE = threading.RLock()  # held while running a network that writes to its own tensors
 
 
 class Engine:
@@ -75,8 +73,8 @@ class Engine:
         self.outputs_kind: OutputsKind = outputs_kind  # of the base model
         self._graphs = graphs
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
-        self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
-        self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
+        with traced.alone():  # segments and lookups are checked on an example
+            self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
         # reduced precision rounds differently at each length; overlapped lookups support one length only
         any_length = get_backend(backend).in_float32() and not self._path.overlapped
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
@@ -130,7 +128,7 @@ class Engine:
 
     def _answers(self, x: Tensor, one: Callable[[Tensor], Answer]) -> list[Prediction]:
         """Answers to checked inputs of one length."""
-        with torch.inference_mode(), self._one_network:
+        with torch.inference_mode(), self.traced.alone():
             if x.shape[0] == 1:
                 return [self.prediction(*one(x))]
             pieces = self._path.pieces(early=True)
@@ -147,7 +145,7 @@ class Engine:
         return self._by_length(x, Engine._base_answers)
 
     def _base_answers(self, x: Tensor) -> list[Prediction]:
-        with torch.inference_mode(), self._one_network:
+        with torch.inference_mode(), self.traced.alone():
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
     def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
@@ -160,10 +158,10 @@ class Engine:
 
     def _reference_classes(self, x: Tensor) -> Tensor:
         changes_input = self.traced.changes_input
-        with torch.inference_mode(), self._one_network:
+        with torch.inference_mode(), self.traced.alone():
             x = self.to_run_on(x)
             scores = settled_scores(self.traced.base, x, self._tolerance, changes_input=changes_input)
-        return scores.argmax(1)
+            return scores.argmax(1)
 
     @property
     def precision(self) -> Literal["f32", "bf16", "int8"]:
@@ -269,6 +267,8 @@ class Engine:
         if exit == BASE and self._path.logits:
             scores = scores.softmax(1)
         probabilities = scores[0].cpu()
+        if self.traced.changes_itself:  # they may lie in its own tensors, which the next request overwrites
+            probabilities = probabilities.clone()
         index = int(probabilities.argmax())
         name = None if self.class_names is None else self.class_names[index]
         return Prediction(index, probabilities, exit, self.version, name)

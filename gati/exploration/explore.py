@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 import resource
 import sys
@@ -24,7 +25,7 @@ from gati.exploration.companions import NamedNetwork, load_companions, measure_c
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
-from gati.exploration.network import example_of, probe_of
+from gati.exploration.network import Network, example_of, probe_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import students_for
@@ -123,8 +124,10 @@ def explore(
     asked = wanted(variants, blocks, students_for(budget_s))
     if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
-    if epochs is not None and epochs <= 0:
-        raise DataError(f"epochs must be above 0 (got {epochs:g})")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
+    if seed < 0:
+        raise DataError(f"the seed must be at least 0 (got {seed})")
     target = resolve_device(device)
     named = load_model(
         model,
@@ -154,11 +157,14 @@ def explore(
             **trained_on(ray, ray_cores, ray_gpus),
         }
         library, state = Library(directory), RunState(directory)
+        claim = {**settings, "families": FAMILIES}
         if library.manifest_path.is_file() and library.manifest.settings == settings:
+            if state.claimed() == claim:
+                state.clear()  # killed between the manifest and this, it would refuse every further round
             reporter.note(f"{directory} is already finished: gati explore --more trains it further")
             return library
         _check_nothing_depends_on(library)
-        state.claim({**settings, "families": FAMILIES})
+        state.claim(claim)
         budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
             loaded,
@@ -175,6 +181,7 @@ def explore(
             clock=clock,
             companions=[candidate.variant for candidate in candidates],
         )
+        _check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
         library.manifest_path.unlink(missing_ok=True)  # of another exploration: the two must not mix
@@ -198,15 +205,20 @@ def explore(
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
         rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)
         library.write_trials(rows, points_of(finished, rows))
+        _check_nothing_depends_on(library)
         library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()
     return library
 
 
-def _check_nothing_depends_on(library: Library) -> None:
-    """Refuse to replace caches that compositions use: their certificates are about these caches."""
-    named = sorted(path.stem for path in library.composition_path().parent.glob("*.json"))
-    if library.manifest_path.is_file() and named:
+def _check_nothing_depends_on(library: Library, claim: RunState | None = None) -> None:
+    """Refuse to replace caches that compositions use: their certificates are about these caches.
+
+    The `claim` of the exploration that was to replace them is given up, if nothing is replaced yet.
+    """
+    if named := library.compositions():
+        if claim is not None and library.manifest_path.is_file():
+            claim.clear()  # else the library, which is whole, could not be trained further
         raise LibraryError(
             f"{library.directory} holds another exploration, whose caches are used by {', '.join(named)}: "
             f"choose another --out, or delete {library.composition_path().parent} first"
@@ -286,7 +298,10 @@ def _manifest(
             "train": f"{inputs.train.name} {inputs.train.fingerprint}",
         },
         settings=settings,
-        probe=probe_of(prepared.traced, example_of(loaded.preprocessing, prepared.traced.input_shape)),
+        probe=probe_of(
+            Network(prepared.module, prepared.traced),
+            example_of(loaded.preprocessing, prepared.traced.input_shape),
+        ),
         versions={
             "gati": __version__,
             "torch": torch.__version__,

@@ -12,7 +12,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from gati.caches import AverageAndMaximum, FeatureMap, FirstToken, Reader, TokenMean
+from gati.caches import AverageAndMaximum, FeatureMap, FirstToken, Reader, TokenMean, runs_in_order
 
 _WITHOUT_WEIGHTS = (
     FeatureMap,
@@ -34,7 +34,7 @@ def split_front(predictor: nn.Module) -> tuple[nn.Sequential, nn.Module]:
 
     Both parts share the predictor's layers; run one after the other, they equal the predictor.
     """
-    if not isinstance(predictor, nn.Sequential):
+    if not runs_in_order(predictor):
         return nn.Sequential(), predictor
     layers = list(predictor)
     front = list(takewhile(lambda layer: isinstance(layer, _WITHOUT_WEIGHTS), layers))

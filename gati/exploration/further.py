@@ -12,6 +12,7 @@ Inputs, split and ledger stay the same.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -92,8 +93,8 @@ def explore_more(
     began = clock()
     if budget_s is None and epochs is None:
         raise DataError("the training time is missing: give --more TIME, such as 1h")
-    if epochs is not None and epochs <= 0:
-        raise DataError(f"epochs must be above 0 (got {epochs:g})")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
     workers = trained_on(ray, ray_cores, ray_gpus)
     library = Library.open(directory)
     with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:

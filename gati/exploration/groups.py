@@ -149,11 +149,14 @@ def measured_trials(
             classroom.split,
             classroom.seed,
         )
-        weights = trained.predictor.state_dict().items()
+        weights = {  # cloned, because layers may share tensors
+            name: tensor.cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in trained.predictor.state_dict().items()
+        }
         found.append(
             TrainedTrial(
                 measured,
-                {name: tensor.cpu().contiguous() for name, tensor in weights},
+                weights,
                 training.images_seen,
                 training.losses.get(learner.trial_id),
             )

@@ -60,7 +60,7 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
         example = torch.randn(2, loaded.preprocessing.channels, height, width, generator=generator)
         try:
             outputs = loaded.module(example)
-        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
             refusal = refusal or error
             continue
         check_base_outputs(outputs)

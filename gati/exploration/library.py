@@ -17,8 +17,9 @@ Reading needs neither torch nor the model.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,14 +70,25 @@ class InputRecord(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HiddenProbe:
+    """A few values of a block's hidden output, and the root mean square of all, `scale`."""
+
+    values: tuple[float, ...]
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkProbe:
     """The network's answer to one random input, which detects changed code with the same weights.
 
-    `input_sha256` identifies the input, `scores` are the scores of the first classes.
+    `input_sha256` identifies the input, `scores` are the scores of the first classes. `hidden` is by block,
+    for code that gives caches something else to read and the same scores; empty in libraries of an older
+    Gati.
     """
 
     input_sha256: str
     scores: tuple[float, ...]
+    hidden: dict[str, HiddenProbe] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,6 +189,10 @@ class Library:
         """Path of the composition of that name."""
         return self.directory / "compositions" / f"{name}.json"
 
+    def compositions(self) -> list[str]:
+        """The names of its compositions."""
+        return sorted(path.stem for path in self.composition_path().parent.glob("*.json"))
+
     # Reading --------------------------------------------------------------------------------------------
 
     @cached_property
@@ -213,6 +229,20 @@ class Library:
     def has_outcomes(self) -> bool:
         """Whether the per-input outcomes are there (the tables alone are enough for some verbs)."""
         return self.outcomes_path("base").is_file()
+
+    def cache_sha256(self, trial_id: TrialId) -> str | None:
+        """The sha256 of the file of one learned cache; None if it is not there."""
+        path = self.cache_path(trial_id)
+        return file_sha256(path) if path.is_file() else None
+
+    def check_unchanged(self) -> None:
+        """Raise `LibraryError` if another exploration has replaced what was read, or has begun to."""
+        now = Library(self.directory)
+        if not now.manifest_path.is_file() or now.manifest != self.manifest:
+            raise LibraryError(
+                f"another gati explore has begun to replace the caches in {self.directory} meanwhile: run "
+                "this command again once that has finished"
+            )
 
     def base_outcomes(self) -> BaseOutcomes:
         """What the base model answered on every held-out input."""
@@ -299,6 +329,15 @@ class Library:
 
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         atomic_write(path, lambda temporary: save_file(contiguous, temporary))
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's content. Raises `LibraryError` for one that cannot be read."""
+    try:
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
 
 
 def _csv(rows: list[Any], record: type) -> str:

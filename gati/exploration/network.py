@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import BackendError, LibraryError
-from gati.exploration.library import Library, NetworkProbe
+from gati.exploration.library import HiddenProbe, Library, NetworkProbe
+from gati.model.entry import INPUT_KIND
+from gati.model.hooks import collect_hidden
 from gati.model.lengths import with_lengths
 from gati.model.load import load_model
 from gati.model.packed import packed
@@ -20,7 +22,9 @@ from gati.model.segments import TracedModel, trace
 
 _EXAMPLE_SEED = 0
 _PROBED = 16  # classes
-# Differences between engines and devices due to rounding are below this share of the largest score.
+_PROBED_HIDDEN = 8  # values of each hidden output
+_STRIDE = 2_654_435_761  # between them, modulo their number; a prime, so that no dimension is left out
+# Differences between engines and devices due to rounding are below this share of the largest value.
 _ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}
 
 
@@ -35,7 +39,7 @@ def load_network(library: Library, device: torch.device) -> Network:
     """Load the base model on `device`; this runs the model's own code.
 
     **Raises:** `LibraryError` if the weights are not those the library was made from, or if the code has
-    changed and computes a different result; and as `load_model`.
+    changed and computes a different result or other hidden outputs; and as `load_model`.
     """
     manifest = library.manifest
     loaded = load_model(manifest.model_source, manifest.checkpoint_path)
@@ -52,7 +56,11 @@ def load_network(library: Library, device: torch.device) -> Network:
     example = example_of(preprocessing, manifest.input_shape).to(device)
     names = [block.name for block in manifest.blocks]
     traced = trace(module, example, names)
-    if manifest.probe is not None and _computes_otherwise(manifest.probe, probe_of(traced, example), device):
+    network = Network(module, traced)
+    devices = (device.type, manifest.profile.device.partition(":")[0])
+    if manifest.probe is not None and _computes_otherwise(
+        manifest.probe, probe_of(network, example), max(_ROUNDING[each] for each in devices)
+    ):
         raise LibraryError(
             f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
             "made, but computes a different result: caches and certificates do not apply to it; restore its "
@@ -61,23 +69,46 @@ def load_network(library: Library, device: torch.device) -> Network:
     return Network(module, with_lengths(traced, module, example, preprocessing))
 
 
-def probe_of(traced: TracedModel, example: Tensor) -> NetworkProbe:
-    """The network's scores for the first input of `example_of`."""
-    x = example[:1]
-    with torch.inference_mode():
-        scores = traced.base(x.to(traced.device, copy=True))[0, :_PROBED]
-    identity = hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest()
-    return NetworkProbe(input_sha256=identity, scores=tuple(scores.double().cpu().nan_to_num().tolist()))
+def probe_of(network: Network, example: Tensor) -> NetworkProbe:
+    """The network's scores and hidden outputs for the first input of `example_of`, from one forward pass."""
+    x, traced = example[:1], network.traced
+    blocks = [name for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
+    with torch.inference_mode(), collect_hidden(network.module, blocks) as hidden:
+        scores = network.module(x.to(traced.device, copy=True))[0, :_PROBED]
+        return NetworkProbe(
+            input_sha256=hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest(),
+            scores=_plain(scores),
+            hidden={name: _probe_of_hidden(hidden[name]) for name in blocks},
+        )
 
 
-def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, device: torch.device) -> bool:
-    """Whether the scores differ. False if the inputs differ, as with another version of NumPy."""
+def _probe_of_hidden(hidden: Tensor) -> HiddenProbe:
+    values = hidden.flatten().double()
+    at = [number * _STRIDE % len(values) for number in range(_PROBED_HIDDEN)]
+    (scale,) = _plain(values.square().mean().sqrt()[None])
+    return HiddenProbe(values=_plain(values[at]), scale=scale)
+
+
+def _plain(values: Tensor) -> tuple[float, ...]:
+    return tuple(values.double().cpu().nan_to_num().tolist())
+
+
+def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, rounding: float) -> bool:
+    """Whether anything differs. False if the inputs do, as with another version of NumPy."""
     if known.input_sha256 != found.input_sha256:
         return False
-    if len(known.scores) != len(found.scores):
+    return _differ(known.scores, found.scores, rounding, 1.0) or any(
+        _differ(known.hidden[name].values, found.hidden[name].values, rounding, known.hidden[name].scale)
+        for name in known.hidden.keys() & found.hidden.keys()
+    )
+
+
+def _differ(known: Sequence[float], found: Sequence[float], rounding: float, scale: float) -> bool:
+    """Whether values differ by more than rounding, a share of the largest one or of `scale`, if larger."""
+    if len(known) != len(found):
         return True
-    before, now = np.array(known.scores), np.array(found.scores)
-    return bool(np.abs(before - now).max() > _ROUNDING[device.type] * max(1.0, np.abs(before).max()))
+    before, now = np.array(known), np.array(found)
+    return bool(np.abs(before - now).max() > rounding * max(scale, np.abs(before).max()))
 
 
 def example_of(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:

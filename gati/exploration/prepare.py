@@ -45,6 +45,10 @@ from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 _TRIED = 128  # inputs used to find allowed augmentations
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training images
+_UNKNOWN = (
+    "--data are preprocessed tensors, and how images become such tensors is not known: the library will take "
+    "only tensors; give --mean, --std and --resize to use it with images"
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
     if held.tensors is None:
-        unknown = not (held.is_images or loaded.preprocessing_known or loaded.preprocessing.sound)
+        unknown = not (held.is_images or loaded.preprocessing_told or loaded.preprocessing.sound)
         return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
     loaded = fit_tensors(loaded, held.tensors, "--data")
     lengths = length_shares(loaded.module, held.tensors, held)
@@ -163,7 +167,8 @@ def prepare(
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
-    for note in (places.note, *inputs.notes, labelled.note, warning_of_neighbours(held)):
+    unknown = _UNKNOWN if loaded.preprocessing.unknown else ""
+    for note in (places.note, *inputs.notes, labelled.note, warning_of_neighbours(held), unknown):
         if note:
             progress.note(note)
     inputs.train.keep(KEPT_PICTURES_BYTES)

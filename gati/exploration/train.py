@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gati.caches import distillation_loss, feature_loss
+from gati.caches import distillation_loss, feature_loss, runs_in_order
 from gati.exploration.answers import BaseAnswers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
@@ -239,7 +239,7 @@ class SharedTraining:
             wanted = self._base(example).shape[1] - self.module(example).shape[1]
         found = {}
         for learner in self.learners:
-            last = learner.predictor[-1] if isinstance(learner.predictor, nn.Sequential) else None
+            last = learner.predictor[-1] if runs_in_order(learner.predictor) else None
             if isinstance(last, nn.Linear):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(zlib.crc32(f"{self.seed} {learner.trial_id}".encode()))
@@ -311,8 +311,8 @@ class SharedTraining:
                 yield f"average.{trial_id}.{name}", tensor
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._state():
-            yield name, tensor.detach().cpu().contiguous()
+        for name, tensor in self._state():  # cloned, because layers may share tensors
+            yield name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for index, parameter in enumerate(self._parameters):
             for name, value in self._optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
@@ -328,7 +328,7 @@ class _Forward(nn.Module):
 
     def forward(self, read: Tensor) -> tuple[Tensor, ...]:
         """Logits [B, K] and, if projected, features [B, D]."""
-        if self.projection is None or not isinstance(self.predictor, nn.Sequential):
+        if self.projection is None or not runs_in_order(self.predictor):
             return (self.predictor(read),)
         features = self.predictor[:-1](read)
         return self.predictor[-1](features), self.projection(features)

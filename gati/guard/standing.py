@@ -7,8 +7,9 @@ The file holds the state and evidence of every watch and the delta spent so far;
 parts of their own in it (`keep`). It is written before a change of state takes effect, and otherwise at most
 once per second: a kill loses at most a second of evidence, whatever the audits showed.
 
-Good evidence ages: what was proven on requests of more than a week ago has to be proven again. Bad evidence
-does not: stops and spent delta stay.
+Good evidence ages: what was proven on requests of more than a week ago has to be proven again. It also counts
+only where it was collected, if `origin` names the source of the requests. Bad evidence counts everywhere and
+does not age: stops and spent delta stay.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
     `clock` times writing, `now` gives seconds since 1970: without any audit, proofs are believed for
-    `max_age_s`. `delta` bounds the chance that any proof of this model errs, over its whole life: each proof
-    takes a share (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, except `write`.
+    `max_age_s`, and only for requests of the same `origin`, a name that is written to the file. `delta`
+    bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
+    (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, except `write`.
     """
 
     def __init__(
@@ -95,8 +97,11 @@ class Standing:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         max_age_s: float = _WEEK_S,
+        origin: str = "",
     ) -> None:
         self._now, self._max_age_s = now, max_age_s
+        self.origin = origin
+        self.elsewhere = False  # something is not believed because it was proven for another origin
         self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
         self._said: dict[str, Any] = {}  # its watch at that time
         self._parts: dict[str, Callable[[], Any]] = {}
@@ -154,12 +159,12 @@ class Standing:
             try:
                 watch = Watch.from_json(known, spend=spend, on_event=told)
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
-                self._distrust(f"version {identity}: {error}")
+                self._distrust(f"{self._path}: version {identity}: {error}")
             else:
                 if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
                     of_before = identity not in self._watches  # saved by an earlier run
-                    if of_before and not self._is_recent(self._heard_s.get(identity), self._max_age_s):
-                        watch.forget()
+                    if of_before:
+                        self._doubt(watch, known.get("origin", ""), self._heard_s.get(identity))
                     if self._surer and watch.may_hit and not proven:
                         watch.restrict(0)
                     elif self._surer and watch.may_hit and watch.proven_on:
@@ -216,7 +221,7 @@ class Standing:
                 atomic_write_text(self._path, snapshot.text)
             except StorageError as error:  # caches must stop even if the file cannot be written
                 if not self._failing:
-                    _log.error("cannot save the state and evidence of versions", extra={"reason": str(error)})
+                    _log.error("cannot save the state and evidence of versions: %s", error)
                 self._failing = True
             else:
                 self._failing = False
@@ -238,8 +243,17 @@ class Standing:
         stands = self._watches[identity].to_json()
         if stands != self._said.get(identity):
             self._said[identity], self._heard_s[identity] = stands, self._now()
-        certified = identity in self._certified
-        return {**stands, "certified": certified, "heard_s": self._heard_s[identity]}
+        more = {"certified": identity in self._certified, "heard_s": self._heard_s[identity]}
+        return {**stands, **more, **({"origin": self.origin} if self.origin else {})}
+
+    def _doubt(self, watch: Watch, origin: Any, heard_s: Any) -> None:
+        """Forget what was proven of a saved watch too long ago, or elsewhere."""
+        if not self._is_recent(heard_s, self._max_age_s):
+            watch.forget()
+        epoch = watch.epoch
+        if origin != self.origin:
+            watch.forget()
+            self.elsewhere |= watch.epoch > epoch
 
     def _is_recent(self, then_s: Any, max_age_s: float) -> bool:
         """Whether that time is at most `max_age_s` ago, and not in the future."""
@@ -281,4 +295,4 @@ class Standing:
     def _distrust(self, reason: str) -> None:
         self.distrusted = reason
         self.spending.used = max(self.spending.used, _PRESUMED_SPENT)
-        _log.warning("the state of versions is unknown; they are on probation", extra={"reason": reason})
+        _log.warning("the state of versions is unknown; they are on probation: %s", reason)

@@ -151,9 +151,7 @@ class Watch:
         A certificate stays valid. Stops, and the guard's evidence against certified caches, are kept.
         """
         proof = self.proof
-        if (self.may_hit and not self.proven_on) or (
-            self.level == 0 and proof is not None and not proof.audits
-        ):
+        if not self.proven_on and (proof is None or not proof.audits):
             return
         self._ladder.prove_anew()
         self._restarted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,16 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 
+_DAMAGED = (
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    zlib.error,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+)
 _NOT_INPUTS = ("labels", "class_names")
 
 
@@ -32,7 +43,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
                 )
             wanted = ["images"] if "images" in inputs else inputs
             return {key: archive[key] for key in archive.files if key in (*wanted, *_NOT_INPUTS)}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+    except _DAMAGED as error:
         if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(
                 f"{what}: {path} holds Python objects, which would need unpickling; save numeric arrays"

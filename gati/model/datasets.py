@@ -22,6 +22,8 @@ from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object
 from gati.model.tensors import TensorData, is_whole
 
+_READ_TWICE = 16  # items; a random flip changes every other one, so fewer could all look fixed
+
 
 def from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
     """Read images one by one when they are asked for, and items of anything else at once."""
@@ -35,7 +37,10 @@ def from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing,
 
 
 class DatasetData(Data):
-    """A dataset of images or preprocessed tensors, with or without labels. Raises `DataError`."""
+    """A dataset of images or preprocessed tensors, with or without labels.
+
+    **Raises:** `DataError`, also for items that differ from one reading to the next.
+    """
 
     def __init__(self, dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -54,6 +59,7 @@ class DatasetData(Data):
         if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
             self.class_names = tuple(names)
         self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
+        self._check_fixed()
 
     def __len__(self) -> int:
         return self._length
@@ -80,8 +86,7 @@ class DatasetData(Data):
     def fingerprint(self) -> str:
         """As `Data.fingerprint`, which reads 16 items."""
         digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
-        probes = np.unique(np.linspace(0, self._length - 1, 16).astype(np.int64))
-        digest.update(self.images(probes).numpy().tobytes())
+        digest.update(self.images(self._probes(16)).numpy().tobytes())
         return digest.hexdigest()
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
@@ -107,6 +112,19 @@ class DatasetData(Data):
             raise DataError(
                 f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
             ) from error
+
+    def _probes(self, count: int) -> NDArray[np.int64]:
+        return np.unique(np.linspace(0, self._length - 1, count).astype(np.int64))
+
+    def _check_fixed(self) -> None:
+        """Read a few items twice: inputs are told apart, and found again, by their content."""
+        for index in self._probes(_READ_TWICE).tolist():
+            if not _equal(self._item(index)[0], self._item(index)[0]):
+                own = "; Gati makes views of its own" if self.is_images else ""
+                raise DataError(
+                    f"{self._what}: item {index} differs each time it is read: "
+                    f"turn off random transforms{own}"
+                )
 
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
@@ -158,6 +176,20 @@ class DatasetData(Data):
                 f"{self._preprocessing.channels} channels; return float tensors [C, H, W]"
             )
         return torch.stack(items).to(torch.float32)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two readings of an item hold the same values, NaN included."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_equal(first[name], second[name]) for name in first)
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        try:
+            first, second = np.asarray(first), np.asarray(second)
+        except ValueError:  # ragged lists, which are refused when they are stacked
+            return True
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def call_dataset(source: str, what: str) -> Dataset[Any]:

@@ -69,7 +69,7 @@ class TracedSequences(TracedModel):
         """The network for inputs [B, arrays, length]."""
         if self.retrace is None or length == self.input_shape[-1]:
             return self
-        with self._tracing:
+        with self._tracing, self.alone():  # tracing runs the network
             if length not in self._known:
                 self._known[length] = self.retrace(length)
             return self._known[length]

@@ -38,6 +38,8 @@ class LoadedModel:
 
     `checkpoint_sha256` is the hash of the checkpoint file, or of the network's state without one. `note` is
     for the user, or empty. `preprocessing_known` is False if preprocessing is only a default.
+    `preprocessing_told` is False also if it is the preset of a published network: users may prepare its
+    inputs in another way.
     """
 
     module: nn.Module
@@ -48,6 +50,7 @@ class LoadedModel:
     class_names: tuple[str, ...] | None = None
     note: str = ""
     preprocessing_known: bool = True
+    preprocessing_told: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class _Recipe:
     class_names: tuple[str, ...] | None = None
     any_classes: bool = False  # whether `build` accepts a number
     channels: int | None = None  # of its input, if known
+    is_published: bool = False  # and its preprocessing that of the published weights
 
 
 def load_model(
@@ -112,10 +116,10 @@ def load_model(
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
     weights = sha256 or state_sha256(module)
-    known = recipe.preprocessing is not None or any(
-        given is not None for given in (mean, std, resize, sample_rate, seconds)
-    )
-    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note, known)
+    given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
+    known = given or recipe.preprocessing is not None
+    told = given or (known and not recipe.is_published)
+    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note, known, told)
 
 
 def _lasting(source: str) -> str:
@@ -176,7 +180,9 @@ def _torchvision_recipe(name: str) -> _Recipe:
         built: nn.Module = network
         return built
 
-    return _Recipe(build, preprocessing, tuple(weights.meta["categories"]), any_classes=True)
+    return _Recipe(
+        build, preprocessing, tuple(weights.meta["categories"]), any_classes=True, is_published=True
+    )
 
 
 def _timm_recipe(name: str) -> _Recipe:
@@ -199,7 +205,7 @@ def _timm_recipe(name: str) -> _Recipe:
         network: nn.Module = timm.create_model(name, pretrained=False, **_classes_argument(classes))
         return network
 
-    return _Recipe(build, preprocessing, _timm_names(timm, name), any_classes=True)
+    return _Recipe(build, preprocessing, _timm_names(timm, name), any_classes=True, is_published=True)
 
 
 def _timm_names(timm: Any, name: str) -> tuple[str, ...] | None:
@@ -235,7 +241,10 @@ def _callable_recipe(source: str) -> _Recipe:
         raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
     if target in zoo.PRESETS:
         return _Recipe(
-            lambda classes: target(**_classes_argument(classes)), zoo.PRESETS[target], any_classes=True
+            lambda classes: target(**_classes_argument(classes)),
+            zoo.PRESETS[target],
+            any_classes=True,
+            is_published=True,
         )
     required = _required_arguments(target)
     if required:

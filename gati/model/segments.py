@@ -8,7 +8,9 @@ segment that ends there does nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,7 @@ from gati.model.program import FlatFunction, Program
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
+_ALONE = threading.RLock()  # one for all networks: traces of a network at several lengths share its tensors
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ class TracedModel:
     def example(self) -> Tensor:
         """The first row of the example it was traced with [1, ...]."""
         return self._example[:1].clone()
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A context for running the network or its segments, reentrant.
+
+        If the network writes to its own tensors, one thread is inside at a time. Results may share memory
+        with these tensors, so copy what is needed outside.
+        """
+        return _ALONE if self.changes_itself else nullcontext()
 
     def hidden_example(self, block: str) -> Tensor:
         """A random tensor of the shape of a block's hidden output [1, ...]; at the input, the example."""
@@ -85,7 +96,7 @@ class TracedModel:
         return self._positions[name]
 
     def _verify(self, segments: tuple[Segment, ...]) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), self.alone():
             for rows in (self._example, self._example[:1]):
                 carried: Any = (rows.clone(),)
                 for segment in segments:

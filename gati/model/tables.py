@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from gati.errors import DataError, one_line
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _LABELS = "label"  # the default column, if it exists
+_DIGITS = 9  # of the largest class number; if some are longer, they are codes, and count as names
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,11 @@ def is_table(path: str | Path) -> bool:
 def read_texts(path: Path, text_column: str, label_column: str | None, what: str) -> TextTable:
     """Read the texts of a table, and the classes in `label_column`, by default `label` if it exists.
 
-    Integer classes are kept; others are numbered in sorted order. `what` begins the messages.
+    Integer classes are kept, also if written as `3.0`; names are numbered in sorted order. `what` begins the
+    messages.
 
-    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a missing column, or rows
-    without text or class.
+    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a missing column, rows
+    without text or class, or classes that are numbers but not integers from 0.
     """
     where = f"{what}: {path}"
     if not path.is_file():
@@ -106,11 +110,24 @@ def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | 
     if values is None:
         return None, None
     for row, value in enumerate(values):
-        if value is None or (isinstance(value, str) and not value.strip()):
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise DataError(f"{where}: row {row} has no label; give it one, or remove the row")
     words = [str(value).strip() for value in values]
-    if all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        return np.array([int(word) for word in words], dtype=np.int64), None
+    if all(word.isascii() and word.isdecimal() for word in words):
+        if max(map(len, words)) <= _DIGITS:
+            return np.array([int(word) for word in words], dtype=np.int64), None
+    elif all(map(_NUMBER.fullmatch, words)):
+        return np.array([_whole(word, row, where) for row, word in enumerate(words)], dtype=np.int64), None
     names = sorted(set(words))
     places = {name: number for number, name in enumerate(names)}
     return np.array([places[word] for word in words], dtype=np.int64), tuple(names)
+
+
+def _whole(word: str, row: int, where: str) -> int:
+    """The class number in `3.0`, as pandas writes integers of a column that once had a gap."""
+    number = float(word)
+    if not number.is_integer() or not 0 <= number < 10**_DIGITS:
+        raise DataError(
+            f"{where}: row {row} has the label {word}; give integer class numbers from 0, or names"
+        )
+    return int(number)

@@ -19,13 +19,14 @@ from pathlib import Path
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition
-from gati.composition.load import OpenedModel, Served
+from gati.composition.engines import graph_backend, graph_files
+from gati.composition.load import Served
 from gati.engine.backends import GraphBackend, get_backend
 from gati.engine.exits import EngineExit
 from gati.engine.graph.convert import Converter
-from gati.errors import AdaptError, StorageError
+from gati.errors import AdaptError, CompositionError, StorageError
 from gati.files import atomic_write_bytes
-from gati.versions.setting import Setting
+from gati.versions.setting import Setting, graph_in
 
 _COMPOSITION = "composition.json"
 _SETTINGS = "settings"
@@ -42,12 +43,15 @@ class Graphs:
         self._blocks = set(blocks)
         self._convert = Converter()
 
-    def write(
-        self, path: Path, backend: GraphBackend, model: OpenedModel, exits: Sequence[EngineExit]
-    ) -> None:
-        """Write the network of `model` with these exits to `path`, for its backend to load."""
+    def write(self, path: Path, backend: str, served: Served, exits: Sequence[EngineExit]) -> None:
+        """Write the network of `served` with these exits to `path`, for that backend to load.
+
+        Raises as `graph_backend` does: some backends are calibrated on the library's held-out inputs.
+        """
+        model = served.model
         self._blocks.update(leaving.block for leaving in exits)
-        (graph,) = backend.assembled(
+        # A new one each time, since a calibrated backend would keep all lookups that it ever quantised.
+        (graph,) = graph_backend(served.library, backend).assembled(
             model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks
         )
         self._convert.forget_lookups()
@@ -80,8 +84,8 @@ def save_version(
                 _save_cache(temporary / "caches" / f"{described.trial_id}.safetensors", leaving)
         for number, setting in enumerate(settings, 1):
             (temporary / _SETTINGS).mkdir(exist_ok=True)
-            setting.composition.save(temporary / _SETTINGS / f"{number}.json")
-        composition.save(temporary / _COMPOSITION)
+            _unbound(setting.composition).save(temporary / _SETTINGS / f"{number}.json")
+        _unbound(composition).save(temporary / _COMPOSITION)
         temporary.chmod(0o755)
         temporary.rename(target)
     except OSError as error:
@@ -89,6 +93,12 @@ def save_version(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _unbound(composition: Composition) -> Composition:
+    """The composition without digests: its caches are written anew, and repositories have their own."""
+    exits = (replace(leaving, cache_sha256=None) for leaving in composition.exits)
+    return replace(composition, exits=tuple(exits))
 
 
 def _save_cache(path: Path, leaving: EngineExit) -> None:
@@ -106,13 +116,18 @@ def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = 
     `graphs`, kept by the caller, makes that faster on backends that compile graphs.
 
     Raises:
-        CompositionError: no version there, or one of another base model.
+        CompositionError: no version there, or one of another base model or backend.
         LibraryError: its caches are missing or damaged.
     """
     place = Path(folder)
     composition = Composition.load(place / _COMPOSITION)
+    if composition.backend != served.composition.backend:  # misses are judged by the precision of the latter
+        raise CompositionError(
+            f"'{composition.name}' was made for backend {composition.backend}, but composition "
+            f"'{served.composition.name}' runs on {served.composition.backend}"
+        )
     opened = Setting(composition, tuple(served.model.exits(composition, place / "caches")))
-    return _opened(served, opened, place / "graphs" / f"{composition.backend}.onnx", graphs)
+    return _opened(served, opened, graph_in(place, composition.backend), graphs)
 
 
 def open_settings(served: Served, folder: str | Path) -> tuple[Setting, ...]:
@@ -140,7 +155,7 @@ def _opened(served: Served, setting: Setting, kept: Path, graphs: Graphs | None)
     composition, exits = setting
     backend = get_backend(composition.backend)
     if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
-        graphs.write(kept, backend, served.model, exits)
-    kept_base = kept.with_name(f"{composition.backend}-base.onnx")
+        graphs.write(kept, composition.backend, served, exits)
+    kept_base = graph_files(served.library, [], composition.backend)[1]
     engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
     return replace(served, engine=engine, composition=composition)

@@ -1,7 +1,8 @@
-"""One of the ways to deploy the caches of a version."""
+"""One of the ways to deploy the caches of a version, and where a version keeps its network."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from gati.composition.composition import Composition
@@ -13,3 +14,8 @@ class Setting(NamedTuple):
 
     composition: Composition
     exits: tuple[EngineExit, ...]
+
+
+def graph_in(folder: Path, backend: str) -> Path:
+    """The file of the converted network of the version in `folder`, which may not be there."""
+    return folder / "graphs" / f"{backend}.onnx"

@@ -15,6 +15,7 @@ from gati.video.status import Rate, SourceState
 
 Clock = Callable[[], float]
 Connect = Callable[[], DecodedVideo]
+OnState = Callable[[SourceState, str], object]
 
 
 class Taken(NamedTuple):
@@ -40,6 +41,8 @@ class Feed:
         self.dropped = 0
         self.reconnects = 0
         self.reason = ""
+        self.on_state: OnState | None = None  # called with a new state and its reason, by any thread
+        self._told: tuple[SourceState, str] | None = None
 
     @property
     def corrupt(self) -> int:
@@ -80,9 +83,16 @@ class Feed:
     def _finish(self, state: SourceState, reason: str = "") -> None:
         """Set the final state, once; call with the lock held."""
         if self._working not in (SourceState.ENDED, SourceState.ERROR):
-            self._working = state
-            self.reason = reason or self.reason
+            self._enter(state, reason)
         self._changed.notify_all()
+
+    def _enter(self, state: SourceState, reason: str = "") -> None:
+        """Set the state, and report what is new; call with the lock held, so that reports stay in order."""
+        self._working, self.reason = state, reason or self.reason
+        if self._told != (state, reason):
+            self._told = state, reason
+            if self.on_state is not None:
+                self.on_state(state, reason)
 
     def _count(self, time_s: float) -> int:
         """Count a picture that decoded, and return its index."""

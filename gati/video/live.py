@@ -113,7 +113,7 @@ class Live(Feed):
                 waits_s = rule.waits_s(self._draw)
             with self._changed:
                 if not self._closed:
-                    self._working, self.reason = SourceState.RECONNECTING, line.reason
+                    self._enter(SourceState.RECONNECTING, line.reason)
             self._sleep(next(waits_s))
             self.reconnects += not self._closed
         return None
@@ -140,7 +140,7 @@ class Live(Feed):
                 return False
             now_s = self._clock()
             line.heard_s, line.pictures = now_s, line.pictures + 1
-            self._working = SourceState.RUNNING
+            self._enter(SourceState.RUNNING)
             time_s = self._stream_time(picture, now_s)
             number = self._count(time_s)
             if not self._paused and self._thinning.lets_through(time_s):

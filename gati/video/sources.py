@@ -13,7 +13,7 @@ from typing import Self
 
 from gati.errors import VideoError
 from gati.video.decode import DecodedVideo, import_av, open_video
-from gati.video.feeds import Clock, Connect, Feed, Recording
+from gati.video.feeds import Clock, Connect, Feed, OnState, Recording
 from gati.video.folder import Folder
 from gati.video.frames import Frame, redact
 from gati.video.live import Live
@@ -24,6 +24,8 @@ from gati.video.status import Rate, SourceState, SourceStatistics
 
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
+_SHOWN = 200  # characters of a wrong source in a message
+_MOST_DIGITS = 9  # of a camera's number
 _CAMERAS = ("camera:", "/dev/video")
 _OPENCV = "opencv:"
 _FORMS = "a video file, a folder of images, camera:0, or an address that begins with rtsp:// or http://"
@@ -140,6 +142,13 @@ class Source:
             reconnects=self._feed.reconnects,
         )
 
+    def listen(self, heard: OnState) -> None:
+        """Call `heard(state, reason)` whenever the source starts to run, is lost, ends or fails.
+
+        It is called by the threads that read the source, which wait for it, and it must not raise.
+        """
+        self._feed.on_state = heard
+
     def pause(self) -> None:
         """Deliver nothing until `resume`: a recording stops, pictures of a live stream are skipped."""
         self._feed.pause()
@@ -169,15 +178,28 @@ def _is_recording(text: str, name: str) -> bool:
         if scheme.lower() not in _SCHEMES:
             raise VideoError(f"source {name} begins with {scheme}://, which is not supported; give {_FORMS}")
         return scheme.lower().startswith("http") and _VIDEO_FILE.search(text) is not None
-    if not text or not Path(text).exists():
-        raise VideoError(f"there is no file or folder {text!r} to read video from; give {_FORMS}")
+    if not text or not _exists(text):
+        raise VideoError(f"there is no file or folder {_short(text)!r} to read video from; give {_FORMS}")
     return True
 
 
 def _is_file(text: str) -> bool:
-    if not Path(text).is_file():
-        raise VideoError(f"there is no file {text!r} to read video from; give opencv:0 or opencv:FILE")
+    if not _exists(text) or not Path(text).is_file():
+        raise VideoError(
+            f"there is no file {_short(text)!r} to read video from; give opencv:0 or opencv:FILE"
+        )
     return True
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or with a character that no path has
+        return False
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _policy(text: str, live: bool, name: str) -> FramePolicy:
@@ -222,6 +244,8 @@ def _open_file(path: Path, name: str) -> DecodedVideo:
 
 
 def _open_counted(text: str, number: str) -> DecodedVideo:
+    if len(number) > _MOST_DIGITS:
+        raise VideoError(f"{_short(text)} was not found: no camera has so high a number")
     return open_camera(int(number), text)
 
 
@@ -230,8 +254,8 @@ def _open_camera(text: str) -> DecodedVideo:
     device = f"/dev/video{number}" if number.isdecimal() else number
     import_av()
     if not re.fullmatch(r"/dev/[\w/.-]+", device):
-        raise VideoError(f"{text} is not a camera; write for example camera:0")
-    if not Path(device).exists():
+        raise VideoError(f"{_short(text)} is not a camera; write for example camera:0")
+    if not _exists(device):
         found = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
-        raise VideoError(f"{text} was not found: no device {device} (found: {found})")
+        raise VideoError(f"{_short(text)} was not found: no device {_short(device)} (found: {found})")
     return open_video(device, text, Reach(), form="v4l2", live=True)

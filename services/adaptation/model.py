@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from gati.adaptation.renewal import Renewal, RenewalOutcome, promise_of
 from gati.adaptation.samples import Samples, restored
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import Served, open_served
-from gati.errors import CompositionError, GatiError, RepositoryError
+from gati.errors import GatiError
 from gati.samples.record import Record
 from gati.samples.store import RecordStore
 from gati.versions.repository import ModelRepository
@@ -27,10 +27,21 @@ _log = logging.getLogger("gati.adaptation")
 
 
 class ModelAdaptation:
-    """One model. Call `look` from one thread at a time; `status` is thread-safe."""
+    """One model. Call `look` from one thread at a time; `status` is thread-safe.
 
-    def __init__(self, model: AdaptedModel, settings: AdaptationSettings) -> None:
+    `now` gives seconds since 1970, as in samples; `clock` measures intervals.
+    """
+
+    def __init__(
+        self,
+        model: AdaptedModel,
+        settings: AdaptationSettings,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model = model
+        self._now, self._clock = now, clock
         self._settings = AdaptSettings(
             interval_s=settings.interval_s,
             window_s=settings.window_s,
@@ -53,7 +64,7 @@ class ModelAdaptation:
         self._looked = False
         self._published: Deployed = active
         if why_not:
-            _log.warning("the active version cannot serve", extra={"model": model.name, "reason": why_not})
+            _log.warning(why_not, extra={"model": model.name})
         self._rules = Rules(
             promise.accuracy,
             settings.interval_s,
@@ -62,7 +73,7 @@ class ModelAdaptation:
             settings.window_inputs,
         )
         self._latest = self._latest_of(active)
-        self._tried_s = time.time()
+        self._tried_s = clock()
         self._interval_s = settings.interval_s
         self._began_s: float | None = None  # when the last retraining began
         self._changed_s: float | None = None  # when the last attempt ended
@@ -84,7 +95,7 @@ class ModelAdaptation:
 
     def status(self) -> Any:
         """The wire's `AdaptationStatus`."""
-        next_s = None if self._retraining else max(0.0, self._tried_s + self._interval_s - time.time())
+        next_s = None if self._retraining else max(0.0, self._tried_s + self._interval_s - self._clock())
         return AdaptationStatus(
             model=self.name,
             version=self._published.number,
@@ -103,26 +114,28 @@ class ModelAdaptation:
         """Renew the caches at intervals, when the samples show that it is needed, or if `asked`."""
         records = self._store.window(self.name, limit=self._settings.window_inputs)
         self._samples = len(records)
-        due = self._rules.due(records, self._latest, self._tried_s, time.time())
+        now_s = self._now()
+        self._latest.since_s = min(self._latest.since_s, now_s)  # the clock may have been set back
+        due = self._rules.due(records, self._latest, now_s - (self._clock() - self._tried_s), now_s)
         self._hit_rate = due.hit_rate
         if records and not self._looked:
             self._serving, self._looked = self._answered(records[-1].source), True
         if self._latest.seen:
             self._serving = self._published
         if due.skipped and not asked:
-            self._tried_s = time.time()
+            self._tried_s = self._clock()
             self._ended("skipped", due.skipped)
         reason = "interval" if asked else due.reason
         if reason is None:
             return
-        self._began_s, self._retraining = time.time(), True
+        self._began_s, self._retraining = self._now(), True
         try:
             self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
         except GatiError as error:
             self._ended("failed", str(error))
         finally:
             self._retraining = False
-            self._tried_s = time.time()
+            self._tried_s = self._clock()
 
     def close(self) -> None:
         """Remove local files."""
@@ -150,7 +163,7 @@ class ModelAdaptation:
         if source == self._model.composition:
             return self._deployments.open(0)
         if source.isdecimal():
-            with suppress(RepositoryError, CompositionError):  # it was removed meanwhile
+            with suppress(GatiError):  # it was removed meanwhile, or made for another composition
                 return self._deployments.open(int(source))
         return self._published
 
@@ -165,11 +178,11 @@ class ModelAdaptation:
     def _latest_of(self, deployed: Deployed) -> Latest:
         """Return a version's name in samples: its number, or the name of the library's composition."""
         name = str(deployed.number) if deployed.number else self._model.composition
-        return Latest(name, deployed.promised, time.time())
+        return Latest(name, deployed.promised, self._now())
 
     def _ended(self, outcome: str, message: str) -> None:
         self._outcome, self._message = outcome, message
-        self._changed_s = time.time()
+        self._changed_s = self._now()
         level = logging.WARNING if outcome == "failed" else logging.INFO
         extra = {"model": self.name, "outcome": outcome, "reason": message, "version": self._published.number}
         _log.log(level, "renewal ended", extra=extra)

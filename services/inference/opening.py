@@ -16,10 +16,12 @@ import torch
 from gati.adaptation.probe import Probe, can_probe
 from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
+from gati.composition.engines import graph_files
 from gati.composition.load import Served
+from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
-from gati.versions.setting import Setting
+from gati.versions.setting import Setting, graph_in
 from gati.versions.stricter import stricter_settings
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
@@ -95,8 +97,7 @@ class Opener:
             gc.freeze()  # torch and the base model stay: later collections need not scan them
         model = self.model
         chosen = _composition(model, composition, folder)
-        caches = None if folder is None else folder / "caches"
-        engine = model.base() if chosen is None else model.engine(chosen, caches)
+        engine = model.base() if chosen is None else _engine(model, chosen, folder)
         cost = 1.0
         if not is_exact(engine):
             example = engine.traced.example()[:1]
@@ -143,6 +144,20 @@ class Opener:
         return open_plain_model(
             settings.model, settings.checkpoint, size=settings.size, device=settings.device or "cpu"
         )
+
+
+def _engine(model: OpenedModel, chosen: Composition, folder: Path | None) -> Engine:
+    """An engine for a composition of the library, or the published version in `folder`."""
+    if folder is None:
+        return model.engine(chosen)
+    kept, kind = graph_in(folder, chosen.backend), BACKENDS.get(chosen.backend)
+    calibrated = kind is not None and issubclass(kind, GraphBackend) and kind.calibrated
+    if model.library is None or not calibrated or not kept.is_file():
+        return model.engine(chosen, folder / "caches")
+    # It cannot be made here, where calibration inputs may be missing.
+    graphs = kept, graph_files(model.library, [], chosen.backend)[1]
+    exits = model.exits(chosen, folder / "caches")
+    return model.engine_of(exits, chosen.name, chosen.backend, graphs)
 
 
 def _settings(served: Served, folder: Path | None) -> tuple[Setting, ...]:

@@ -95,9 +95,10 @@ def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> Runn
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot show the live page on {host}:{port} ({error.strerror or error}); choose another port"
+            f"cannot show the live page on {host}:{port} ({why}); choose another port"
         ) from error
     running = RunningPage(state, host, listening)
     running.start()

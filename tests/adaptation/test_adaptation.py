@@ -24,7 +24,9 @@ from gati.adaptation.background import Background
 from gati.adaptation.deployments import Deployments
 from gati.adaptation.replay import RecordedRequests, replay, sweep
 from gati.adaptation.retrain import Retrained, retrain
+from gati.adaptation.scene import scene_signature
 from gati.adaptation.settings import AdaptSettings, Answered, Audit, Change
+from gati.adaptation.streaming import classify
 from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
@@ -32,7 +34,10 @@ from gati.errors import AdaptError, StorageError
 from gati.guard.auditor import RECALL
 from gati.samples.store import RecordStore
 from gati.samples.writer import BackgroundWriter
+from gati.versions.engines import save_version
+from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
+from gati.video import Frame, SourceState
 from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream
 from tests.waiting import LONG_S
 
@@ -98,6 +103,7 @@ def test_the_course_of_things(served: Served, drift: Tensor, told: Told) -> None
             shadow = [a for a in told.audits if a.shadow and a.version == change.version]
             proving = [audit for audit in shadow if audit.request <= change.request]
             assert len(proving) > 50 and np.mean([audit.agreed for audit in proving]) > 0.9
+    assert all(answer.agreed is (None if answer.hit else True) for answer in answers)
     assert status.requests == len(drift) and status.hits == sum(answer.hit for answer in answers)
     base = served.engine.reference(drift).tolist()
     agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
@@ -278,10 +284,57 @@ def test_a_restart_goes_on_with_the_active_version_and_the_samples(
         assert again.kinds == ["resumed"]
         assert adaptation.status.version == before.version and adaptation.status.samples == before.samples
         assert any(answer.hit for answer in feed(adaptation, drift[1200:1300], begin_s=1020.0))
+    elsewhere = Told()
+    with adapting(served, elsewhere, origin="yard", **options) as adaptation:
+        assert elsewhere.kinds == ["resumed", "probation", "probation"]
+        assert "not known to be of this source" in elsewhere.changes[1].message
+        assert adaptation.status.version == 0
     unproven = Told()
     with adapting(served, unproven, model="digits", repository=options["repository"]) as adaptation:
         assert unproven.kinds == ["resumed", "probation"]  # what was proven of it is not known any more
         assert adaptation.status.version == 0
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_a_version_made_for_another_backend_does_not_serve_and_hinders_nothing(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path, activated: bool
+) -> None:
+    """Compositions share a repository. Its misses counted as the reference's answers, or nothing started."""
+    other = replace(served.composition, name="q", backend="openvino-bf16", certificate=None)
+    folder = save_version(tmp_path / "q", other, served.engine.exits)
+    scene = [float(value) for value in scene_signature(drift[600:1200])]
+    repository = ModelRepository(tmp_path / "versions")
+    lineage = Lineage(other.checkpoint_sha256, tags={"scene": scene})
+    assert repository.publish("model", folder, lineage) == 1
+    if activated:
+        repository.activate("model", 1)
+    with adapting(served, told, replace(SETTINGS, scene_tolerance=9.0), repository=repository) as adaptation:
+        assert told.kinds == ["failed"] and adaptation.status.version == 0
+        assert "'q' was made for backend openvino-bf16, but composition 'default' runs on torch" in (
+            told.changes[0].message
+        )
+        list(feed(adaptation, drift[:1200]))
+    assert told.kinds.count("failed") == 1 and "activated" in told.kinds
+
+
+def test_a_version_made_for_a_lower_promise_proves_itself_anew(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path
+) -> None:
+    """Compositions share a repository, but not what is proven."""
+    repository = ModelRepository(tmp_path / "versions")
+    with adapting(
+        served, told, repository=repository, standing=tmp_path / "standing-default.json"
+    ) as adaptation:
+        list(feed(adaptation, drift[:1200]))
+        assert adaptation.status.version >= 1
+    chosen = replace(served.composition, name="careful", accuracy_target=0.99, certificate=None)
+    careful, again = replace(served, composition=chosen), Told()
+    settings = replace(SETTINGS, accuracy=None)
+    standing = tmp_path / "standing-careful.json"
+    with adapting(careful, again, settings, repository=repository, standing=standing) as adaptation:
+        assert again.kinds == ["resumed", "probation"]
+        assert not any(answer.hit for answer in feed(adaptation, drift[1000:1050]))
+        assert adaptation.status.proof.startswith("0.99: ")
 
 
 class KilledError(BaseException):
@@ -518,17 +571,47 @@ class Blurred(Engine):
     def __call__(self, x: Tensor) -> list[Prediction]:
         return self.base(x)
 
+    def inline(self, x: Tensor) -> list[Prediction]:
+        return self.base(x)
+
+
+def in_reduced_precision(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    traced = served.engine.traced
+    monkeypatch.setattr(adaptation_module, "is_exact", lambda _: False)
+    for name, kind in (("base_of", Blurred), ("reference_of", Engine)):
+        made = partial(kind, traced, [], outputs_kind="logits")
+        monkeypatch.setattr(adaptation_module, name, lambda _, made=made: made())
+    return replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_result_claims_agreement_only_of_the_references_own_answers(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    """In reduced precision a miss that disagreed was reported as agreed."""
+    shown: Any = Shown(
+        Frame(np.full((8, 8, 3), 10 * number, np.uint8), number, 0.1 * number, "gate") for number in range(20)
+    )
+    chosen = served if exact else in_reduced_precision(served, monkeypatch)
+    settings = replace(SETTINGS, enabled=False, audit_budget=1.0)
+    with adapting(chosen, told, settings) as adaptation:
+        results = [streamed.results[0] for streamed in classify(adaptation, shown)]
+    missed = {result.agreed for result in results if result.audited and result.exit == "base"}
+    assert missed == ({True} if exact else {None})
+    assert {result.agreed for result in results if result.exit != "base"} <= {None}
+
+
+class Shown(list[Frame]):
+    """Pictures as a source shows them."""
+
+    state = SourceState.RUNNING
+
 
 def test_in_reduced_precision_the_reference_is_what_was_promised(
     served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own losses count, misses included; and where caches are stopped the reference answers."""
-    traced = served.engine.traced
-    blurred = replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
-    monkeypatch.setattr(adaptation_module, "is_exact", lambda _: False)
-    for name, kind in (("base_of", Blurred), ("reference_of", Engine)):
-        made = partial(kind, traced, [], outputs_kind="logits")
-        monkeypatch.setattr(adaptation_module, name, lambda _, made=made: made())
+    blurred = in_reduced_precision(served, monkeypatch)
     inputs = stream((6, 7, 8), 900, seed=4)
     base = served.engine.reference(inputs).tolist()
     with adapting(blurred, told, replace(SETTINGS, enabled=False, audit_budget=0.6)) as adaptation:
@@ -536,6 +619,8 @@ def test_in_reduced_precision_the_reference_is_what_was_promised(
     assert told.kinds[0] == "alarm"  # nothing ever left early
     stopped = told.first("alarm").request
     assert [answer.prediction.class_index for answer in answers[stopped:]] == base[stopped:]
+    assert {answer.agreed for answer in answers[:stopped]} == {None}  # each of them may be wrong
+    assert all(answer.agreed for answer in answers[stopped:])
     wrong = [audit for audit in told.audits if not audit.agreed]
     assert wrong and all(audit.exit == "base" for audit in wrong)
 

@@ -203,9 +203,9 @@ def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) ->
     served: Any = SimpleNamespace(composition=composition(0))
     deployments = Deployments(served, repository, "model", tmp_path)
     deployments.open = World(np.random.default_rng(0)).version  # type: ignore[method-assign]
-    assert deployments.newest() is None
+    assert deployments.newest() == (None, "")
     repository.history = lambda model: [made[0]]
-    newest = deployments.newest()
+    newest, _ = deployments.newest()
     assert newest is not None and newest.number == 2
 
 
@@ -246,7 +246,7 @@ def test_a_trial_that_goes_on_after_a_restart_has_to_be_faster_still(tmp_path: P
     first.succession.standing.save()
     again = Requests(path=tmp_path / "standing.json")
     again.world.wrong[1] = (0.0, 0.0, 0.0)
-    again.world.newest = lambda: again.world.version(1)  # type: ignore[method-assign]
+    again.world.newest = lambda: (again.world.version(1), "")  # type: ignore[method-assign]
     again.succession.begin(0)
     again.succession.give_up()
     assert again.succession.trial is not None and again.succession.trial.may_hit

@@ -46,9 +46,11 @@ def pictures(seed: int = 0) -> Iterator[tuple[torch.Tensor, Prediction]]:
 class Kept:
     """A memory over restarts, its files in `folder`."""
 
-    def __init__(self, folder: Path, *, identity: str = IDENTITY, later_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, *, identity: str = IDENTITY, later_s: float = 0.0, origin: str = ""
+    ) -> None:
         path = folder / "standing.json"
-        self.standing = Standing(0.05, path, now=lambda: 1e9 + later_s)
+        self.standing = Standing(0.05, path, now=lambda: 1e9 + later_s, origin=origin)
         self.keeper = MemoryKeeper(self.standing, memory_file(path), identity, now=lambda: 1e9 + later_s)
         self.recall = Recall(
             AGREEMENT,
@@ -118,7 +120,9 @@ def test_a_scene_that_began_before_a_restart_still_needs_evidence_of_its_own(tmp
 
 
 @pytest.mark.parametrize("why", ["old", "from the future", "of another network", "lost", "damaged", "half"])
-def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(tmp_path: Path, why: str) -> None:
+def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
+    tmp_path: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     proven(tmp_path)
     path = tmp_path / "standing-memory.npz"
     later_s = {"old": HOUR_S + 1.0, "from the future": -HOUR_S}.get(why, 0.0)
@@ -133,6 +137,20 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(tmp_path
     proof = again.recall.proof
     assert not again.recall.serves and again.recall.places == 0
     assert proof is not None and proof.audits == 0 and again.standing.spending.used == 4
+    unread = why in ("lost", "damaged", "half")
+    assert (f"memory starts empty: {path}: " in caplog.text) == unread
+
+
+def test_what_was_remembered_of_another_source_is_dropped(tmp_path: Path) -> None:
+    before = Kept(tmp_path, origin="gate")
+    before.learn(lambda: before.recall.serves)
+    before.save()
+    assert Kept(tmp_path, origin="gate").recall.serves
+    other = Kept(tmp_path, origin="yard")
+    assert other.standing.elsewhere and not other.recall.serves and other.recall.places == 0
+    other.standing.save()  # and dies before its contents are saved
+    again = Kept(tmp_path, origin="yard")
+    assert not again.recall.serves and again.recall.places == 0
 
 
 def test_what_the_state_cannot_have_come_to_is_not_believed(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +22,13 @@ from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
+from gati.composition import engines
 from gati.composition.load import Served, open_served
+from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction, doubtful_score
-from gati.errors import AdaptError, CompositionError
+from gati.errors import AdaptError, CompositionError, DataError
+from gati.exploration.library import SELECT, Library
 from gati.model.entry import INPUT
 from gati.samples.store import RecordStore
 from gati.versions.engines import (
@@ -128,6 +133,35 @@ def test_a_version_on_a_backend_that_compiles_graphs(
             assert (answer.exit, answer.class_index) == (other.exit, other.class_index)
             torch.testing.assert_close(answer.probabilities, other.probabilities, atol=1e-4, rtol=1e-3)
     assert (tmp_path / "v2" / "graphs" / f"{backend}.onnx").is_file()
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime-int8-lookups", "openvino-int8-lookups", "openvino-int8"])
+def test_a_version_on_a_calibrated_backend(
+    served: Served, retrained: Retrained, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every retraining failed: its network could not be made without calibration inputs."""
+    if not BACKENDS[backend].installed():
+        pytest.skip(f"backend {backend} is not installed")
+    inputs = stream(FAMILIAR, 60, seed=6)
+    held: Any = SimpleNamespace(images=lambda rows: inputs[rows])
+    monkeypatch.setattr(engines, "held_out", lambda library: (held, np.full(len(inputs), SELECT)))
+    there = replace(served, composition=replace(served.composition, backend=backend))
+    composition = replace(retrained.composition, backend=backend)
+    folder = save_version(tmp_path / "v2", composition, retrained.exits)
+    x = stream(STRANGE, 60, seed=4)
+    graphs = Graphs(())
+    engine = open_version(there, folder, graphs=graphs).engine
+    made = Engine(served.engine.traced, retrained.exits)
+    same = [each.exit == other.exit for each, other in zip(engine(x), made(x), strict=True)]
+    assert sum(same) >= 50
+
+    def gone(library: Library) -> Any:
+        raise DataError("the held-out inputs are gone")
+
+    monkeypatch.setattr(engines, "held_out", gone)
+    again = open_version(there, folder, graphs=graphs).engine  # as it was kept
+    for answer, other in zip(again(x), engine(x), strict=True):
+        assert answer.exit == other.exit and torch.equal(answer.probabilities, other.probabilities)
 
 
 def test_the_base_model_and_the_serving_caches_stay_bit_for_bit(tmp_path: Path) -> None:
@@ -297,6 +331,17 @@ def test_recent_inputs_weigh_more(served: Served) -> None:
     )
 
 
+def test_samples_from_before_the_clock_was_set_back_are_trained_on() -> None:
+    """They lie in the future: weights were infinite, and no retraining succeeded until they had gone."""
+    samples = Samples(200, 3600.0)
+    for number in range(20):
+        time_s = 5000.0 + number if number < 15 else 1000.0 + number
+        samples.add(Sample(torch.zeros(1, 8, 8), 0, torch.full((10,), 0.1), time_s, number - 15))
+    weights = samples.window().weights
+    assert weights is not None and np.isfinite(weights).all()
+    assert weights.max() == 1.0 == weights[-1] and weights.min() > 0.0
+
+
 @pytest.mark.parametrize("held_share", [0.1, 0.25, 0.5])
 def test_each_input_of_a_window_has_one_part(held_share: float) -> None:
     parts = split_window(2400, held_share)
@@ -400,6 +445,17 @@ def test_an_exit_at_the_input_is_retrained(tmp_path: Path) -> None:
     reference = dict(enumerate(engine.reference(x).tolist()))
     agree = [answer.class_index == reference[row] for row, answer in enumerate(answers)]
     assert len(left) > 20 and sum(agree) > 0.9 * len(agree)
+
+
+def test_a_version_is_not_bound_to_files_of_the_library(
+    served: Served, retrained: Retrained, tmp_path: Path
+) -> None:
+    """Its caches are written anew: the same weights may be another file."""
+    bound = tuple(replace(leaving, cache_sha256="0" * 64) for leaving in retrained.composition.exits)
+    composition = replace(retrained.composition, exits=bound)
+    save_version(tmp_path / "v2", composition, retrained.exits, [Setting(composition, retrained.exits)])
+    assert open_version(served, tmp_path / "v2").composition == retrained.composition
+    assert len(open_settings(served, tmp_path / "v2")) == 1
 
 
 def test_a_version_of_another_base_model_is_refused(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
@@ -64,6 +64,23 @@ def test_folding_normalisation_changes_no_answer(variant: str) -> None:
     folded = fold_normalisation(predictor)
     torch.testing.assert_close(folded(hidden), predictor(hidden), rtol=1e-4, atol=1e-4)
     assert not any(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in folded.modules())
+
+
+class Skipping(nn.Sequential):
+    """Runs its layers and adds the input."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + super().forward(hidden)
+
+
+def test_a_sequence_with_a_forward_of_its_own_is_kept_as_it_is() -> None:
+    block = Skipping(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+    predictor = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), block, nn.Flatten(), nn.Linear(64, 5))
+    hidden = torch.randn(3, 4, 4, 4)
+    predictor(hidden)  # moves the running statistics
+    folded = fold_normalisation(predictor)
+    torch.testing.assert_close(folded(hidden), predictor.eval()(hidden), rtol=1e-4, atol=1e-4)
+    assert len([layer for layer in folded.modules() if isinstance(layer, nn.BatchNorm2d)]) == 1
 
 
 def test_the_published_variants_are_the_six_of_the_paper() -> None:
@@ -157,8 +174,25 @@ def test_a_variant_with_wrong_numbers_says_so() -> None:
         build_predictor("conv(3,0)", (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant pool\(0\) cannot be .* must keep at least 1 value"):
         build_predictor("pool(0)", (3, 8, 8), 10)
+    for variant, wrong in (
+        ("fc(0)", "width"),
+        ("grid(0)", "width"),
+        ("pyramid(0)", "width"),
+        ("pool-linear(0)", "values"),
+        ("glance(0,4)", "cells"),
+        ("glance(4,0)", "width"),
+        ("scene(1,1,0)", "prototypes"),
+    ):
+        with pytest.raises(VariantError, match=rf"cannot be built .*: {wrong} must be at least 1 \(got 0\)"):
+            build_predictor(variant, (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant fc cannot be built"):
         build_predictor("fc", (3, 8, 8), 10)
+
+
+def test_a_variant_too_large_for_the_memory_is_one_line() -> None:
+    with pytest.raises(VariantError, match=r"variant fc\(99999999999\) cannot be built .*memory") as error:
+        build_predictor("fc(99999999999)", (3, 8, 8), 10)
+    assert "\n" not in str(error.value)
 
 
 def test_a_hidden_output_of_four_dimensions_is_refused() -> None:

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from gati.caches import LearnedCache, expand_variants, load_cache, reads_input, save_cache, selector_names
+from gati.caches import (
+    LearnedCache,
+    expand_variants,
+    load_cache,
+    reads_input,
+    register_predictor,
+    save_cache,
+    selector_names,
+)
+from gati.caches import predictors as registry
 from gati.errors import LibraryError
 
 EXITS = [each for each in expand_variants(["default", "published"]) if not reads_input(each)]
@@ -25,6 +35,22 @@ def test_a_loaded_cache_answers_bit_for_bit_like_the_saved_one(tmp_path: Path, v
         assert torch.equal(before, after)
     assert (loaded.variant, loaded.selector_name, loaded.hidden_shape) == (variant, "network", (16, 8, 8))
     assert loaded.memory_bytes == cache.memory_bytes > 0
+
+
+def test_layers_that_share_weights_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PREDICTORS", dict(registry._PREDICTORS))
+
+    @register_predictor("tied")
+    def tied(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+        first, second = nn.Linear(*hidden_shape, *hidden_shape), nn.Linear(*hidden_shape, *hidden_shape)
+        second.weight = first.weight
+        return nn.Sequential(first, nn.ReLU(), second, nn.Linear(*hidden_shape, classes))
+
+    cache = LearnedCache("tied", (8,), 3, "margin")
+    save_cache(tmp_path / "cache.safetensors", cache)
+    hidden = torch.randn(5, 8)
+    loaded = load_cache(tmp_path / "cache.safetensors")
+    assert all(torch.equal(*pair) for pair in zip(loaded(hidden), cache(hidden), strict=True))
 
 
 @pytest.mark.parametrize("selector", selector_names())

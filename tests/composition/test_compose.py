@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from gati.composition import compose as compose_module
+from gati.composition import pareto
 from gati.composition.candidates import full_candidates, relaxed_candidates, without_dominated
 from gati.composition.compose import Settings, compose, compose_library
 from gati.composition.composition import Composition
@@ -38,6 +42,41 @@ def test_several_compositions_live_side_by_side(library):
     compose(library.directory, accuracy=0.99, objective="full", name="careful")
     assert Composition.load(library.composition_path("fast")).accuracy_target == 0.9
     assert Composition.load(library.composition_path("careful")).accuracy_target == 0.99
+
+
+def test_the_composition_names_the_files_of_its_caches(library):
+    for trial in library.trials:
+        library.cache_path(trial.trial_id).parent.mkdir(exist_ok=True)
+        library.cache_path(trial.trial_id).write_text(f"weights of {trial.trial_id}")
+    composition = compose(library.directory, accuracy=0.9, objective="full")
+    assert composition.exits
+    for leaving in composition.exits:
+        content = library.cache_path(leaving.trial_id).read_bytes()
+        assert leaving.cache_sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("by_latency", [False, True], ids=["accuracy", "latency"])
+@pytest.mark.parametrize("gone", [False, True], ids=["replaced", "begun"])
+def test_a_library_that_was_explored_anew_meanwhile_gets_no_composition(
+    library, monkeypatch, by_latency, gone
+):
+    """What was counted is about the caches that were there before."""
+
+    def explored_anew(composition: Composition, of: Library) -> Composition:
+        if gone:
+            library.manifest_path.unlink()
+        else:
+            library.write_manifest(replace(library.manifest, seed=1))
+        return composition
+
+    module = pareto if by_latency else compose_module
+    monkeypatch.setattr(module, "with_headroom", explored_anew)
+    with pytest.raises(LibraryError, match="explore has begun to replace .* run this command again once"):
+        if by_latency:
+            pareto.compose_within_latency(library.directory, 1.5)
+        else:
+            compose(library.directory, accuracy=0.9)
+    assert not library.composition_path().exists()
 
 
 @published

@@ -66,6 +66,18 @@ def test_variants_of_an_older_file_are_called_as_today() -> None:
         assert {each.variant for each in found.exits} == {variant}
 
 
+def test_files_of_earlier_versions_do_not_name_the_files_of_their_caches() -> None:
+    raw = json.loads(composition().to_json())
+    for each, digest in zip(raw["exits"], ("ab" * 32, None), strict=True):
+        each["cache_sha256"] = digest
+    found = Composition.from_json(json.dumps(raw))
+    assert [each.cache_sha256 for each in found.exits] == ["ab" * 32, None]
+    assert Composition.from_json(found.to_json()) == found
+    for each in raw["exits"]:
+        del each["cache_sha256"]
+    assert Composition.from_json(json.dumps(raw)) == composition()
+
+
 def test_a_composition_without_exits_is_a_composition():
     empty = replace(composition(), exits=(), certificate=None, gap=None, confidence=None)
     assert Composition.from_json(empty.to_json()) == empty

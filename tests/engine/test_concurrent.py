@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gati.engine.backends import BACKENDS
-from gati.engine.concurrent import ConcurrentEngine
+from gati.engine.concurrent import ConcurrentEngine, _Request
 from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 from gati.errors import BackendError, DataError
 from tests.engine.networks import BLOCKS, traced_network
 from tests.engine.test_graph_backends import exits, requests
@@ -143,3 +145,31 @@ def test_the_number_of_torchs_threads_is_left_as_it_was() -> None:
         shared(requests(1))
         assert torch.get_num_threads() == before
     assert torch.get_num_threads() == before
+
+
+class CancelledJustNow(Future[Prediction]):
+    """Its client cancels it before the worker's exception arrives."""
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self.cancel()
+        super().set_exception(exception)
+
+
+def test_a_request_that_is_cancelled_while_its_batch_fails_does_not_end_the_worker() -> None:
+    engine = Engine(traced_network(), exits(0.45, 0.4))
+    x = requests(1)
+    with ConcurrentEngine(engine, workers=1) as shared:
+        (first, *rest), fails = shared._segments, threading.Event()
+
+        def failing(carried):
+            if not fails.is_set():
+                fails.set()
+                raise RuntimeError("out of memory")
+            return first.run(carried)
+
+        shared._segments = (replace(first, run=failing), *rest)
+        with shared._changed:
+            shared._queues[0].append(_Request((x,), x, CancelledJustNow()))
+            shared._changed.notify()
+        assert fails.wait(LONG_S)
+        assert shared.submit(x).result(LONG_S).class_index == engine(x)[0].class_index

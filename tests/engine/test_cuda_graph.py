@@ -218,6 +218,22 @@ def test_batches_of_any_size_give_the_answers_of_backend_torch(fake: Fake, order
     assert [device.captured for device in made] == captured
 
 
+def test_graphs_of_batches_and_of_the_base_model_alone_share_no_memory(fake: Fake) -> None:
+    """They run at the same time, and graphs of one device overwrite each other's results."""
+    made = fake()
+    traced = traced_network()
+    engine = Engine(traced, selective_exits(traced), backend="cuda-graph")
+
+    def captured_by(work: Callable[[], object]) -> set[int]:
+        before = [device.captured for device in made]
+        work()
+        return {at for at, device in enumerate(made) if device.captured > before[at]}
+
+    alone = captured_by(lambda: engine.base(inputs(1)))
+    together = captured_by(lambda: (engine(inputs(5)), engine.base(inputs(5))))
+    assert alone and together and not alone & together
+
+
 def test_after_a_batch_that_fails_the_next_one_gets_its_own_answers(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

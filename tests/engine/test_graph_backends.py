@@ -192,3 +192,18 @@ def test_where_nothing_can_be_kept_it_is_converted_each_time(backend: str, tmp_p
     kept = (tmp_path / "file" / "exits.onnx", tmp_path / "file" / "base.onnx")
     engine = Engine(traced_network(), exits(-1.0), backend=backend, graphs=kept)
     assert engine(requests(1))[0].exit == BLOCKS[0]
+
+
+@graph_backend
+@pytest.mark.parametrize("contents", [b"", b"not a graph"])
+def test_a_damaged_graph_is_one_line_that_names_the_file(
+    tmp_path: Path, backend: str, contents: bytes
+) -> None:
+    kept = tmp_path / "kept.onnx"
+    kept.write_bytes(contents)
+    with pytest.raises(
+        BackendError, match=r"cannot read .*kept\.onnx: .*; if the file is damaged, delete it"
+    ):
+        Engine(traced_network(), backend=backend, graphs=(kept, kept))
+    kept.unlink()
+    assert Engine(traced_network(), backend=backend, graphs=(kept, kept))(requests(1))

@@ -137,16 +137,22 @@ def test_a_changed_checkpoint_is_refused(directory: Path) -> None:
         load(directory)
 
 
-def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_path: Path) -> None:
-    """The certificate, the caches and kept graphs are about what the network computed when they were made."""
-    library, source = Library(directory), tmp_path / "own.py"
+def probed(library: Library, source: Path) -> str:
+    """Make a library of a network with code of its own in `source`; returns the code."""
     code = Path(networks.__file__).read_text(encoding="utf-8")
     source.write_text(code, encoding="utf-8")
     manifest = replace(library.manifest, model_source=f"{source}:Network")
     library.write_manifest(manifest)
-    traced = load_network(library, torch.device("cpu")).traced
-    example = example_of(library.preprocessing, traced.input_shape)
-    library.write_manifest(replace(manifest, probe=probe_of(traced, example)))
+    found = load_network(library, torch.device("cpu"))
+    example = example_of(library.preprocessing, found.traced.input_shape)
+    library.write_manifest(replace(manifest, probe=probe_of(found, example)))
+    return code
+
+
+def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_path: Path) -> None:
+    """The certificate, the caches and kept graphs are about what the network computed when they were made."""
+    library, source = Library(directory), tmp_path / "own.py"
+    code = probed(library, source)
     load(directory).close()
     source.write_text(code.replace("hidden.mean((2, 3))", "hidden.amax((2, 3))"), encoding="utf-8")
     with pytest.raises(
@@ -156,6 +162,35 @@ def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_p
         load(directory)
     source.write_text(code.replace("hidden += x", "hidden = hidden + x"), encoding="utf-8")
     load(directory).close()  # it computes the same
+
+
+def test_code_that_gives_caches_something_else_to_read_is_refused(directory: Path, tmp_path: Path) -> None:
+    """The same scores, but blocks begin with the ReLU that they ended with."""
+    library, source = Library(directory), tmp_path / "own.py"
+    changed = probed(library, source)
+    for old, new in (
+        ("hidden = self.conv(x)", "x = torch.relu(x)\n        hidden = self.conv(x)"),
+        ("return torch.relu(hidden)", "return hidden"),
+        (
+            "hidden.mean((2, 3)))\n        return result",
+            "torch.relu(hidden).mean((2, 3)))\n        return result",
+        ),
+    ):
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    load(directory).close()
+    source.write_text(changed, encoding="utf-8")
+    with pytest.raises(LibraryError, match="Network has the same weights .* computes a different result: "):
+        load(directory)
+    probe = library.manifest.probe
+    assert probe is not None and set(probe.hidden) == {block.name for block in library.manifest.blocks}
+    document = json.loads(library.manifest_path.read_text(encoding="utf-8"))
+    del document["probe"]["hidden"]
+    library.manifest_path.write_text(json.dumps(document), encoding="utf-8")
+    with load(directory) as engine:  # as an older Gati explored it: the scores are the same
+        (base,) = engine.base(one_request())
+    with torch.inference_mode():
+        assert torch.equal(base.probabilities, network(seed=5)(one_request()).softmax(1)[0])
 
 
 def test_a_composition_for_another_checkpoint_is_refused(directory: Path) -> None:
@@ -176,6 +211,24 @@ def test_a_missing_or_foreign_cache_is_refused(directory: Path) -> None:
     rewrite(directory, exits=(replace(exit_at(0, 0.5), trial_id=TrialId("../trial-0")),))
     with pytest.raises(LibraryError, match=r"'\.\./trial-0' cannot be the name of a cache"):
         load(directory)
+
+
+def test_a_cache_other_than_the_one_composed_is_refused(directory: Path) -> None:
+    """It may fit as well, but nothing was counted on it."""
+    library, names = Library(directory), [TrialId(f"trial-{index}") for index in (0, 1)]
+    exits = [replace(exit_at(at, 0.5), cache_sha256=library.cache_sha256(names[at])) for at in (0, 1)]
+    rewrite(directory, exits=tuple(exits))
+    load(directory).close()
+    other = LearnedCache("pool-linear(64)", (8, 6, 6), CLASSES, "maximum-probability")
+    save_cache(library.cache_path(names[1]), other)
+    with pytest.raises(CompositionError, match=r"trial-1.safetensors is not the .*: run gati compose again"):
+        load(directory)
+    rewrite(directory, exits=(exits[0], exit_at(1, 0.5)))
+    load(directory).close()  # as an older Gati composed it
+    save_cache(library.cache_path(names[0]), other)
+    with pytest.raises(CompositionError, match=r"trial-0.safetensors is not the cache") as caught:
+        load(directory)
+    assert "\n" not in str(caught.value)
 
 
 def test_thresholds_too_high_to_reach_leave_every_answer_to_the_base_model(directory: Path) -> None:

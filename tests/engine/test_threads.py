@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gati.adaptation.window import Window
 from gati.engine.backends import BACKENDS, CudaGraphBackend, GraphBackend, get_backend
 from gati.engine.backends.onnxruntime import OnnxRuntimeBackend
 from gati.engine.backends.torch_compile import _Compiled
@@ -297,6 +299,67 @@ def test_a_network_that_writes_to_its_own_tensors_runs_one_request_at_a_time() -
     with ConcurrentEngine(engine, workers=2) as shared:
         found = [each.result() for each in [shared.submit(row) for row in x.split(1)]]
     assert all(map(same, found, expected))
+
+
+class Kept(nn.Module):
+    """Returns its input, copied to a tensor of its own."""
+
+    rows: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(600, *shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.rows[: x.size(0)]
+        rows.copy_(x)
+        return rows
+
+
+class Preallocated(nn.Module):
+    """Keeps hidden outputs, and what it returns, in tensors of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.kept = nn.Conv2d(1, 8, 3, padding=1), Kept(8, 6, 6)
+        self.mixed, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, CLASSES)
+        self.last, self.result = Kept(8, 6, 6), Kept(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.kept(self.conv(x))
+        hidden = self.last(self.mixed(torch.relu(hidden)) + hidden)
+        result: Tensor = self.result(self.head(hidden.mean((2, 3))).softmax(1))
+        return result
+
+
+def test_a_network_that_writes_to_its_own_tensors_answers_while_hidden_outputs_are_collected() -> None:
+    torch.manual_seed(3)
+    module, blocks = ready(Preallocated()), ["kept", "last"]
+    traced = trace(module, torch.rand(2, 1, 6, 6), blocks)
+    assert traced.changes_itself
+    engine, x = Engine(traced, outputs_kind="probabilities"), inputs(600)
+    window = Window(inputs(40, seed=5), np.zeros(40, np.int64))
+    with torch.inference_mode():
+        expected = module(x).clone()
+        hidden = module.kept(module.conv(window.inputs)).clone()
+    found: list[Tensor] = []
+    collected: list[Tensor] = []
+    answered = threading.Event()
+
+    def answer() -> None:
+        try:
+            found.extend(engine(row)[0].probabilities for row in x.split(1))
+        finally:
+            answered.set()
+
+    def collect() -> None:
+        while not answered.is_set():
+            collected.append(window.collected(traced, blocks).hidden["kept"])
+
+    at_once([answer, collect])
+    torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-6)
+    for each in collected:
+        torch.testing.assert_close(each, hidden, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not BACKENDS["onnxruntime"].installed(), reason="onnxruntime is not installed")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import filecmp
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
+from gati.exploration.further import explore_more
 from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.exploration.prepare import fitted
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
+from gati.exploration.state import RunState
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
@@ -252,6 +256,45 @@ def test_how_images_are_prepared_is_not_guessed_from_tensors(files: dict[str, st
         kept(image)
 
 
+def test_a_presets_preparation_is_not_taken_for_that_of_tensors() -> None:
+    """Tensors with mean 0.5 and std 0.5, say, are none that a published network's preset would make."""
+    tensors = TensorDataset(torch.zeros(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64))
+    preset, told = load_model("gati.zoo:resnet20"), load_model("gati.zoo:resnet20", mean=[0.5], std=[0.5])
+    assert fitted(preset, tensors)[0].preprocessing.unknown
+    assert not fitted(told, tensors)[0].preprocessing.unknown
+    images = np.zeros((4, 32, 32, 3), np.uint8)
+    assert not fitted(preset, _Pictures(images))[0].preprocessing.unknown
+
+
+def test_that_a_library_will_take_no_images_is_said_before_training(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    class Stopped(_Notes):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if text.startswith("measuring"):
+                raise Killed
+
+    images = load_data(files["data"], GREY).images(range(300))
+    tensors, said = TensorDataset(images, torch.zeros(300, dtype=torch.int64)), Stopped()
+    with pytest.raises(Killed):
+        explore(NET, files["checkpoint"], data=tensors, out=tmp_path, variants=["grid(8)"], progress=said)
+    assert any("take only tensors; give --mean, --std and --resize" in note for note in said.notes)
+
+
+class _Pictures(Dataset[Any]):
+    """Arrays of bytes, which the preset prepares."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.images[index]
+
+
 def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
     before = library.manifest_path.stat().st_mtime_ns
     again = explore(NET, **files, out=library.directory, variants=VARIANTS, epochs=2)
@@ -278,6 +321,82 @@ def test_caches_that_compositions_name_are_never_replaced(
     ), "the same exploration is what it was"
 
 
+class _Composes(SilentProgress):
+    """Writes a composition as soon as the exploration says, or does, this."""
+
+    def __init__(self, library: Library, when: str) -> None:
+        self.path, self.when = library.composition_path(), when
+
+    def note(self, text: str) -> None:
+        if text.startswith(self.when):
+            self._compose()
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        if self.when == "trains":
+            self._compose()
+
+    def _compose(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text("{}")
+
+
+def test_caches_that_are_composed_while_an_exploration_prepares_are_not_replaced(
+    library: Library, files: dict[str, str], tmp_path: Path
+) -> None:
+    older = Library(shutil.copytree(library.directory, tmp_path / "library"))
+    kept = {path: path.read_bytes() for path in older.directory.rglob("*.*") if path.name != ".lock"}
+    with pytest.raises(LibraryError, match="whose caches are used by default: choose another --out"):
+        explore(
+            NET,
+            **files,
+            out=older.directory,
+            variants=VARIANTS,
+            epochs=1,
+            progress=_Composes(older, "measuring"),
+        )
+    assert kept == {path: path.read_bytes() for path in kept}
+    assert not (older.directory / ".state").exists(), "it can be trained further"
+
+
+def test_a_composition_of_replaced_caches_keeps_the_exploration_from_ending(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    """As of a compose that began before caches were replaced; once it is deleted, no work is lost."""
+    library = Library(tmp_path / "library")
+    options: dict[str, Any] = {**files, "out": library.directory, "variants": ["grid(8)"], "epochs": 0.1}
+    for _ in range(2):  # nor does what is unfinished go on beside it
+        with pytest.raises(LibraryError, match="whose caches are used by default: .* delete"):
+            explore(NET, progress=_Composes(library, "trains"), **options)
+    assert not library.manifest_path.exists()
+    library.composition_path().unlink()
+    finished = {path: path.stat().st_mtime_ns for path in (library.directory / "caches").iterdir()}
+    explore(NET, **options)
+    assert Library.open(library.directory).trials
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+
+
+def test_a_run_killed_at_its_very_end_can_be_trained_further(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(state: RunState) -> None:
+        raise Killed
+
+    options: dict[str, Any] = {**files, "out": tmp_path, "variants": ["grid(8)"], "epochs": 0.1}
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "clear", killed)
+        with pytest.raises(Killed):
+            explore(NET, **options)
+    Library.open(tmp_path)
+    with pytest.raises(LibraryError, match="holds an unfinished exploration .* repeat its command"):
+        explore_more(tmp_path, epochs=0.1)
+    explore(NET, **options)
+    explore_more(tmp_path, epochs=0.1)
+    with pytest.raises(Killed):
+        explore_more(tmp_path, epochs=1, progress=KilledAfter(1))
+    explore(NET, **options)
+    assert RunState(tmp_path).claimed()["round"] == 3, "a claim of another run stays"
+
+
 def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -> None:
     """A clock that runs a second a reading: the library is whole, and the time is not exceeded."""
     ticks = iter(range(10**6))
@@ -295,9 +414,11 @@ def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -
         ({"variants": []}, VariantError, "no variants given"),
         ({"device": "abacus"}, BackendError, "unknown device 'abacus': choose cpu, cuda or cuda:INDEX"),
         ({"blocks": "nowhere.*"}, BlockError, "nowhere"),
-        ({"epochs": 0}, DataError, "epochs must be above 0 (got 0)"),
+        ({"epochs": 0}, DataError, "epochs must be above 0 and finite (got 0)"),
+        ({"epochs": math.nan}, DataError, "epochs must be above 0 and finite (got nan)"),
+        ({"seed": -1}, DataError, "the seed must be at least 0 (got -1)"),
     ],
-    ids=["unknown variant", "no variants", "unknown device", "no such blocks", "no epochs"],
+    ids=["unknown variant", "no variants", "unknown device", "no such blocks", "no epochs", "nan", "seed"],
 )
 def test_bad_arguments_get_one_line(
     files: dict[str, str], tmp_path: Path, changes: dict[str, object], error: type[Exception], text: str

@@ -46,11 +46,17 @@ def test_what_two_predictors_begin_with_is_computed_once(monkeypatch: pytest.Mon
         assert torch.equal(fronts.rests[name](pooled[name]), predictor(hidden[block]))
 
 
-def test_a_predictor_that_is_no_sequence_reads_all() -> None:
-    class Own(nn.Module):
-        def forward(self, hidden: Tensor) -> Tensor:
-            return hidden.flatten(1)
+class Own(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.flatten(1)
 
-    own = Own()
+
+class Scaled(nn.Sequential):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(2.0 * hidden)
+
+
+@pytest.mark.parametrize("own", [Own(), Scaled(nn.AdaptiveAvgPool2d(1), nn.Flatten())], ids=["own", "scaled"])
+def test_a_predictor_with_a_forward_of_its_own_reads_all(own: nn.Module) -> None:
     front, rest = split_front(own)
     assert len(front) == 0 and rest is own

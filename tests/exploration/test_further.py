@@ -147,6 +147,8 @@ def test_a_round_interrupted_again_and_again_goes_on_and_ends_with_the_same_cach
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the training time is missing"):
         explore_more(directory)
+    with pytest.raises(DataError, match=r"epochs must be above 0 and finite \(got nan\)"):
+        explore_more(directory, epochs=float("nan"))
     with pytest.raises(LibraryError, match="run gati explore"):
         explore_more(tmp_path / "nowhere", epochs=1)
     images = np.load(Library.open(directory).manifest.settings["data"])["images"]

@@ -230,6 +230,69 @@ def test_matching_hidden_outputs_brings_features_closer(net: Net) -> None:
     assert distance(3.0) < distance(0.0)
 
 
+class _Doubling(nn.Sequential):
+    """Runs its layers on twice the input, and counts the calls."""
+
+    calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(2 * images)
+
+
+def test_a_predictor_with_a_forward_of_its_own_is_trained_by_it(net: Net) -> None:
+    own = _Doubling(nn.Flatten(), nn.Linear(64, 10))
+    list(_only(net, own, feature_block="blocks.3").run())
+    assert own.calls == 3
+
+
+class _Tied(nn.Module):
+    """Its weights are a layer's and another's, and one layer has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.last = self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.last(self.second(self.first(images.flatten(1)).relu()))
+        return found
+
+
+def test_a_run_with_shared_weights_goes_on_from_where_it_stopped(net: Net, tmp_path: Path) -> None:
+    def started() -> SharedTraining:
+        torch.manual_seed(0)
+        return _only(net, _Tied())
+
+    whole, first, second = started(), started(), started()
+    list(whole.run())
+    stepping = first.run()
+    next(stepping)
+    first.save(tmp_path / "state.safetensors")
+    second.restore(tmp_path / "state.safetensors")
+    list(second.run())
+    for expected, found in zip(weights(whole), weights(second), strict=True):
+        assert torch.equal(expected, found)
+
+
+def _only(net: Net, predictor: nn.Module, feature_block: str | None = None) -> SharedTraining:
+    return SharedTraining(
+        net,
+        RandomInputs(40),
+        [Learner(TrialId("x"), "input", predictor)],
+        total_steps=3,
+        batch_size=8,
+        seed=0,
+        augmentation=Augmentation(),
+        outputs_kind="logits",
+        device=CPU,
+        recipe=BRIEF,
+        feature_block=feature_block,
+        engine="torch",
+    )
+
+
 def test_a_projection_is_not_part_of_the_predictor(net: Net) -> None:
     plain, matching = training(net, BRIEF), training(net, BRIEF, feature_block="blocks.3")
     for one, other in zip(plain.learners, matching.learners, strict=True):

@@ -49,6 +49,15 @@ class Pooled(nn.Module):
         return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).amax((2, 3)))
 
 
+class Looped(Pooled):
+    """Runs one block twice, and then another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        again = Block(24)
+        self.blocks = nn.Sequential(again, again, Block(24))
+
+
 class Flattened(Pooled):
     """Takes pictures of 8 x 8 pixels alone."""
 
@@ -206,6 +215,21 @@ def test_one_with_a_new_head_learns_and_is_the_same_for_the_same_seed(
     assert agreement(found[0], taught[0]) > 0.5
     one, other = (each.state_dict() for each in taught)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_one_that_uses_a_block_twice_is_kept_and_trained_further(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    network = fitted_on_digits(Looped, Looped.preprocessing, seed=0, steps=120)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    save_file(state, tmp_path / "net.safetensors")
+    own = {"model": f"{__file__}:Looped", "checkpoint": tmp_path / "net.safetensors"}
+    library = explore(**{**given, **own, "epochs": 0.1}, out=tmp_path / "library")
+    assert [trial.status for trial in library.trials] == ["trained"]
+    cache = load_cache(library.cache_path(REDUCED))
+    inputs, _ = held_out(library)
+    assert torch.isfinite(cache(inputs.images([0, 1]))[0]).all()
+    explore_more(library.directory, epochs=0.1)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.4, "reduced(54,2)"), (0.5, "student(")])

@@ -107,13 +107,23 @@ def test_what_was_spent_counts_where_the_rest_is_damaged(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content", ["", "{", '{"format": 99, "delta": 0.05, "spent": 1, "versions": {}}', '{"format": 1}', "[]"]
 )
-def test_where_the_file_is_damaged_nothing_is_proven(tmp_path: Path, content: str) -> None:
+def test_where_the_file_is_damaged_nothing_is_proven(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "standing.json"
     path.write_text(content)
     standing = Standing(0.05, path)
-    assert standing.distrusted
+    assert standing.distrusted and standing.distrusted in caplog.text and str(path) in caplog.text
     assert standing.watch("a", 0.97, proven=True).state == "probation"
     assert standing.spending.next() < 0.05 / 400
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    path.mkdir()
+    standing.save()
+    assert f"cannot save the state and evidence of versions: cannot write {path}" in caplog.text
 
 
 def test_a_damaged_version_is_on_probation(tmp_path: Path) -> None:
@@ -195,6 +205,39 @@ def test_a_proof_that_is_as_old_as_the_future_is_not_believed(tmp_path: Path) ->
     path = tmp_path / "standing.json"
     proven_then(path)
     assert not Standing(0.05, path, now=lambda: 1e9 - 86_400.0).watch("a", 0.97, proven=False).may_hit
+
+
+def test_what_was_proven_elsewhere_is_proven_anew_whenever_it_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    first = Standing(0.05, path, origin="gate")
+    first.watch("b", 0.97, proven=True)
+    for name in "ac":
+        watch = first.watch(name, 0.97, proven=False)
+        while not watch.may_hit:
+            watch.audited(agreed=True)
+    stopped = first.watch("d", 0.97, proven=True)
+    while stopped.may_hit:
+        stopped.audited(agreed=False)
+    first.save()
+    same = Standing(0.05, path, origin="gate")
+    assert same.watch("a", 0.97, proven=False).may_hit and not same.elsewhere
+    other = Standing(0.05, path, origin="yard")
+    assert other.watch("b", 0.97, proven=True).may_hit and not other.elsewhere
+    assert not other.watch("a", 0.97, proven=False).may_hit and other.elsewhere
+    assert other.watch("d", 0.97, proven=True).state == "stopped"
+    again = Standing(0.05, path, origin="yard")
+    assert not again.watch("c", 0.97, proven=False).may_hit  # no run has used it since
+
+
+def test_half_of_a_proof_from_elsewhere_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    first = Standing(0.05, path, origin="gate")
+    watch = first.watch("a", 0.97, proven=False)
+    for _ in range(50):
+        watch.audited(agreed=True)
+    first.save()
+    watch = Standing(0.05, path, origin="yard").watch("a", 0.97, proven=False)
+    assert watch.proof is not None and watch.proof.audits == 0
 
 
 def test_a_stop_and_a_certificate_never_age(tmp_path: Path) -> None:

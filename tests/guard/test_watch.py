@@ -201,6 +201,9 @@ def test_old_proofs_are_forgotten_but_no_certificate() -> None:
     assert (watch.level, watch.state, watch.proven_on) == (2, "serving", 0)
     watch.forget()  # once more changes nothing
     assert (watch.level, watch.state) == (2, "serving")
+    watch.audited(agreed=[True] * 3)
+    watch.forget()  # nor does a proof that has only begun outlive it
+    assert watch.proof is not None and watch.proof.audits == 0 and watch.level == 2
 
 
 def test_a_certificate_that_does_not_count_here_lets_nothing_answer() -> None:

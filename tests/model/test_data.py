@@ -1,17 +1,20 @@
 """Every form of data, and one line for everything that can be wrong with it."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import StackDataset, TensorDataset
 
 from gati.errors import DataError
 from gati.model.data import load_data, load_images
 from gati.model.identity import identities_of
 from gati.model.preprocess import Preprocessing
+from tests.model.user_code import Flipped
 
 PLAIN = Preprocessing()
 HERE = "tests.model.user_code"
@@ -167,6 +170,21 @@ def test_a_dataset_of_bytes_is_preprocessed() -> None:
     assert torch.allclose(data.images([0, 4])[1], torch.full((3, 4, 4), 4 / 255))
 
 
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["images", "tensors"])
+def test_a_dataset_with_random_transforms_is_refused(as_tensor: bool) -> None:
+    """Else an input would not be found among its copies, nor in the record of an exploration."""
+    message = "data: Flipped: item 0 differs each time it is read: turn off random transforms{}"
+    own = "" if as_tensor else "; Gati makes views of its own"
+    assert error_of(Flipped(as_tensor)) == message.format(own)
+
+
+@pytest.mark.parametrize("missing", [np.nan, 1.0], ids=["nan", "numbers"])
+def test_items_that_are_the_same_each_time_are_taken(missing: float) -> None:
+    values = torch.full((20, 3, 4, 4), missing)
+    assert len(load_data(TensorDataset(values, torch.arange(20)), PLAIN)) == 20
+    assert len(load_data(StackDataset(x=torch.ones(20, 4), y=torch.zeros(20)), PLAIN)) == 20
+
+
 def test_resize_and_crop_follow_the_shorter_side() -> None:
     tensor = Preprocessing(resize=8, crop=6)(np.zeros((2, 10, 20, 3), dtype=np.uint8))
     assert tensor.shape == (2, 3, 6, 6)
@@ -240,6 +258,16 @@ def test_a_damaged_npz_is_one_line(tmp_path: Path, content: bytes | None) -> Non
     path = npz(tmp_path, images=IMAGES)
     path.write_bytes(path.read_bytes()[:300] if content is None else content)
     assert error_of(path).startswith(f"data: {path} is not a readable .npz (")
+
+
+def test_damaged_compressed_arrays_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "val.npz"
+    np.savez_compressed(path, images=IMAGES)
+    content = bytearray(path.read_bytes())
+    name, extra = struct.unpack("<HH", content[26:30])
+    content[30 + name + extra] = 0xFF  # where the compressed array begins; no block has this type
+    path.write_bytes(content)
+    assert error_of(path).startswith(f"data: {path} is not a readable .npz (error)")
 
 
 @pytest.mark.parametrize(

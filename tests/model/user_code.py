@@ -65,6 +65,19 @@ class Sizes(Bytes):
         return np.zeros((4 + index, 4, 3), dtype=np.uint8), "cat"
 
 
+class Flipped(Bytes):
+    """Items that are mirrored every other time, as random transforms do."""
+
+    def __init__(self, as_tensor: bool = False) -> None:
+        self.as_tensor, self.readings = as_tensor, 0
+
+    def __getitem__(self, index: int) -> np.ndarray | torch.Tensor:
+        self.readings += 1
+        image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3) + index
+        image = image[:, ::-1] if self.readings % 2 else image
+        return torch.from_numpy(image.transpose(2, 0, 1) / 255.0) if self.as_tensor else image
+
+
 class Broken(Bytes):
     def __getitem__(self, index: int) -> np.ndarray:
         raise OSError("disk gone")

@@ -1,17 +1,35 @@
-"""`GET /v1/adaptation` says why the adaptation process does not answer, and shows the rest."""
+"""What `gati serve` shows of adaptation, when it looks for better caches, and how it opens what was found."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from gati.composition import engines
+from gati.errors import DataError
+from gati.exploration.library import SELECT, Library
+from gati.samples.record import Record
+from gati.samples.store import RecordStore
+from gati.versions.engines import Graphs, open_version, save_version
+from gati.versions.lineage import Lineage
+from gati.versions.repository import ModelRepository
+from services.adaptation.model import ModelAdaptation
+from services.adaptation.settings import AdaptationSettings, AdaptedModel
+from services.inference.opening import Opener
+from services.inference.settings import InferenceSettings
 from services.scheduler import adapting
 from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.server import WireServer
+from tests.adaptation.deployed import FAMILIAR, make_deployed, stream
 
 
 def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +53,57 @@ def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.Monkey
         await server.drain(0.0)
 
     asyncio.run(main())
+
+
+def test_a_clock_that_is_set_back_postpones_no_attempt(tmp_path: Path) -> None:
+    """An hour back, and nothing was tried for more than an hour."""
+    served = make_deployed(tmp_path)
+    records = f"sqlite:///{tmp_path}/records.db"
+    began_s = time.time()
+    with RecordStore.open(records) as store:
+        store.add([Record(np.zeros((1, 8, 8), np.float32), "input", 1, began_s, "digits", source="default")])
+    model = AdaptedModel(
+        name="digits",
+        library=served.library.directory,
+        composition="default",
+        records=records,
+        repository=str(tmp_path / "versions"),
+    )
+    settings = AdaptationSettings(models=(model,), interval_s=600.0)
+    now_s, steady_s = began_s, 50.0
+    adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: steady_s)
+    adaptation.look()
+    now_s, steady_s = began_s - 3600.0, 350.0
+    adaptation.look()
+    assert adaptation.status().outcome == "" and adaptation.status().next_s == 300.0
+    now_s, steady_s = now_s + 301.0, 651.0
+    adaptation.look()
+    assert adaptation.status().outcome == "skipped"
+    adaptation.close()
+
+
+def test_a_version_of_a_calibrated_backend_is_served_as_it_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be opened: where versions are served, there are no inputs to calibrate on."""
+    pytest.importorskip("onnxruntime")
+    served, inputs = make_deployed(tmp_path), stream(FAMILIAR, 60, seed=6)
+    held: Any = SimpleNamespace(images=lambda rows: inputs[rows])
+    monkeypatch.setattr(engines, "held_out", lambda library: (held, np.full(len(inputs), SELECT)))
+    composition = replace(served.composition, backend="onnxruntime-int8-lookups", certificate=None)
+    folder = save_version(tmp_path / "v1", composition, served.engine.exits)
+    made = open_version(replace(served, composition=composition), folder, graphs=Graphs(())).engine
+
+    def gone(library: Library) -> Any:
+        raise DataError("the held-out inputs are gone")
+
+    monkeypatch.setattr(engines, "held_out", gone)
+    settings = InferenceSettings(name="digits", library=served.library.directory, threads=1, workers=1)
+    repository = ModelRepository(tmp_path / "versions")
+    number = repository.publish("digits", folder, Lineage(composition.checkpoint_sha256))
+    repository.fetch("digits", number, tmp_path / "fetched")
+    opened = Opener(settings).open(None, tmp_path / "fetched")
+    assert opened.retrained and opened.engine.backend == composition.backend
+    for answer, other in zip(opened.engine(inputs), made(inputs), strict=True):
+        assert answer.exit == other.exit
+        torch.testing.assert_close(answer.probabilities, other.probabilities)

@@ -385,6 +385,12 @@ def test_closing_lets_viewers_go_at_once() -> None:
         get(page.url)
 
 
+@pytest.mark.parametrize("port", [-1, 99_999])
+def test_a_port_that_cannot_be_is_told_in_a_line(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"cannot show the live page on 127.0.0.1:{port} .*0-65535"):
+        serve_page(LiveState(), port=port)
+
+
 def test_a_taken_port_is_told_in_a_line(running: tuple[LiveState, RunningPage]) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot show the live page on 127\.0\.0\.1:\d+ .*choose another port"

@@ -154,6 +154,22 @@ def test_a_stream_that_ends_is_connected_anew_and_counts_on() -> None:
     assert one.closed.is_set()
 
 
+def test_a_listener_hears_of_a_loss_while_there_are_no_pictures() -> None:
+    one, other = Scripted(), Scripted()
+    gone = VideoError("gone")
+    source, _, _ = live(one, gone, gone, other)
+    heard: list[tuple[str, str]] = []
+    source.listen(lambda state, reason: heard.append((state.value, reason)))
+    with source:
+        one.give(0, 1, None)
+        until(lambda: len(heard) == 3)
+        assert heard == [("running", ""), ("reconnecting", "the stream ended"), ("reconnecting", "gone")]
+        other.give(2)
+        until(lambda: len(heard) == 4)
+        assert heard[3:] == [("running", "")]
+    assert heard[4:] == [("ended", "")]
+
+
 def test_the_watchdog_replaces_a_stream_that_says_nothing() -> None:
     stuck, other = Scripted(), Scripted()
     source, clock, _ = live(stuck, other, rule=Reconnect(stall_s=10.0))

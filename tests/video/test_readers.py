@@ -158,6 +158,13 @@ def test_a_camera_is_live(cameras: dict[int, Camera]) -> None:
         next(open_source("opencv:7"))
 
 
+@pytest.mark.parametrize("number", ["99999999999999", "9" * 5_000])
+def test_a_number_that_no_camera_has_is_one_line(number: str) -> None:
+    with pytest.raises(VideoError, match="was not found: no camera has so high a number") as caught:
+        next(open_source(f"opencv:{number}"))
+    assert len(str(caught.value)) < 300
+
+
 def test_elsewhere_than_on_linux_cameras_go_through_opencv(
     cameras: dict[int, Camera], monkeypatch: pytest.MonkeyPatch
 ) -> None:

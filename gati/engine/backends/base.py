@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from gati.engine.exits import EngineExit
-from gati.errors import BackendError, StorageError
+from gati.errors import BackendError, GatiError, StorageError, first_line
 from gati.files import atomic_write_bytes
 from gati.model.cuts import Segment
 from gati.model.segments import TracedModel
@@ -147,7 +147,7 @@ class GraphBackend(Backend):
         that ONNX lacks, and CutError for a cut that a graph cannot express.
         """
         if kept is not None and kept.is_file():
-            return self.compile(kept.read_bytes())
+            return self._compiled_from(kept)
         (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
             with suppress(StorageError):  # the library may be read-only; the next engine converts again
@@ -179,6 +179,18 @@ class GraphBackend(Backend):
         for exits in settings:
             stages = build_stages(traced, exits, outputs_kind, cuts)
             yield assemble(stages, "gati", convert=convert).SerializeToString()
+
+    def _compiled_from(self, kept: FilePath) -> Graph:
+        try:
+            return self.compile(kept.read_bytes())
+        except GatiError:
+            raise
+        except Exception as error:  # each runtime raises its own
+            again = "run gati compose again" if self.calibrated else "it is made again"
+            raise BackendError(
+                f"backend '{self.name}' cannot read {kept}: {first_line(error)}; if the file is damaged, "
+                f"delete it, and {again}"
+            ) from error
 
     @abstractmethod
     def compile(self, model: bytes) -> Graph:

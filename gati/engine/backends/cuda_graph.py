@@ -33,7 +33,8 @@ class CapturingBackend(TorchBackend):
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The network, as a graph for single requests, and its segments for batches."""
         plain, device = self.operators(traced, blocks), self.device(traced.device)
-        if device is None:
+        alone = self.device(traced.device)  # graphs of one device share memory, and these know no turns
+        if device is None or alone is None:
             return plain
         turns = GraphTurns(device)
         takes: tuple[bool, ...] = (True,)
@@ -44,7 +45,7 @@ class CapturingBackend(TorchBackend):
             segments.append(each if _is_empty(traced, each) else replace(each, run=graphs))
             takes = gives or ()
         batches = BatchGraphs(turns, plain.base, (True,), None)
-        return Path(CapturedNetwork(device, plain.base, batches), tuple(segments))
+        return Path(CapturedNetwork(alone, plain.base, batches), tuple(segments))
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """As `SegmentBackend.lookup`; batches run as graphs."""

@@ -1,0 +1,86 @@
+"""Classes in tables: integers are kept however they are written, names are sorted, other numbers refused."""
+
+from __future__ import annotations
+
+import csv
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gati.errors import DataError
+from gati.model.tables import TextTable, read_texts
+
+
+def read(folder: Path, labels: list[str]) -> TextTable:
+    path = folder / "texts.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("text", "label"), *(("my card", label) for label in labels)])
+    return read_texts(path, "text", None, "--data")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["2", "10", "0"], [2, 10, 0]),
+        (["2.0", "10.0", "0.0"], [2, 10, 0]),
+        (["2", "10.0", "0."], [2, 10, 0]),
+        (["1e+1", " 2.0 ", "007"], [10, 2, 7]),
+    ],
+)
+def test_integers_are_class_numbers_however_they_are_written(
+    tmp_path: Path, labels: list[str], expected: list[int]
+) -> None:
+    """As text, 10.0 would come before 2.0."""
+    table = read(tmp_path, labels)
+    assert table.labels is not None and table.labels.tolist() == expected
+    assert table.class_names is None
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["cat", "3.0", "10.0"],
+        ["v2.0", "v1.0"],
+        ["1.0.1", "1.0.0"],
+        ["1_0", "2_0"],
+        ["4006381333931", "12"],
+        ["nano", "inf"],
+        ["٣", "٤"],
+    ],
+)
+def test_what_is_not_only_numbers_are_names(tmp_path: Path, labels: list[str]) -> None:
+    table = read(tmp_path, labels)
+    assert table.class_names == tuple(sorted(set(labels)))
+    assert table.labels is not None
+    assert [table.class_names[number] for number in table.labels] == labels
+
+
+@pytest.mark.parametrize("wrong", ["1.5", "-1", "-1.0", "nan", "1e20", "4006381333931.0"])
+def test_other_numbers_are_one_line(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(DataError) as error:
+        read(tmp_path, ["1.0", wrong])
+    assert str(error.value) == (
+        f"--data: {tmp_path / 'texts.csv'}: row 1 has the label {wrong}; "
+        "give integer class numbers from 0, or names"
+    )
+
+
+@pytest.mark.parametrize("labels", [["1.0", ""], ["1", " "], ["cat", ""]])
+def test_an_empty_cell_is_one_line(tmp_path: Path, labels: list[str]) -> None:
+    with pytest.raises(DataError, match="row 1 has no label; give it one, or remove the row"):
+        read(tmp_path, labels)
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
+def test_a_parquet_column_of_floats_is_read_alike(tmp_path: Path) -> None:
+    from pyarrow import parquet, table
+
+    path = tmp_path / "texts.parquet"
+    parquet.write_table(table({"text": ["a", "b", "c"], "label": [2.0, 10.0, 0.0]}), path)
+    labels = read_texts(path, "text", None, "--data").labels
+    assert labels is not None and labels.tolist() == [2, 10, 0]
+    parquet.write_table(table({"text": ["a", "b"], "label": [2.0, float("nan")]}), path)
+    with pytest.raises(DataError, match="row 1 has no label"):
+        read_texts(path, "text", None, "--data")

@@ -1,0 +1,100 @@
+"""What `gati stream` shows of its source while there are no pictures: in a terminal, and on its page."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gati.cli import run
+from gati.cli.live import LineView, TerminalView, open_page, source_shown
+from gati.video import SourceState
+from tests.adaptation.deployed import make_deployed
+from tests.video.films import Camera, film, plays, refuses
+from tests.waiting import LONG_S, until
+
+pytest.importorskip("av")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_lost_camera_is_told_at_once_and_without_its_password(tmp_path: Path) -> None:
+    library = make_deployed(tmp_path).library.directory
+    said = tmp_path / "said"
+    camera = Camera(plays(15), refuses)
+    address = camera.url.replace("http://", "http://me:hidden@")
+    command = [sys.executable, "-m", "gati", "stream", str(library), "--source", address]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with camera, said.open("w") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, cwd=tmp_path, preexec_fn=_heed_interrupts
+        )
+        until(lambda: process.poll() is not None or "source lost at" in said.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG_S) == 0
+    lines = [line for line in said.read_text().splitlines() if line.startswith("source lost at")]
+    assert len(lines) == 1 and ", reconnecting: " in lines[0]
+    assert "hidden" not in said.read_text()
+
+
+def test_a_view_says_that_a_source_is_lost_and_that_it_is_back() -> None:
+    told = io.StringIO()
+    with ExitStack() as stack:
+        heard = source_shown(LineView(told), open_page(stack, "camera", None, []))
+        for state, reason in (
+            (SourceState.RUNNING, ""),
+            (SourceState.RECONNECTING, "the stream ended"),
+            (SourceState.RECONNECTING, "gone"),
+            (SourceState.RUNNING, ""),
+            (SourceState.ENDED, ""),
+        ):
+            heard(state, reason)
+    lost, back = told.getvalue().splitlines()
+    assert lost.startswith("source lost at ") and lost.endswith("reconnecting: the stream ended")
+    assert back.startswith("source back at ")
+
+
+def test_a_terminal_shows_a_lost_source_before_its_next_picture() -> None:
+    told = io.StringIO()
+    with TerminalView(told) as view, ExitStack() as stack:
+        heard = source_shown(view, open_page(stack, "camera", None, []))
+        heard(SourceState.RECONNECTING, "no picture came for 10 s")
+    assert "reconnecting: no picture came for 10 s" in told.getvalue()
+
+
+def test_a_page_shows_why_a_source_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = pytest.importorskip("services.live")
+    shown, serve = [], live.serve_page
+
+    def served(state, *_):
+        shown.append(state)
+        return serve(state)
+
+    monkeypatch.setattr(live, "serve_page", served)
+    with ExitStack() as stack:
+        heard = source_shown(LineView(io.StringIO()), open_page(stack, "camera", 0, []))
+        heard(SourceState.RUNNING, "")
+        heard(SourceState.RECONNECTING, "the stream ended")
+        document = shown[0].since()
+    assert (document["source"]["state"], document["source"]["reason"]) == ("reconnecting", "the stream ended")
+    assert document["events"][-1][-1] == "reconnecting: the stream ended"
+
+
+def test_a_state_that_is_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = make_deployed(tmp_path).library.directory
+    video = film(tmp_path / "film.mp4", 3)
+    arguments = ["stream", str(library), "--source", str(video), "--adapt", "--state", str(video)]
+    assert run(arguments) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
+    assert str(video) in line and "--state" in line
