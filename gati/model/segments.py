@@ -219,7 +219,12 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
     with torch.inference_mode():
         whole = base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
-    if not isinstance(expected, Tensor) or not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
+    if not isinstance(expected, Tensor):
+        raise ModelError(
+            f"the network returns a value of type {type(expected).__name__}; a tensor [batch, classes] is "
+            "needed; wrap it to return its class scores"
+        )
+    if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
         raise ModelError(
             "the traced network does not compute what the module's own forward does; "
             "its forward depends on something other than its input and its weights"

@@ -229,6 +229,19 @@ def test_numbers_made_of_the_batch_size_are_worked_out_again_after_the_cut() -> 
         assert torch.equal(run_segments(traced, ("first", "last"), x), traced.base(x))
 
 
+def test_a_network_that_returns_a_dict_is_told_so() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.head(x)}
+
+    with pytest.raises(ModelError, match="the network returns a value of type dict; a tensor"):
+        trace(Wrapped().eval(), torch.randn(2, 6), [])
+
+
 def test_a_block_whose_output_has_no_batch_dimension_first_is_refused() -> None:
     with pytest.raises(
         CutError, match=r"block 'inner' has shape \[4, 3\], its first dimension is not the batch"
