@@ -131,7 +131,7 @@ class FollowUp:
         if post.settings:
             return self._shadow.probe(post.version)(x, base)
         engine = self._shadow.caches(post.version.served, threaded=self._worker.threaded)
-        said = engine.inline(x)[0]  # no core is reserved besides those of the engine that serves
+        said = engine.inline(x)[0]  # only the engine that serves reserves cores
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:

@@ -21,7 +21,7 @@ from gati.caches.predictors import (
 )
 from gati.caches.reduced import REDUCED, ReducedNetwork, default_reduced, is_reduced
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
-from gati.caches.storage import load_cache, save_cache
+from gati.caches.storage import load_cache, save_cache, separate_weights
 from gati.caches.students import student, student_operations, student_widths
 from gati.caches.tokens import TOKEN_VARIANTS, FirstToken, TokenMean, token_students
 
@@ -62,6 +62,7 @@ __all__ = [
     "save_cache",
     "scene",
     "selector_loss",
+    "separate_weights",
     "selector_names",
     "student",
     "student_operations",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gati.caches.cache import LearnedCache
 from gati.caches.companions import Companion, Reading
@@ -22,6 +22,14 @@ from gati.files import atomic_write
 from gati.variants import FAMILIES, as_called_now
 
 _PROGRAM = "companion.program"
+
+
+def separate_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's weights on the CPU that share no memory, as safetensors requires."""
+    return {
+        name: tensor.cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in module.state_dict().items()
+    }
 
 
 def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] | None = None) -> None:
@@ -33,10 +41,7 @@ def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] |
         "selector": cache.selector_name,
         "families": FAMILIES,
     }
-    tensors = {  # cloned, because layers may share tensors
-        name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in cache.state_dict().items()
-    }
+    tensors = separate_weights(cache)
     if isinstance(cache.predictor, Companion):
         architecture["companion"] = cache.predictor.reading.to_json()
         tensors[_PROGRAM] = torch.frombuffer(bytearray(cache.predictor.program), dtype=torch.uint8)

@@ -280,7 +280,7 @@ def source_shown(view: TerminalView | LineView, page: Page) -> Callable[[SourceS
         if lost == was_lost or state.value not in ("reconnecting", "running"):
             return
         clock = time.strftime("%H:%M:%S")
-        with suppress(OSError):  # the source must not stop because nobody reads what is printed
+        with suppress(OSError):  # the source must not stop because no one reads what is printed
             view.note(
                 f"source lost at {clock}, reconnecting: {reason}" if lost else f"source back at {clock}"
             )

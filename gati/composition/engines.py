@@ -56,16 +56,10 @@ class EngineAnswers:
 
     def lookups(self, trial_id: TrialId, rows: NDArray[np.int64]) -> TrialOutcomes:
         """Score and class of one lookup on the held-out inputs `rows`, as this engine computes them."""
-        pieces, setting = self._pieces, ((trial_id, _LEAST_SCORE),)
-        pieces.cuts.add(self._blocks[trial_id])
-        kind = self._library.manifest.outputs_kind
-        exits = [self._exits(setting)]
-        (model,) = self._backend.assembled(
-            pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
-        )
+        (model,) = self._assembled([((trial_id, _LEAST_SCORE),)])
         probabilities = torch.cat([answer[0] for answer in self._each(model, rows)])
         with torch.inference_mode():
-            score = pieces.cache(trial_id).selector(probabilities)
+            score = self._pieces.cache(trial_id).selector(probabilities)
         return TrialOutcomes(score.numpy().astype(np.float32), probabilities.argmax(1).numpy())
 
     def elsewhere(self, inputs: Data) -> EngineAnswers:
@@ -81,22 +75,28 @@ class EngineAnswers:
 
     def _ask(self, path: Iterable[Setting]) -> None:
         wanted = sorted(setting for setting in set(path) if setting not in self._answers)
-        pieces = self._pieces
-        pieces.cuts.update(self._blocks[trial_id] for setting in wanted for trial_id, _ in setting)
+        self._cut_for(wanted)
         unknown = [setting for setting in wanted if setting not in self._models]
         for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
             settings = list(group)
-            exits = [self._exits(setting) for setting in settings]
-            kind = self._library.manifest.outputs_kind
-            models = self._backend.assembled(
-                pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
-            )
-            for setting, model in zip(settings, models, strict=True):
+            for setting, model in zip(settings, self._assembled(settings), strict=True):
                 self._models[setting] = model
                 self._answers[setting] = self._answered(setting)
         for setting in wanted:
             if setting not in self._answers:
                 self._answers[setting] = self._answered(setting)
+
+    def _cut_for(self, settings: Sequence[Setting]) -> None:
+        """Cut every further graph after the blocks of all these settings, so that they share pieces."""
+        self._pieces.cuts.update(self._blocks[trial_id] for setting in settings for trial_id, _ in setting)
+
+    def _assembled(self, settings: Sequence[Setting]) -> Iterator[bytes]:
+        """The networks with these exits, which differ only in thresholds."""
+        self._cut_for(settings)
+        pieces = self._pieces
+        exits = [self._exits(setting) for setting in settings]
+        kind = self._library.manifest.outputs_kind
+        return self._backend.assembled(pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts)
 
     def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
         """Write the networks that `graph_files` names: with these exits, and without any."""

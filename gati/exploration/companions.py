@@ -58,7 +58,8 @@ def load_companions(
         if str(source) == ITSELF_NAME:
             if checkpoint is not None:
                 raise DataError(f"companion '{ITSELF_NAME}' has the network's own checkpoint: give 'none'")
-            candidates.append(NamedNetwork(ITSELF, base))
+            if ITSELF not in (each.variant for each in candidates):
+                candidates.append(NamedNetwork(ITSELF, base))
             continue
         variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
         loaded = load_model(source, checkpoint)
@@ -93,19 +94,18 @@ def measure_companions(
     if candidates:
         progress.stage("companions", len(candidates))
     rows = []
-    for candidate in dict.fromkeys(candidates):
+    for candidate in candidates:
         if candidate.variant == ITSELF:
             rows += measure_itself(prepared, library, seed=seed, progress=progress)
-            progress.advance(1)
-            continue
-        place = Placed(candidate.variant, INPUT, fit_companion(candidate, prepared))
-        rows.append(measured(prepared, library, place, candidate.loaded.source, seed))
-        trial = rows[-1].trial
+        else:
+            place = Placed(candidate.variant, INPUT, fit_companion(candidate, prepared))
+            row = measured(prepared, library, place, candidate.loaded.source, seed)
+            progress.note(
+                f"{row.trial.variant} agrees with the network on {row.trial.agreement:.1%} of the select "
+                f"inputs, hit rate {row.trial.hit_rate_at_97:.0%} at 97 % agreement"
+            )
+            rows.append(row)
         progress.advance(1)
-        progress.note(
-            f"{trial.variant} agrees with the network on {trial.agreement:.1%} of the select inputs, "
-            f"hit rate {trial.hit_rate_at_97:.0%} at 97 % agreement"
-        )
     return rows
 
 

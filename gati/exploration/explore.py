@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import platform
 import resource
 import sys
@@ -28,7 +27,7 @@ from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.network import Network, example_of, probe_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
-from gati.exploration.schedule import students_for
+from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
@@ -124,8 +123,7 @@ def explore(
     asked = wanted(variants, blocks, students_for(budget_s))
     if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
+    check_epochs(epochs)
     if seed < 0:
         raise DataError(f"the seed must be at least 0 (got {seed})")
     target = resolve_device(device)

@@ -12,7 +12,6 @@ Inputs, split and ledger stay the same.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from gati.exploration.prepare import (
     resolve_device,
 )
 from gati.exploration.progress import Progress, SilentProgress
+from gati.exploration.schedule import check_epochs
 from gati.exploration.splits import Inputs, left_over, recorded_inputs
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
@@ -93,8 +93,7 @@ def explore_more(
     began = clock()
     if budget_s is None and epochs is None:
         raise DataError("the training time is missing: give --more TIME, such as 1h")
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
+    check_epochs(epochs)
     workers = trained_on(ray, ray_cores, ray_gpus)
     library = Library.open(directory)
     with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:

@@ -17,7 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gati.caches import ReducedNetwork, build_predictor, fold_normalisation, is_reduced
+from gati.caches import (
+    ReducedNetwork,
+    build_predictor,
+    fold_normalisation,
+    is_reduced,
+    separate_weights,
+)
 from gati.errors import ModelError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
@@ -149,14 +155,10 @@ def measured_trials(
             classroom.split,
             classroom.seed,
         )
-        weights = {  # cloned, because layers may share tensors
-            name: tensor.cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in trained.predictor.state_dict().items()
-        }
         found.append(
             TrainedTrial(
                 measured,
-                weights,
+                separate_weights(trained.predictor),
                 training.images_seen,
                 training.losses.get(learner.trial_id),
             )

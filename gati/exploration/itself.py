@@ -7,11 +7,12 @@ it is not sure of. Behind the first block, a student at the input can answer bef
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from gati.caches import Companion, Reading, companion_variant, save_cache
 from gati.errors import ModelError
@@ -48,12 +49,11 @@ def measure_itself(
         progress.note(f"left out {ITSELF}: it pays only where lookups run in 8-bit integers, on CPUs")
         return []
     rows = []
-    for block in _places(prepared):
-        place = Placed(ITSELF, block, _from_here_on(prepared, block))
+    for place in _placed(prepared):
         row = measured(prepared, library, place, prepared.loaded.source, seed)
         if (row.trial.agreement or 0.0) < _LEAST_AGREEMENT:
             raise ModelError(
-                f"what follows block '{block}' gives other answers than the network: leave {ITSELF} out"
+                f"what follows block '{place.block}' gives other answers than the network: leave {ITSELF} out"
             )
         rows.append(row)
     blocks = " and ".join(row.trial.block for row in rows)
@@ -63,38 +63,25 @@ def measure_itself(
     return rows
 
 
-def _places(prepared: PreparedModel) -> list[str]:
-    """The input, and the first block that passes on nothing but its hidden output."""
-    traced, profile = prepared.traced, prepared.profile
-    found = [INPUT]
-    for block in profile.blocks:
-        if block.kind == INPUT_KIND:
-            continue
-        if block.reach_ms > _LATEST * profile.base_ms:
-            break
-        if len(_carried(prepared, block.name)) == 1:
-            found.append(block.name)
-            break
-    assert traced.blocks[0] == INPUT
-    return found
+def _placed(prepared: PreparedModel) -> Iterator[Placed]:
+    """The network at the input, and at the first block that passes on nothing but its hidden output."""
+    latest_ms = _LATEST * prepared.profile.base_ms
+    behind = (each for each in prepared.profile.blocks if each.kind != INPUT_KIND)
+    early = takewhile(lambda each: each.reach_ms <= latest_ms, behind)
+    names = chain([INPUT], (each.name for each in early))
+    return islice(filter(None, (_from_here_on(prepared, name) for name in names)), 2)
 
 
-@torch.inference_mode()
-def _carried(prepared: PreparedModel, block: str) -> tuple[torch.Tensor, ...]:
-    """The tensors that the network needs after `block`, for an example."""
-    first = prepared.traced.cut([block])[0]
-    found: tuple[torch.Tensor, ...] = first.run(prepared.traced.example())
-    return found
-
-
-def _from_here_on(prepared: PreparedModel, block: str) -> Companion:
-    """What follows `block`, as a companion that reads its hidden output."""
-    traced = prepared.traced
-    rest: nn.Module = as_module(traced.cut([block])[-1].run, persistent=True)
-    (hidden,) = _carried(prepared, block)
-    example = torch.cat((hidden, hidden)).clone()
-    reading = Reading(prepared.held_out.outputs_kind)
-    return Companion.of(rest, reading, example, Path(prepared.loaded.source))
+def _from_here_on(prepared: PreparedModel, block: str) -> Placed | None:
+    """What follows `block` at that block; None if it needs more than its hidden output."""
+    before, rest = prepared.traced.cut([block])
+    with torch.inference_mode():
+        hidden, *others = before.run(prepared.traced.example())
+    if others:
+        return None
+    module, example = as_module(rest.run, persistent=True), torch.cat((hidden, hidden)).clone()
+    reading, source = Reading(prepared.held_out.outputs_kind), Path(prepared.loaded.source)
+    return Placed(ITSELF, block, Companion.of(module, reading, example, source))
 
 
 def measured(

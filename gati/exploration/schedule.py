@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from gati.errors import DataError
 from gati.exploration.pace import Pace, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
@@ -37,6 +38,12 @@ _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 
 
 # Where ----------------------------------------------------------------------------------------------------
+
+
+def check_epochs(epochs: float | None) -> None:
+    """Raise `DataError` for a number of epochs that is not above 0 and finite."""
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
 
 
 def students_for(budget_s: float | None) -> int:

@@ -17,7 +17,6 @@ _DAMAGED = (
     ValueError,
     EOFError,
     RuntimeError,
-    NotImplementedError,
     zlib.error,
     zipfile.BadZipFile,
     zipfile.LargeZipFile,

@@ -22,7 +22,7 @@ from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object
 from gati.model.tensors import TensorData, is_whole
 
-_READ_TWICE = 16  # items; a random flip changes every other one, so fewer could all look fixed
+_PROBES = 16  # items; a random flip changes every other one, so fewer could all look fixed
 
 
 def from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
@@ -86,7 +86,7 @@ class DatasetData(Data):
     def fingerprint(self) -> str:
         """As `Data.fingerprint`, which reads 16 items."""
         digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
-        digest.update(self.images(self._probes(16)).numpy().tobytes())
+        digest.update(self.images(self._probes()).numpy().tobytes())
         return digest.hexdigest()
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
@@ -113,12 +113,12 @@ class DatasetData(Data):
                 f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
             ) from error
 
-    def _probes(self, count: int) -> NDArray[np.int64]:
-        return np.unique(np.linspace(0, self._length - 1, count).astype(np.int64))
+    def _probes(self) -> NDArray[np.int64]:
+        return np.unique(np.linspace(0, self._length - 1, _PROBES).astype(np.int64))
 
     def _check_fixed(self) -> None:
         """Read a few items twice: inputs are told apart, and found again, by their content."""
-        for index in self._probes(_READ_TWICE).tolist():
+        for index in self._probes().tolist():
             if not _equal(self._item(index)[0], self._item(index)[0]):
                 own = "; Gati makes views of its own" if self.is_images else ""
                 raise DataError(

@@ -18,7 +18,6 @@ from gati.composition.costs import on_backend
 from gati.composition.engines import EngineAnswers
 from gati.composition.outcomes import outcomes_of
 from gati.composition.pieces import Pieces
-from gati.composition.problem import Candidate
 from gati.engine.backends import BACKENDS
 from gati.errors import DataError
 from gati.exploration import candidates
@@ -29,6 +28,7 @@ from gati.exploration.splits import held_out
 from gati.model.entry import INPUT
 from gati.model.load import LoadedModel
 from gati.model.preprocess import Preprocessing
+from tests.composition.test_published_forms import candidate
 from tests.exploration.networks import fitted_on_digits, write_digits
 from tests.exploration.quick import quick_selectors
 
@@ -170,23 +170,9 @@ def test_what_its_8_bit_lookups_answer_is_asked_of_the_engine(library: Library, 
     engine = EngineAnswers(costed, COARSE, Pieces(costed))
     for at in (len(ranked) // 4, len(ranked) // 2):
         threshold = float((ranked[at - 1] + ranked[at]) / 2)
-        left_at, answer = engine([exit_at(trial.trial_id, trial.block_index, threshold)])
+        left_at, answer = engine([candidate(trial.block_index, trial_id=trial.trial_id, threshold=threshold)])
         leaving = told.score >= threshold
         close = np.abs(told.score - threshold) < 1e-5
         np.testing.assert_array_equal((left_at[select.inputs] == 0)[~close], leaving[~close])
         here = leaving & ~close
         np.testing.assert_array_equal(answer[select.inputs][here], told.predicted[here])
-
-
-def exit_at(trial_id: str, block_index: int, threshold: float) -> Candidate:
-    return Candidate(
-        trial_id=trial_id,
-        block_index=block_index,
-        variant="companion(itself)",
-        threshold=threshold,
-        hit_rate=1.0,
-        accuracy=1.0,
-        lookup_ms=0.1,
-        penalty_ms=0.1,
-        memory_bytes=0,
-    )

@@ -40,6 +40,7 @@ def training(
     feature_block: str | None = None,
     engine: str | None = "torch",
     count: int = 100,
+    predictor: nn.Module | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SharedTraining:
     torch.manual_seed(0)
@@ -47,6 +48,8 @@ def training(
         Learner(TrialId("input--student-8"), "input", build_predictor("student(8)", (1, 8, 8), 10)),
         Learner(TrialId("input--student-4"), "input", build_predictor("student(4)", (1, 8, 8), 10)),
     ]
+    if predictor is not None:
+        learners = [Learner(TrialId("x"), "input", predictor)]
     return SharedTraining(
         net,
         RandomInputs(count),
@@ -242,7 +245,7 @@ class _Doubling(nn.Sequential):
 
 def test_a_predictor_with_a_forward_of_its_own_is_trained_by_it(net: Net) -> None:
     own = _Doubling(nn.Flatten(), nn.Linear(64, 10))
-    list(_only(net, own, feature_block="blocks.3").run())
+    list(training(net, BRIEF, steps=3, predictor=own, feature_block="blocks.3").run())
     assert own.calls == 3
 
 
@@ -263,7 +266,7 @@ class _Tied(nn.Module):
 def test_a_run_with_shared_weights_goes_on_from_where_it_stopped(net: Net, tmp_path: Path) -> None:
     def started() -> SharedTraining:
         torch.manual_seed(0)
-        return _only(net, _Tied())
+        return training(net, BRIEF, steps=3, predictor=_Tied())
 
     whole, first, second = started(), started(), started()
     list(whole.run())
@@ -274,23 +277,6 @@ def test_a_run_with_shared_weights_goes_on_from_where_it_stopped(net: Net, tmp_p
     list(second.run())
     for expected, found in zip(weights(whole), weights(second), strict=True):
         assert torch.equal(expected, found)
-
-
-def _only(net: Net, predictor: nn.Module, feature_block: str | None = None) -> SharedTraining:
-    return SharedTraining(
-        net,
-        RandomInputs(40),
-        [Learner(TrialId("x"), "input", predictor)],
-        total_steps=3,
-        batch_size=8,
-        seed=0,
-        augmentation=Augmentation(),
-        outputs_kind="logits",
-        device=CPU,
-        recipe=BRIEF,
-        feature_block=feature_block,
-        engine="torch",
-    )
 
 
 def test_a_projection_is_not_part_of_the_predictor(net: Net) -> None:
