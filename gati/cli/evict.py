@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati.cli import evict_serve, render
-from gati.cli.evict_engine import check_seed, engine
+from gati.cli.evict_engine import engine
 from gati.cli.evict_tables import print_fields, print_outcomes
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
@@ -183,9 +183,10 @@ def train(
     Replay it on another trace, because it has seen the whole of this one. With --dialogues, a model trains on
     one half and is tested on the other; gati evict synthesise makes streams from the test half.
     """
+    from gati.evict.seeds import check_seed
     from gati.evict.train import train as fit
 
-    check_seed(seed)
+    check_seed(seed, "--seed")
     if dialogues:
         _train_continuation(trace, out, flat, limit, encoder, seed)
         return

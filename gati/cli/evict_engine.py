@@ -12,7 +12,6 @@ from gati.cli.options import Certificate, CertificateKey, Host, LogLevel, Port
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
-_SEEDS = 2**32  # scikit-learn takes no larger ones
 _NEEDED = ("httptools", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
 
 
@@ -87,7 +86,9 @@ def engine(
     Computed prefixes of prompts stay in pages until the policy evicts them, so time to first token can be
     measured under each policy with OpenAI's clients. Caching changes no answer.
     """
-    check_seed(seed)
+    from gati.evict.seeds import check_seed  # loads NumPy, which help does without
+
+    check_seed(seed, "--seed")
     missing = [package for package in _NEEDED if find_spec(package) is None]
     if missing:
         raise EvictError(f"gati evict engine needs {', '.join(missing)}: pip install 'gati[serve,evict]'")
@@ -130,9 +131,3 @@ def engine(
     serve_completions(
         settings, config, lambda url, served: typer.echo(f"serving {served} at {url}/v1/completions")
     )
-
-
-def check_seed(seed: int) -> None:
-    """Raises EvictError for a --seed that not everything in learned eviction takes."""
-    if not 0 <= seed < _SEEDS:
-        raise EvictError(f"--seed is {seed}; give a number from 0 to {_SEEDS - 1}")

@@ -50,7 +50,7 @@ class PrefixCache:
     there instead of being fitted here. Calls take equally long whether the service runs or not; `close` stops
     the threads that log and load. With policies that do not predict reuse, accesses are only logged. Raises
     EvictError for sizes below one, unknown policies and predictors, and a growth below zero; if predictions
-    are learned here, also for a seed below zero, and without LightGBM.
+    are learned here, also for a seed out of range, and without LightGBM.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from gati.evict.predict.continuation import (
 from gati.evict.predict.continuation_stored import save_continuation, save_encoded
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.stored import save_model
+from gati.evict.seeds import check_seed
 from gati.evict.trace.dialogues import Dialogue, Prompts, halves, prompts_of
 from gati.evict.trace.records import Trace
 
@@ -33,7 +34,8 @@ def train(
 
     Replay another trace with it: it has seen the future of this one.
 
-    Raises EvictError if too few blocks are requested again to learn from, and without LightGBM.
+    Raises EvictError if too few blocks are requested again to learn from, for a seed out of range, and
+    without LightGBM.
     """
     settings = ReuseSettings(window=max(4 * len(trace) + len(trace.blocks) // 4, 1_000), first_fit=2**62)
     predictor = Reuse(trace.distinct, settings=settings, flat=trace.kind == "flat", seed=seed)
@@ -63,8 +65,10 @@ def train_continuation(
     the held-out half, from which `gati evict synthesise` makes streams. Prompts are encoded as hashed words,
     or by an `encoder`: a folder with a sentence BERT, such as MiniLM.
 
-    Raises EvictError if all prompts, or none, are followed by another, and without a usable encoder.
+    Raises EvictError if all prompts, or none, are followed by another, for a seed out of range, and without a
+    usable encoder.
     """
+    check_seed(seed)
     learned, held_out = halves(dialogues)
     prompts, goes_on = samples_of(learned)
     model: ContinuationModel | EncodedContinuation

@@ -25,14 +25,31 @@ from services.scheduler.scheduler import Scheduler, scheduler_of
 
 _INLINE_BYTES = 8_192  # for smaller bodies, waking a thread takes longer than the answer
 
+_TEXTS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "object", "properties": {"text": {"type": "string"}}}},
+]
+_USER = "^([Uu]|[Uu][Ss][Ee][Rr]|[Hh][Uu][Mm][Aa][Nn])$"
+_OF_USERS = {
+    "type": "object",
+    "description": "A prompt: a text, or its parts; parts that are not text are skipped.",
+    "properties": {"role": {"type": "string", "pattern": _USER}, "content": {"oneOf": _TEXTS}},
+    "required": ["role", "content"],
+}
+_OF_OTHERS = {
+    "type": "object",
+    "description": "Any other message, which may have no text.",
+    "properties": {
+        "role": {"type": "string", "not": {"pattern": _USER}},
+        "content": {"oneOf": [*_TEXTS, {"type": "null"}]},
+    },
+    "required": ["role"],
+    "anyOf": [{"required": [name]} for name in ("content", "tool_calls", "function_call")],
+}
 _MESSAGES = {
     "type": "array",
     "description": "Messages of the chat, in order; only messages of users are used.",
-    "items": {
-        "type": "object",
-        "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
-        "required": ["role", "content"],
-    },
+    "items": {"oneOf": [_OF_USERS, _OF_OTHERS]},
 }
 _ONE = {"type": "object", "properties": {"messages": _MESSAGES}, "required": ["messages"]}
 _MANY = {

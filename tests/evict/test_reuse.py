@@ -25,7 +25,7 @@ from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
 from gati.evict.predict.stored import load_model, save_model
 from gati.evict.replays.replay import build, replay
 from gati.evict.trace.records import Trace, make_trace
-from gati.evict.train import train
+from gati.evict.train import train, train_continuation
 from tests.evict.naive import tree_trace
 from tests.evict.strategies import long_trees
 
@@ -115,13 +115,13 @@ class Watching(Observer):
     """Checks that labels are only of samples that were taken before, and each at most once."""
 
     def __init__(self) -> None:
-        self.rows: list[list[float]] = []
+        self.rows: list[Any] = []
         self.returns: dict[int, float] = {}
         self.lost: set[int] = set()
 
-    def taken(self, features: list[float], now_s: float) -> int:
-        self.rows.append(features)
-        return len(self.rows) - 1
+    def taken(self, rows: np.ndarray, now_s: float) -> range:
+        self.rows += list(rows)
+        return range(len(self.rows) - len(rows), len(self.rows))
 
     def copied(self, sample: int) -> int:
         self.rows.append(self.rows[sample])
@@ -205,6 +205,29 @@ def test_seconds_a_hit_are_the_best_of_all_times_to_wait() -> None:
             assert row[first] == pytest.approx(1 / best)
 
 
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_seconds_a_hit_do_not_depend_on_how_they_are_computed(bins: int, count: int, seed: int) -> None:
+    """Bit for bit, certain returns included: or else equal predictions would be settled otherwise."""
+    chance = np.random.default_rng(seed)
+    edges = np.append(0.0, np.cumsum(chance.uniform(0.1, 50.0, bins)))
+    hazards = chance.uniform(0.0, 1.0, (count, bins))
+    hazards[chance.random(hazards.shape) < 0.2] = 1.0
+    hazards[chance.random(hazards.shape) < 0.2] = 0.0
+    for found, hazard in zip(seconds_a_hit(hazards, edges), hazards, strict=True):
+        alive, spent = [1.0], [0.0]
+        for at, each in enumerate(hazard.tolist()):
+            alive.append(alive[-1] * (1.0 - each))
+            spent.append(spent[-1] + (edges[at + 1] - edges[at]) * 0.5 * (alive[-2] + alive[-1]))
+        for first in range(bins):
+            worth = [
+                (alive[first] - alive[last]) / (spent[last] - spent[first])
+                for last in range(first + 1, bins + 1)
+                if spent[last] > spent[first]
+            ]
+            assert found[first] == 1.0 / max([*worth, 1e-12])
+
+
 @given(st.lists(st.floats(0.0, 1e5), max_size=80), st.integers(2, 12))
 @settings(max_examples=100, deadline=None)
 def test_ages_rise_from_zero_to_beyond_every_gap(gaps: list[float], bins: int) -> None:
@@ -216,9 +239,29 @@ def test_ages_rise_from_zero_to_beyond_every_gap(gaps: list[float], bins: int) -
     assert edges[-1] > max(gaps) and len(edges) <= bins + 1
 
 
+def taken_one(samples: ReuseSamples, at_s: float) -> int:
+    (number,) = samples.taken(np.full((1, len(FEATURES)), at_s, dtype=np.float32), at_s)
+    return number
+
+
+@given(st.lists(st.integers(1, 9), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_samples_taken_together_are_as_if_taken_one_by_one(counts: list[int]) -> None:
+    together, apart = ReuseSamples(5), ReuseSamples(5)
+    for now, count in enumerate(counts):
+        rows = np.random.default_rng(now).random((count, len(FEATURES)), dtype=np.float32)
+        numbers = together.taken(rows, float(now))
+        assert list(numbers) == [next(iter(apart.taken(row[None], float(now)))) for row in rows]
+        for each in (together, apart):
+            each.copied(numbers[0])
+            each.returned(numbers[-1], now + 0.5)
+        for one, other in zip(together.labels(now + 1.0), apart.labels(now + 1.0), strict=True):
+            assert np.array_equal(one, other, equal_nan=True)
+
+
 def test_samples_forget_the_oldest_and_say_nothing_of_it() -> None:
     samples = ReuseSamples(3)
-    first, *_ = (samples.taken([float(number)] * len(FEATURES), float(number)) for number in range(5))
+    first, *_ = (taken_one(samples, float(number)) for number in range(5))
     samples.returned(first, 9.0)
     assert samples.copied(first) == -1
     samples.returned(4, 9.0)
@@ -265,9 +308,18 @@ def failing(*_: Any, **__: Any) -> None:
     raise MemoryError("no memory is left")
 
 
-def test_what_fitting_needs_is_checked_when_a_cache_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EvictError, match="seed is -1; give a number from 0"):
-        PrefixCache(8, seed=-1)
+def test_what_fitting_needs_is_checked_when_a_cache_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for seed in (-1, 2**32):
+        with pytest.raises(EvictError, match=f"^seed is {seed}; give a number from 0 to 4294967295$"):
+            PrefixCache(8, seed=seed)
+        with pytest.raises(EvictError, match=f"^seed is {seed}; give a number"):
+            train(conversations(20, 1), tmp_path / "model", seed=seed)
+        with pytest.raises(EvictError, match=f"^seed is {seed}; give a number"):
+            train_continuation([], tmp_path / "model", seed=seed)
+        with pytest.raises(EvictError, match=f"^seed is {seed}; give a number"):
+            replay(conversations(20, 1), [5], ["fpb"], predictor="noise:0.5", seeds=[0, seed])
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(EvictError, match="the predictor reuse needs LightGBM: pip install"):
         PrefixCache(8)

@@ -150,7 +150,7 @@ def test_the_books_are_right_after_every_request(seed: int) -> None:
         lost += policy._costs.upto(shadow_hits[-1]) - policy._costs.upto(hits)
         ours = {block for run in cache.tree for block in run.ids}
         assert set(policy._above) == ours
-        assert all(policy._ends[run.slot] == run.end for run in cache.tree)
+        assert all(policy._last_costs[run.slot] == policy._costs.at(run.end - 1) for run in cache.tree)
         absent = policy._shadow.held - ours
         assert set(policy._only) == absent
         assert policy._only.cost == pytest.approx(sum(policy._costs.at(place[block]) for block in absent))

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gati.errors import TraceError
 from gati.evict.predict.continuation import ContinuationModel, ContinuationSettings
 from gati.evict.predict.continuation_stored import load_continuation, save_continuation
-from gati.evict.trace.dialogues import Utterance, prompts_of
+from gati.evict.trace.dialogues import Utterance, prompts_of, utterance_of
 from services.config import ServeConfig
-from services.eviction.app import EvictionState, create_eviction_app, find_busy
+from services.eviction.app import _BODY, EvictionState, create_eviction_app, find_busy
 from services.eviction.continuations import Continuations
 from services.eviction.conversations import MOST_CONVERSATIONS, MOST_MESSAGES
 from services.scheduler.front import Front
@@ -155,6 +156,36 @@ def test_messages_that_call_tools_are_read_over(folder: Path) -> None:
         assert found.json() == (await client.post(URL, json=BYE)).json()
 
     run(test, folder)
+
+
+@pytest.mark.parametrize("role", ["user", "USER", "u", "human", "assistant", "system", "User ", 1, None])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"content": "hello"},
+        {"content": None},
+        {"content": None, "tool_calls": [{"id": "1"}]},
+        {"tool_calls": [{"id": "1"}]},
+        {"function_call": {"name": "f"}},
+        {"content": [{"type": "text", "text": "hello"}, {"type": "image_url"}]},
+        {"content": []},
+        {"content": 7},
+        {"content": {"text": "hello"}},
+        {},
+    ],
+)
+def test_the_schema_says_which_messages_are_read(role: Any, rest: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    body = _BODY["requestBody"]["content"]["application/json"]["schema"]
+    said = {"role": role, **rest}
+    try:
+        utterance_of(said, "here")
+    except TraceError:
+        read = False
+    else:
+        read = True
+    asked = {"messages": [said]}
+    assert jsonschema.Draft202012Validator(body).is_valid(asked) is read
 
 
 def test_content_may_come_in_parts(folder: Path) -> None:

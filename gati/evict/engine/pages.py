@@ -91,7 +91,7 @@ class PageTable:
     pages: torch.Tensor = field(init=False)  # the numbers, [p]
 
     def __post_init__(self) -> None:
-        self.pages = torch.tensor(self.numbers)
+        self.pages = torch.from_numpy(np.array(self.numbers, dtype=np.int64))  # faster than `torch.tensor`
 
 
 def prefix_names(tokens: Sequence[int], page_tokens: int) -> list[bytes]:

@@ -88,10 +88,12 @@ class LearningLink:
         while not self._closed.is_set():
             try:
                 self._look(predictor)
-            except (GatiError, OSError) as error:
-                if str(error) != self._failed:  # said once
-                    _log.warning("the active version cannot be loaded: %s", error)
-                    self._failed = str(error)
+                self._failed = ""
+            except Exception as error:  # of any type: the cache keeps its version, and looks again
+                if repr(error) != self._failed:  # said once
+                    trace = None if isinstance(error, GatiError | OSError) else error
+                    _log.warning("the active version cannot be loaded: %s", error, exc_info=trace)
+                    self._failed = repr(error)
             self._closed.wait(look_every_s)
 
     def _look(self, predictor: Reuse) -> None:

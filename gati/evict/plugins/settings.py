@@ -17,6 +17,7 @@ from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.conversing import hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
+from gati.evict.seeds import check_seed
 
 VARIABLE = "GATI_EVICT_CONFIG"
 HINT = "gati_continue"  # a parameter of requests: the probability that the conversation continues
@@ -105,8 +106,7 @@ def _checked(given: Any) -> PluginSettings:
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
         raise EvictError(f"{VARIABLE}: blocks is {settings.blocks}; give at least 1")
-    if settings.seed < 0:
-        raise EvictError(f"{VARIABLE}: seed is {settings.seed}; give a number from 0")
+    check_seed(settings.seed, f"{VARIABLE}: seed")
     if settings.service is not None and settings.predictor != "reuse":
         raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
     policy_named(settings.policy, flat=False)  # an invalid name fails when the engine starts

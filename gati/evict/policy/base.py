@@ -140,7 +140,7 @@ class TablePolicy(EvictionPolicy):
             self._take_many(count, scores, removed)
             return
         among = self._of_leaves(scores) if among is None else among
-        slots = np.flatnonzero(among >= self._least_of(among, count))
+        (slots,) = (among >= self._least_of(among, count)).nonzero()
         heap = [self._entry(scores, slot) for slot in slots.tolist() if self._leaf[slot]]
         heapq.heapify(heap)
         self._take_heap(count, scores, heap, removed)
@@ -163,16 +163,16 @@ class TablePolicy(EvictionPolicy):
     def _best(self, among: Floats) -> int:
         """The slot with the highest score; of several, the one that LRU evicts first."""
         slot = int(among.argmax())
-        ties = np.flatnonzero(among == among[slot])
+        (ties,) = (among == among[slot]).nonzero()
         return slot if len(ties) == 1 else int(ties[self._recency[ties].argmin()])
 
     def _take_many(self, count: int, scores: Floats, removed: list[int]) -> None:
-        slots = np.flatnonzero(self._leaf[: len(scores)])
+        (slots,) = self._leaf[: len(scores)].nonzero()
         values = -scores[slots]
         if len(slots) > count:
             best = values <= np.partition(values, count - 1)[count - 1]
             slots, values = slots[best], values[best]
-        order = np.argsort(values)
+        order = values.argsort()
         values, slots = values[order], slots[order]
         if (values[1:] == values[:-1]).any():
             order = np.lexsort((self._recency[slots], values))
@@ -295,7 +295,7 @@ class PredictingPolicy(TablePolicy):
         except Exception:  # predictors may be user code; errors only lead to worse decisions
             self._failures += 1
             return None
-        if np.min(scores, initial=np.inf) >= _LEAST:  # also False if any is NaN
+        if np.minimum.reduce(scores, initial=np.inf) >= _LEAST:  # also False if any is NaN
             return scores
         if np.isnan(scores[self._leaf[: len(scores)]]).any():
             self._failures += 1

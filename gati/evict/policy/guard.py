@@ -228,7 +228,7 @@ class Gati(WeighedLaru):
         queue = self._queue[: len(self._runs)]
         growth = self._costs.growth
         for evicted, cost in self._only.evictions(ids):
-            stayed = queue[self._last_costs() <= cost] if growth else queue
+            stayed = queue[self._last_costs[: len(queue)] <= cost] if growth else queue
             if stayed.min(initial=np.inf) < evicted:
                 return True
         return False
@@ -328,10 +328,9 @@ class Gati(WeighedLaru):
     def _duel(self) -> None:
         """Begin a duel between LRU's next victim and that of predictions, without victims named before."""
         count = len(self._runs)
-        if not self._leaf[:count].any():
-            return
-        lru = int(self._queue[:count].argmin())
-        if self._named[lru]:  # both agree
+        queue = self._queue[:count]
+        lru = int(queue.argmin()) if count else 0
+        if not count or queue[lru] == np.inf or self._named[lru]:  # no leaf, or both agree
             return
         self._scores = self._predicted()
         among = self._of_leaves(self._scores)

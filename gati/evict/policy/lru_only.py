@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 
 class LruOnly:
@@ -25,9 +25,11 @@ class LruOnly:
         self._blocks[block] = evicted, cost
         self.cost += cost
 
-    def discard(self, blocks: Iterable[int]) -> float:
+    def discard(self, blocks: Collection[int]) -> float:
         """Remove those of `blocks` that are here; return their cost."""
         gone = 0.0
+        if self._blocks.keys().isdisjoint(blocks):
+            return gone
         for block in blocks:
             known = self._blocks.pop(block, None)
             if known is not None:
@@ -35,11 +37,13 @@ class LruOnly:
         self.cost = self.cost - gone if self._blocks else 0.0  # rounding errors do not add up
         return gone
 
-    def evictions(self, blocks: Iterable[int]) -> list[tuple[float, float]]:
+    def evictions(self, blocks: Collection[int]) -> list[tuple[float, float]]:
         """When those of `blocks` that are here were evicted, latest first, and the largest cost at that time.
 
         Earlier evictions of blocks that cost no more say nothing that later ones do not, and are left out.
         """
+        if self._blocks.keys().isdisjoint(blocks):
+            return []
         found = [self._blocks[block] for block in blocks if block in self._blocks]
         telling: list[tuple[float, float]] = []
         for evicted, cost in sorted(found, reverse=True):

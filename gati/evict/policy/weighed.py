@@ -66,30 +66,22 @@ class WeighedLaru(Laru):
     ) -> None:
         super().__init__(tree, capacity, predictor, seed=seed)
         self._costs = PathCosts(cost_growth, flat=tree.flat)
-        self._ends = np.zeros(64, dtype=np.int64)  # by slot: blocks from the root to the run's last one
-
-    def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The lower part still ends where the run did."""
-        super().split(upper, lower)
-        self._ends[lower.slot] = lower.end
+        self._last_costs = np.ones(64)  # by slot: what the run's last block costs
 
     def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
-        self._ends = grown(self._ends, run.slot + 1)
-        self._ends[run.slot] = run.end
+        self._last_costs = grown(self._last_costs, run.slot + 1)
+        self._last_costs[run.slot] = self._costs.at(run.end - 1)
 
     def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
+        run = self._runs[slot]
         taken, parent = super()._cut(slot, count, removed)
-        self._ends[slot] -= taken
+        if run is not None and run.ids:
+            self._last_costs[slot] = self._costs.at(run.end - 1)
         return taken, parent
 
     def _predicted(self) -> Floats:
         if not self._costs.growth:
             return super()._predicted()
         times = self._next_uses()
-        return self._by_recency() if times is None else times / self._last_costs()
-
-    def _last_costs(self) -> Floats:
-        """What the last block of each run costs, [slots]."""
-        costs: Floats = 1.0 + self._costs.growth * np.maximum(self._ends[: len(self._runs)] - 1, 0)
-        return costs
+        return self._by_recency() if times is None else times / self._last_costs[: len(self._runs)]

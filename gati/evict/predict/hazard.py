@@ -15,16 +15,20 @@ next use: for a block that is certain to return in 20 s, it is 20 s.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
+from gati.evict.predict.base import grown
 from gati.evict.predict.samples import Labels, by_bin
 from gati.evict.predict.trees import binned_trees
+from gati.evict.seeds import check_seed
 
 Floats = NDArray[np.float64]
+_MOST_KNOWN = 4_096  # rows whose predictions are kept: some hundred kilobytes
 _THINNED = 3.0  # one in `_THINNED` rows without a return is used for fitting
 
 
@@ -39,12 +43,20 @@ def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
     spent = np.zeros((count, bins + 1))
     between = (edges[1:] - edges[:-1]) * 0.5 * (alive[:, :-1] + alive[:, 1:])
     np.add.accumulate(between, axis=1, out=spent[:, 1:])
-    hits = alive[:, :bins, None] - alive[:, None, 1:]  # [n, from, to]
-    time = spent[:, None, 1:] - spent[:, :bins, None]
+    begin, end, first = _stretches(bins)
+    hits = alive.take(begin, axis=1) - alive.take(end, axis=1)
+    time = spent.take(end, axis=1) - spent.take(begin, axis=1)
     worth = np.divide(hits, time, out=np.zeros(time.shape), where=time > 0.0)
-    best = np.maximum.reduce(worth, axis=2)
+    best = np.maximum.reduceat(worth, first, axis=1)
     inverse: Floats = 1.0 / np.maximum(best, 1e-12)
     return inverse
+
+
+@lru_cache
+def _stretches(bins: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """Where each stretch of bins begins and ends, and the first stretch of each beginning."""
+    begin, last = np.triu_indices(bins)
+    return begin, last + 1, np.flatnonzero(np.diff(begin, prepend=-1))
 
 
 class HazardModel:
@@ -54,7 +66,7 @@ class HazardModel:
         self.edges = edges
         self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last bin is open
         self.booster = booster
-        self._trees = binned_trees(booster, self.bins)
+        self.trees = binned_trees(booster, self.bins)
 
     @property
     def bins(self) -> int:
@@ -63,14 +75,45 @@ class HazardModel:
 
     def hazards(self, features: NDArray[np.float32]) -> Floats:
         """Probability to return in each bin if not before, [n, bins], for features [n, F]."""
-        if self._trees is not None:
-            return self._trees.probabilities(features)
+        if self.trees is not None:
+            return self.trees.probabilities(features)
         count, bins = len(features), self.bins
         rows = np.empty((count, bins, features.shape[1] + 1), dtype=np.float32)
         rows[:, :, :-1] = features[:, None]
         rows[:, :, -1] = np.arange(bins)
         found = self.booster.predict(rows.reshape(count * bins, -1), num_threads=1)
         return np.asarray(found, dtype=np.float64).reshape(count, bins)
+
+
+class KnownWaits:
+    """Seconds per hit of a model, for a few rows at a time.
+
+    Most rows are tested as earlier ones were, which already says everything: theirs are looked up. Not
+    thread-safe.
+    """
+
+    def __init__(self, model: HazardModel) -> None:
+        self._model = model
+        self._places: dict[bytes, int] = {}  # by excluded leaves
+        self._waits = np.zeros((64, model.bins))
+
+    def of(self, features: NDArray[np.float32]) -> Floats:
+        """Seconds per hit at the beginning of every bin, [n, bins], for features [n, F]."""
+        model, trees, places = self._model, self._model.trees, self._places
+        if trees is None or len(features) > _MOST_KNOWN:
+            return seconds_a_hit(model.hazards(features), model.edges)
+        if len(places) + len(features) > _MOST_KNOWN:
+            places.clear()
+        excluded = trees.excluded(features)
+        keys = [row.tobytes() for row in excluded]
+        new = [number for number, key in enumerate(keys) if key not in places]
+        if new:
+            found = seconds_a_hit(trees.of(excluded[new]), model.edges)
+            self._waits = grown(self._waits, len(places) + len(new))
+            for number, wait in zip(new, found, strict=True):
+                place = places.setdefault(keys[number], len(places))
+                self._waits[place] = wait
+        return self._waits.take([places[key] for key in keys], axis=0)
 
 
 def fit_hazards(
@@ -132,9 +175,8 @@ def ages(gaps_s: Floats, bins: int) -> Floats | None:
 
 
 def check_fitting(seed: int) -> None:
-    """Raises EvictError if fitting would fail: for a seed below zero, and without LightGBM."""
-    if seed < 0:
-        raise EvictError(f"seed is {seed}; give a number from 0")
+    """Raises EvictError if fitting would fail: for a seed out of range, and without LightGBM."""
+    check_seed(seed)
     lightgbm_module()
 
 

@@ -7,7 +7,11 @@ eviction, and a run is recognised if it is requested again after its eviction.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gati.evict.index.tree import BlockRun, RunTree
 
@@ -46,7 +50,7 @@ class RunMemory:
     def __init__(self, now_s: float) -> None:
         self.first_s = self.last_s = now_s
         self.gaps = (_NEVER,) * _GAPS
-        self.counters = (0.0,) * len(_HALF_LIVES_S)
+        self.counters = [0.0] * len(_HALF_LIVES_S)  # replaced, never modified: copies share it
         self.born = 0.0  # runs added right below
         self.returned = 0.0  # of these, runs requested again
         self.sample = -1  # the sample that is waiting for the next access
@@ -62,10 +66,10 @@ class RunMemory:
         """Record an access."""
         gap = now_s - self.last_s
         self.gaps = (log2(1.0 + gap), *self.gaps[:-1])
-        self.counters = tuple(
+        self.counters = [
             1.0 + count * 2.0 ** (-gap / half_life)
             for count, half_life in zip(self.counters, _HALF_LIVES_S, strict=True)
-        )
+        ]
         self.last_s = now_s
 
 
@@ -82,9 +86,9 @@ class Observer:
         """A run was split: return a sample for its upper part."""
         return sample
 
-    def taken(self, features: list[float], now_s: float) -> int:
-        """Blocks with these features were requested now; return the number of a new sample."""
-        return -1
+    def taken(self, rows: NDArray[np.float32], now_s: float) -> Sequence[int]:
+        """Runs with these features [n, F] were requested now; return the number of a new sample for each."""
+        return [-1] * len(rows)
 
 
 class RequestHistory:
@@ -99,8 +103,8 @@ class RequestHistory:
             OrderedDict()
         )  # the least recent first, children before parents
 
-    def access(self, ids: list[int], request: int, now_s: float) -> tuple[list[int], list[list[float]]]:
-        """Add a request; return the end of each run of its path, and their features, from the root down."""
+    def access(self, ids: list[int], request: int, now_s: float) -> tuple[list[int], NDArray[np.float32]]:
+        """Add a request; return the ends of the runs of its path and their features [n, F], from the root."""
         path, matched = self._match(ids)
         known_gap = log2(1.0 + now_s - self._order[path[-1]].last_s) if path else _NEVER
         above: RunMemory | None = None
@@ -120,8 +124,8 @@ class RequestHistory:
         for run in reversed(path):
             self._order.move_to_end(run)
         rows = _features(path, memories, matched, len(ids), known_gap, now_s, flat=self._flat)
-        for memory, row in zip(memories, rows, strict=True):
-            memory.sample = self._observer.taken(row, now_s)
+        for memory, sample in zip(memories, self._observer.taken(rows, now_s), strict=True):
+            memory.sample = sample
         ends = list(range(1, len(path) + 1)) if self._flat else [run.start + len(run.ids) for run in path]
         self._forget(now_s)
         return ends, rows
@@ -174,7 +178,7 @@ def _features(
     now_s: float,
     *,
     flat: bool,
-) -> list[list[float]]:
+) -> NDArray[np.float32]:
     rows = []
     parent = upper = RunMemory(now_s)
     parent_children = 0
@@ -207,7 +211,7 @@ def _features(
         )
         if not flat:
             upper, parent, parent_children = parent, memory, run.children
-    return rows
+    return np.array(rows, dtype=np.float32)
 
 
 def _share(memory: RunMemory) -> float:

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.evict.predict.base import grown
-from gati.evict.predict.hazard import HazardModel, check_fitting, fit_hazards, seconds_a_hit
+from gati.evict.predict.hazard import (
+    HazardModel,
+    KnownWaits,
+    check_fitting,
+    fit_hazards,
+    seconds_a_hit,
+)
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.samples import ReuseSamples, next_fit
 
@@ -75,7 +81,7 @@ class Reuse:
 
     It refits while it serves, unless `fits` is false. If that fails, it goes on with the model that it has.
     `offer` passes it a model fitted elsewhere. Raises EvictError if it is to fit without LightGBM, or with a
-    seed below zero.
+    seed out of range.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Reuse:
         watching = self._samples if fits else Observer()
         self._history = RequestHistory(self._settings.history_blocks * capacity, watching, flat=flat)
         self._model = model
+        self._known: KnownWaits | None = None  # of the model in use
         self._seed = seed
         # a given model is not replaced by one fitted to far fewer samples
         self._due = self._settings.first_fit if model is None else self._settings.window // 2
@@ -129,10 +136,11 @@ class Reuse:
             self._take(self._offers.popleft())
         if self._fits and self._samples.taken_in_all >= self._due:
             self._try_refit()
-        ends, rows = self._history.access(ids, request, time_s)
-        self._request_features = np.array(rows, dtype=np.float32)
+        ends, self._request_features = self._history.access(ids, request, time_s)
         if self._model is not None:
-            self._request_tables = self._table(self._model, self._request_features)
+            if self._known is None:
+                self._known = KnownWaits(self._model)
+            self._request_tables = self._known.of(self._request_features)
         return ends
 
     def assign(self, slot: int, stretch: int) -> None:
@@ -159,10 +167,10 @@ class Reuse:
         scores: Floats = self._now_s - self._seen_s[:count]  # ages
         if self._model is None:
             return scores
-        over = np.flatnonzero(self._until_s[:count] <= self._now_s)
+        (over,) = (self._until_s[:count] <= self._now_s).nonzero()
         if len(over):
             edges, ends = self._model.edges, self._model.ends
-            at = np.minimum(np.searchsorted(edges, scores[over], side="right"), len(ends)) - 1
+            at = np.minimum(edges.searchsorted(scores[over], side="right"), len(ends)) - 1
             self._values[over] = self._tables[over, at]
             self._until_s[over] = self._seen_s[over] + ends[at]
         scores *= _TIE  # in place: with tens of thousands of slots, memory traffic dominates
@@ -177,7 +185,7 @@ class Reuse:
         if model is None:
             return
         tables = self._table(model, self._features)
-        self._model, self._tables = model, tables
+        self._model, self._tables, self._known = model, tables, None
         self._refits += 1
         self._until_s[:] = -np.inf
         self._fitting_s += time.perf_counter() - began
@@ -205,7 +213,7 @@ class Reuse:
         newer = np.flatnonzero(self._seen_in >= offer.since)
         if len(newer):
             tables[newer] = self._table(offer.model, self._features[newer])
-        self._model, self._tables = offer.model, tables
+        self._model, self._tables, self._known = offer.model, tables, None
         self._until_s[:] = -np.inf
         self._taken += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,19 +43,27 @@ class ReuseSamples(Observer):
         self._gap_s = np.full(window, np.nan)
         self._lost_s = np.full(window, np.inf)  # when it was forgotten
 
-    def taken(self, features: list[float], now_s: float) -> int:
-        """Store a sample in place of the oldest."""
-        at = self.taken_in_all % self._window
-        self._features[at] = features
-        return self._fill(at, now_s)
+    def taken(self, rows: NDArray[np.float32], now_s: float) -> Sequence[int]:
+        """Store samples in place of the oldest."""
+        first = self.taken_in_all
+        at = first % self._window
+        if at + len(rows) <= self._window:
+            self._fill(slice(at, at + len(rows)), rows, now_s)
+        else:
+            for number, row in enumerate(rows, first):
+                at = number % self._window
+                self._fill(slice(at, at + 1), row, now_s)
+        self.taken_in_all = first + len(rows)
+        return range(first, self.taken_in_all)
 
     def copied(self, sample: int) -> int:
         """Store a copy of a sample."""
         if not self._has(sample):
             return -1
         source, at = sample % self._window, self.taken_in_all % self._window
-        self._features[at] = self._features[source]
-        return self._fill(at, float(self._taken_s[source]))
+        self._fill(slice(at, at + 1), self._features[source], float(self._taken_s[source]))
+        self.taken_in_all += 1
+        return self.taken_in_all - 1
 
     def returned(self, sample: int, now_s: float) -> None:
         """The blocks of the sample are requested again now."""
@@ -75,10 +84,9 @@ class ReuseSamples(Observer):
             features, self._gap_s[:count].copy(), watched, np.sqrt(features[:, _BLOCKS]).astype(float)
         )
 
-    def _fill(self, at: int, taken_s: float) -> int:
+    def _fill(self, at: slice, features: NDArray[np.float32], taken_s: float) -> None:
+        self._features[at] = features
         self._taken_s[at], self._gap_s[at], self._lost_s[at] = taken_s, np.nan, np.inf
-        self.taken_in_all += 1
-        return self.taken_in_all - 1
 
     def _has(self, sample: int) -> bool:
         return sample >= 0 and sample >= self.taken_in_all - self._window

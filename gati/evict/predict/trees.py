@@ -3,7 +3,7 @@
 A request needs predictions for a few rows, for which the call takes several times as long as the trees. Here
 leaves are bits, numbered from left to right. A failed test excludes the leaves to its left, so the lowest
 remaining bit is the leaf that is reached (QuickScorer, Lucchese et al. 2015). Tests of the bin are the same
-for all rows, and are evaluated once.
+for all rows: what a tree adds in each bin is tabled by the leaves that the other tests exclude.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 _LEAVES = 8  # per tree: the bits of a byte
-_ALL = np.uint8(255)
+_ALL = 255
 
 
 class _Test(NamedTuple):
@@ -39,33 +39,42 @@ class BinnedTrees:
     def __init__(self, trees: list[tuple[list[_Test], list[float]]], bins: int, features: int) -> None:
         """Each tree has its tests and the values of its leaves; `features` counts all but the bin."""
         most = max(len(tests) for tests, _ in trees)
-        shape = (len(trees), max(most, 1))
+        shape = (max(most, 1), len(trees))
         feature, threshold = np.zeros(shape, dtype=np.intp), np.full(shape, np.inf)
-        kept = np.full(shape, _ALL)
-        self._bins = np.full((len(trees), bins), _ALL)
-        self._values = np.zeros((len(trees), 256))  # by the remaining bits
+        excluded = np.zeros(shape, dtype=np.uint8)
         lowest = [(bits & -bits).bit_length() - 1 for bits in range(1, 256)]
+        added = np.zeros((len(trees), 256, bins))  # by tree and excluded leaves
         for number, (tests, leaves) in enumerate(trees):
+            kept = np.full(bins, _ALL)  # by the tests of the bin
             for place, test in enumerate(tests):
                 if test.feature == features:
-                    self._bins[number, np.arange(bins) > test.threshold] &= np.uint8(test.kept)
+                    kept[np.arange(bins) > test.threshold] &= test.kept
                 else:
-                    feature[number, place], threshold[number, place] = test.feature, test.threshold
-                    kept[number, place] = test.kept
-            self._values[number, 1:] = np.append(leaves, np.zeros(_LEAVES - len(leaves)))[lowest]
+                    feature[place, number], threshold[place, number] = test.feature, test.threshold
+                    excluded[place, number] = _ALL & ~test.kept
+            values = np.zeros(256)  # by the remaining leaves
+            values[1:] = np.append(leaves, np.zeros(_LEAVES - len(leaves)))[lowest]
+            added[number] = values[(_ALL - np.arange(256))[:, None] & kept]
+        self._added = added.reshape(-1, bins)
         self._shape = shape
-        self._feature = feature.ravel()
-        self._threshold, self._kept = threshold.reshape(-1, 1), kept.reshape(-1, 1)
-        self._first = 256 * np.arange(len(trees))[:, None, None]
+        self._feature, self._threshold, self._excluded = feature.ravel(), threshold.ravel(), excluded.ravel()
+        self._first = 256 * np.arange(len(trees))
 
     def probabilities(self, rows: NDArray[np.float32]) -> Floats:
         """Probabilities of rows [n, features] without NaN in each bin, [n, bins]."""
-        columns = rows.T.astype(np.float64)
-        failed = columns.take(self._feature, axis=0) > self._threshold
-        kept = np.where(failed, self._kept, _ALL).reshape(*self._shape, len(rows))
-        left: Bits = np.bitwise_and.reduce(kept, axis=1)
-        at = (left[:, :, None] & self._bins[:, None, :]) + self._first
-        odds = np.add.reduce(self._values.take(at), axis=0)  # in the order in which LightGBM adds them
+        return self.of(self.excluded(rows))
+
+    def excluded(self, rows: NDArray[np.float32]) -> Bits:
+        """The leaves of each tree that rows [n, features] cannot reach in any bin, [n, trees]."""
+        failed = rows.astype(np.float64).take(self._feature, axis=1) > self._threshold
+        by_test = (failed * self._excluded).reshape(len(rows), *self._shape)
+        found: Bits = np.bitwise_or.reduce(by_test, axis=1)
+        return found
+
+    def of(self, excluded: Bits) -> Floats:
+        """Probabilities of rows that cannot reach these leaves, [n, bins]."""
+        added = self._added.take(excluded + self._first, axis=0)
+        odds = np.add.reduce(added, axis=1)  # in the order in which LightGBM adds them
         return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
 
@@ -97,5 +106,5 @@ def _walk(node: Mapping[str, Any], tests: list[_Test], leaves: list[float]) -> i
     if node["decision_type"] != "<=" or node["missing_type"] != "None":
         raise _UnknownTreesError
     left = _walk(node["left_child"], tests, leaves)
-    tests.append(_Test(node["split_feature"], node["threshold"], int(_ALL) & ~left))
+    tests.append(_Test(node["split_feature"], node["threshold"], _ALL & ~left))
     return left | _walk(node["right_child"], tests, leaves)

@@ -25,6 +25,7 @@ from gati.evict.predict.named import (
     predictor_named,
 )
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
+from gati.evict.seeds import check_seed
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
 
@@ -53,9 +54,11 @@ def replay(
     dialogues, or the probabilities [requests] that conversations continue. `gap_s` is the mean pause before
     a user's next prompt, in seconds. `cost_growth` is as in `PrefixCache`; outcomes say what time was saved.
 
-    Raises EvictError for sizes below 1 or above the number of distinct blocks, for unknown names, and for a
-    growth below zero or of blocks without parents.
+    Raises EvictError for sizes below 1 or above the number of distinct blocks, for unknown names, for seeds
+    out of range, and for a growth below zero or of blocks without parents.
     """
+    for seed in seeds:
+        check_seed(seed)
     flat = trace.kind == "flat"
     costs = PathCosts(cost_growth, flat=flat)
     for size in sizes:

@@ -389,6 +389,8 @@ def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
     slow = MemoryTier(table())
     with pytest.raises(EvictError, match='mode is "max"; choose one of sum, mean'):
         EmbeddingCache(slow, 10, mode="max")
+    with pytest.raises(EvictError, match="seed is -1; give a number from 0"):
+        EmbeddingCache(slow, 10, seed=-1)
     with pytest.raises(EvictError, match="choose one of lru"):
         EmbeddingCache(slow, 10, policy="belady")
     with pytest.raises(EvictError, match="holds at least 1"):

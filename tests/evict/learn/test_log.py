@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gati.evict import read_trace
+from gati.evict.learn.following import LearningLink, following
 from gati.evict.learn.log import AccessLog, name_number, segment_path
 from gati.evict.learn.reading import AccessReader
+from gati.evict.replays.replay import build
+from gati.versions.repository import ModelRepository
 from tests.waiting import until
 
 
@@ -174,3 +178,23 @@ def test_names_become_numbers_that_tell_them_apart(names: list[int | bytes | str
         if isinstance(name, int) and abs(name) < 2**63
     )
     assert json.loads(json.dumps(numbers)) == numbers
+
+
+def test_whatever_goes_wrong_it_goes_on_to_look_for_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any error but a few ended its thread: the cache kept its version for good, and nobody was told."""
+    pytest.importorskip("lightgbm")
+    looks = []
+
+    def looked(repository: ModelRepository, model: str) -> str:
+        looks.append(model)
+        raise RuntimeError if len(looks) < 3 else AttributeError("of something else")
+
+    monkeypatch.setattr(ModelRepository, "active_token", looked)
+    with caplog.at_level(logging.WARNING, logger="gati.evict"):
+        link = LearningLink(build("gati", 8, following), tmp_path, look_every_s=0.001)
+        until(lambda: len(looks) > 5)
+        link.close()
+    said = [record for record in caplog.records if "cannot be loaded" in record.message]
+    assert len(said) == 2 and all(record.exc_info for record in said), "each error once"

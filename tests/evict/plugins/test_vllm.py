@@ -289,6 +289,7 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
         ('{"seed": -1}', "seed is -1; give a number from 0"),
+        ('{"seed": 4294967296}', "seed is 4294967296; give a number from 0 to 4294967295"),
         ('{"blocks": 0}', "give at least 1"),
         ('{"policy": "lpc-oracle"}', "use lpc"),
         ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),
