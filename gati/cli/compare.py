@@ -79,9 +79,10 @@ def certify(
     """Certify a composition again on new data, and compare with the earlier certificate.
 
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
-    Inputs that explore has seen are skipped; a duplicate counts only if the answers differ.
-    Every attempt is recorded: all attempts on a library share one error probability. The composition keeps
-    serving whatever the verdict; --write stores the verdict in it.
+    Inputs that explore has seen are skipped, and those that earlier attempts counted in other data; a
+    duplicate counts only if the answers differ. Every attempt is recorded: all attempts on a library share
+    one error probability. The composition keeps serving whatever the verdict; --write stores the verdict
+    in it.
     """
     import json
 

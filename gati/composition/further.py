@@ -7,8 +7,9 @@ itself.
 
 Every command that counts further inputs is an attempt in the library's ledger, like `gati certify`, and the
 k-th attempt gets a share of delta: inputs may be added until one attempt passes, and all attempts together
-still err with probability at most delta. An attempt is entered before anything is counted; its key covers
-everything that determines the counts. Uses of the library's own split are counted separately.
+still err with probability at most delta, unless results decide how many are added. Inputs may not be dropped:
+`gati.composition.ledger` says what is left out then. An attempt is entered before anything is counted; its
+key covers everything that determines the counts. Uses of the library's own split are counted separately.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gati.composition.problem import Candidate, Problem
 from gati.composition.replay import Replay, summarise
 from gati.errors import CompositionError
 from gati.exploration.library import Library, TrialOutcomes
+from gati.model.identity import Identities
 from gati.types import TrialId
 
 if TYPE_CHECKING:
@@ -45,13 +47,15 @@ class Further:
     """Distinct inputs that explore has not seen, and the answers of base model and caches to them.
 
     `copies` [n] is the number of copies of each. `data` names the file, `identity` is a hash of the content.
-    `note` says what was left out. Answers are computed on first use.
+    `identities` [n] are their own hashes, None if they are not to be compared with earlier attempts. `note`
+    says what was left out. Answers are computed on first use.
     """
 
     inputs: Data
     copies: NDArray[np.int64]
     data: str
     identity: str
+    identities: Identities | None = None
     note: str = ""
     base_class: NDArray[np.int64] | None = None
     outcomes: dict[TrialId, TrialOutcomes] = field(default_factory=dict)
@@ -80,8 +84,8 @@ class Further:
     def enter(self, library: Library, asked: Settings, engines: Sequence[Library]) -> Attempt:
         """Enter the attempt to compose as `asked` with these inputs, before anything is counted.
 
-        `engines` is the library with the latencies of each engine that may be tried. Raises LibraryError,
-        StorageError.
+        `engines` is the library with the latencies of each engine that may be tried. Inputs that may not be
+        counted are left out from now on. Raises LibraryError, StorageError, and DataError if none is left.
         """
         look = {
             # its name does not affect what is counted
@@ -92,7 +96,13 @@ class Further:
         }
         name = _digest(json.dumps(look, sort_keys=True))
         settings = {"verb": "compose", "delta": 1.0 - (asked.confidence or 0.0), "per_class": asked.per_class}
-        return Ledger(library.directory).attempt(name, self.identity, settings)
+        ledger = Ledger(library.directory)
+        attempt = ledger.attempt(name, self.identity, settings, self.identities, grows=True)
+        if attempt.rows is not None:
+            self.inputs, self.copies = self.inputs.subset(attempt.rows), self.copies[attempt.rows]
+            self.base_class, self.outcomes = None, {}
+        self.note = _joined(self.note, attempt.note)
+        return attempt
 
     def told(self, composition: Composition, attempt: Attempt) -> Composition:
         """Return the composition with a certificate that records these inputs and the attempt."""
@@ -186,6 +196,7 @@ def further_inputs(library: Library, data: Any) -> Further:
         copies=fresh.copies,
         data=f"{given.name} {given.fingerprint}",
         identity=fresh.identity,
+        identities=fresh.identities,
         note=fresh.note,
     )
 

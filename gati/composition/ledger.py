@@ -10,17 +10,24 @@ result is good enough, or certifying on one data set after another until one pas
 * `attempts` on other data, by `gati certify`, whether written into the composition or not, and by `gati
   compose --certify-data`, which counts that data together with the library's own split (so it is also a use).
   A failed attempt counts, too, since it may influence what is tried next. Attempt k gets the share
-  `share_of_attempt(k)` of delta, and all shares add up to 1. So with probability at least 1 - delta, none of
-  the certificates that attempts ever give for this library with confidence 1 - delta or more is false: an
-  attempt at its own delta_k <= delta gives a false one with probability at most delta_k share(k) <=
-  delta share(k), whatever came before, if its data was not looked at.
+  `share_of_attempt(k)` of delta, and all shares add up to 1.
 
-What counts as one attempt: the same composition on the same data is one attempt with one lower limit of
-agreement, so any accuracy may be requested, before or after. Another confidence is another attempt: limits
-from the same counts are nested, so if any limit at delta_k <= delta errs, the loosest does. Certifying every
-class is another attempt, too: it is one more test of these inputs, with its own share. The same data for
-another composition is another attempt as well, but it is covered only if that composition was not chosen by
-results on this data: the certificate says how many compositions have used it.
+Results of one attempt say which inputs to leave out of the next. So an attempt by `gati certify` counts only
+inputs that no attempt on other data has counted (`gati.composition.counted_inputs`). Whatever came before,
+these are then independent draws for whoever chose composition and inputs without looking at their answers:
+given the past, attempt k with its delta_k <= delta is false with probability at most delta_k share(k) <=
+delta share(k). Summed over k, with probability at least 1 - delta none of the certificates that attempts ever
+give for this library with confidence 1 - delta or more is false.
+
+The very same data is counted again: for another composition, another confidence, or every class. Such an
+attempt has its own share, and is covered if it was decided on before that data was looked at; the certificate
+says how many compositions have used these inputs. The same composition with another accuracy is the same
+attempt with one lower limit of agreement. Limits from the same counts are nested, so if any limit at
+delta_k <= delta errs, the loosest does.
+
+`gati compose --certify-data` counts the library's split each time anyway. It takes inputs of earlier attempts
+once more if all of them are there, so that data can grow but nothing is dropped for its answers; otherwise it
+leaves them out, too. Each attempt errs with at most its share if results did not decide how many were added.
 
 Identical repetitions are not a new look and are not counted twice. Entries are never removed. A copy of a
 library has its own copy of the ledger; the two do not share later entries. The file is replaced as a whole,
@@ -35,15 +42,20 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gati.composition.composition import Composition
+from gati.composition.counted_inputs import CountedInputs, part_to_count, sharing_inputs
 from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
+from gati.model.identity import Identities
 
 _LEDGER = DocumentKind(
     1,
@@ -79,7 +91,11 @@ class AttemptResult:
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredAttempt:
-    """An attempt to certify `composition` on `data`, both digests of their contents."""
+    """An attempt to certify `composition` on `data`, both digests of their contents.
+
+    `given` is the digest of the data as given; `data` differs if inputs of earlier attempts were left out. It
+    is empty in entries of an older Gati, which left out nothing.
+    """
 
     key: str
     composition: str
@@ -87,6 +103,7 @@ class EnteredAttempt:
     at: str
     settings: Values
     results: tuple[AttemptResult, ...] = ()
+    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +118,15 @@ class _Entries:
 class Attempt:
     """The number of an attempt on other data in its library, from 1, and its share of delta.
 
-    `compositions` is the number of compositions certified on this data so far, including this one.
+    `compositions` is the number of compositions certified on these inputs so far, including this one. `rows`
+    are the inputs to count, ascending, None for all; `note` says why not all, or what is not known of them.
     """
 
     key: str
     number: int
     compositions: int
+    rows: NDArray[np.int64] | None = field(default=None, compare=False)
+    note: str = ""
 
     @property
     def share(self) -> float:
@@ -127,6 +147,7 @@ class Ledger:
 
     def __init__(self, directory: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.path = directory / "certify_ledger.json"
+        self._counted = CountedInputs(directory)
         self._clock = clock
 
     @property
@@ -157,25 +178,45 @@ class Ledger:
             self._write(replace(entries, uses=(*entries.uses, new)))
             return len(known) + 1
 
-    def attempt(self, composition: str, data: str, settings: Mapping[str, Any]) -> Attempt:
+    def attempt(
+        self,
+        composition: str,
+        data: str,
+        settings: Mapping[str, Any],
+        inputs: Identities | None = None,
+        *,
+        grows: bool = False,
+    ) -> Attempt:
         """Enter an attempt to certify `composition` on `data`, both content hashes, before counting.
 
         If the composition is not chosen yet, `composition` is a hash of everything that determines it.
+        `inputs` are the distinct inputs of the data, of which only new ones are counted. If the data `grows`,
+        it is counted whole as long as it contains all inputs of earlier attempts.
 
-        A repetition keeps its first number. Raises LibraryError, StorageError.
+        A repetition keeps its first number. Raises LibraryError, StorageError, and DataError without new
+        inputs.
         """
-        key = _digest({"composition": composition, "data": data, "settings": settings})
         with self._locked():
             entries = self._read()
+            records = {each.data: self._counted.of(each.data) for each in entries.attempts}
+            earlier = [(each.data, each.given) for each in entries.attempts]
+            part = part_to_count(earlier, records, data, inputs, grows=grows)
+            key = _digest({"composition": composition, "data": part.data, "settings": settings})
+            if inputs is not None:
+                own = inputs if part.rows is None else inputs[part.rows]
+                self._counted.keep(part.data, own)
+                records[part.data] = own
             if key not in [entry.key for entry in entries.attempts]:
                 new = EnteredAttempt(
-                    key=key, composition=composition, data=data, at=self._now(), settings=dict(settings)
-                )
+                    key=key, composition=composition, data=part.data, at=self._now(),
+                    settings=dict(settings), given=data,
+                )  # fmt: skip
                 entries = replace(entries, attempts=(*entries.attempts, new))
                 self._write(entries)
             number = 1 + [entry.key for entry in entries.attempts].index(key)
-            users = dict.fromkeys(entry.composition for entry in entries.attempts if entry.data == data)
-            return Attempt(key, number, 1 + list(users).index(composition))
+            sharing = sharing_inputs(records, part.data)
+            users = dict.fromkeys(entry.composition for entry in entries.attempts if entry.data in sharing)
+            return Attempt(key, number, 1 + list(users).index(composition), part.rows, part.note)
 
     def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
         """Record the outcome of an attempt; earlier ones are kept. Raises LibraryError, StorageError."""

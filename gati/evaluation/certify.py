@@ -1,14 +1,14 @@
 """Recertify an existing composition on inputs that were not used for any choice.
 
 Retrying on other data would eventually pass by chance. Every attempt is therefore recorded, whether or not it
-passed or was written, and all attempts of a library share delta. `gati.composition.ledger` describes how, and
-what the confidence of each attempt covers.
+passed or was written, all attempts of a library share delta, and an input counts as new only once.
+`gati.composition.ledger` describes how, and what the confidence of each attempt covers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from gati.exploration.library import Library
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.sequence import Data
+from gati.types import TrialId
 
 _BATCH = 64
 _SURPRISING = 0.05  # p-value below which two counts differ significantly
@@ -108,10 +109,11 @@ def certify(
 
     Every attempt is recorded in the library's ledger, written or not. The k-th attempt is tested at a share
     of delta: 3/4 for the first, 1 / (4 k (k - 1)) for later ones. Repeating the same composition on the same
-    data, at any accuracy, adds no evidence: it counts as the same attempt and gives the same verdict.
+    data, at any accuracy, adds no evidence: it counts as the same attempt and gives the same verdict. Inputs
+    that earlier attempts have counted as part of other data are left out.
 
     Raises:
-        DataError: there are no inputs, or `explore` has seen all of them.
+        DataError: there are no inputs, or `explore` or earlier attempts have seen all of them.
         LibraryError, CompositionError, BackendError: as for `load`; CompositionError if there are no exits,
             or if `write` would drop a per-class promise.
     """
@@ -130,15 +132,19 @@ def certify(
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)
     named = name_and_label(served.library, fresh.inputs, class_names, label_map)
-    inputs = named.data
     target = chosen.accuracy_target if accuracy is None else accuracy
     delta = 1.0 - (confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE)
     check_levels(target, delta)
     ledger = Ledger(served.library.directory)
     asked = {"delta": delta, "per_class": every_class}
-    attempt = ledger.attempt(_identity(served.library, chosen), fresh.identity, asked)
+    caches = {each.trial_id: served.library.cache_sha256(each.trial_id) for each in chosen.exits}
+    identity = _identity(served.library, chosen)
+    attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
+    inputs, copies = named.data, fresh.copies
+    if attempt.rows is not None:
+        inputs, copies = inputs.subset(attempt.rows), copies[attempt.rows]
     answer, base_class, hits = _answers(served, inputs, progress)
-    rows = counted(answer != base_class, fresh.copies)
+    rows = counted(answer != base_class, copies)
     certificate = verdict(
         served.library, answer[rows], base_class[rows], target, delta, per_class=every_class,
         share=attempt.share, class_names=named.class_names,
@@ -147,7 +153,7 @@ def certify(
     drop = (
         None
         if labels is None
-        else accuracy_drop(answer, base_class, labels, delta, share=attempt.share, copies=fresh.copies)
+        else accuracy_drop(answer, base_class, labels, delta, share=attempt.share, copies=copies)
     )
     found = Recertification(
         certificate=certificate,
@@ -157,11 +163,13 @@ def certify(
         previous=None if chosen.certificate is None else replace(chosen.certificate, previous=None),
         comparison=_comparison(chosen, certificate),
         attempt=attempt,
-        note="; ".join(note for note in (fresh.note, named.note) if note),
+        note="; ".join(note for note in (fresh.note, attempt.note, named.note) if note),
     )
+    if write:
+        served.library.check_unchanged()
     ledger.conclude(attempt, {**found.to_json(), "previous": None, "composition": chosen.name}, written=write)
     if write:
-        _write(served.library, chosen, found, every_class=every_class)
+        _write(served.library, chosen, found, caches, every_class=every_class)
     return found
 
 
@@ -235,9 +243,18 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     )
 
 
-def _write(library: Library, chosen: Composition, found: Recertification, *, every_class: bool) -> None:
+def _write(
+    library: Library,
+    chosen: Composition,
+    found: Recertification,
+    caches: Mapping[TrialId, str | None],
+    *,
+    every_class: bool,
+) -> None:
     renewed = replace(
         chosen,
+        # compositions of older versions lack digests: from now on, only caches that were counted are loaded
+        exits=tuple(replace(each, cache_sha256=caches[each.trial_id]) for each in chosen.exits),
         accuracy_target=found.certificate.accuracy,
         confidence=1.0 - found.certificate.delta,
         certificate=found.issued(created=datetime.now(UTC).isoformat(timespec="seconds")),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gati.errors import DataError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.library import Library
-from gati.model.identity import group_copies
+from gati.model.identity import Identities, group_copies
 from gati.model.sequence import Data
 
 
@@ -19,12 +19,13 @@ from gati.model.sequence import Data
 class Fresh:
     """Distinct inputs that explore has not seen, and the number of copies of each, [n].
 
-    `identity` is a hash of their content, independent of order and file. `note` says what was left out, or is
-    empty.
+    `identities` are their hashes, `identity` is one of them all, independent of order and file. `note` says
+    what was left out, or is empty.
     """
 
     inputs: Data
     copies: NDArray[np.int64]
+    identities: Identities
     identity: str
     note: str = ""
 
@@ -60,11 +61,15 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
         )
     notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
     return Fresh(
-        inputs.subset(rows), copies[rows], _content_hash(identities[rows], copies[rows]), "; ".join(notes)
+        inputs.subset(rows),
+        copies[rows],
+        identities[rows],
+        _content_hash(identities[rows], copies[rows]),
+        "; ".join(notes),
     )
 
 
-def _content_hash(identities: NDArray[np.uint64], copies: NDArray[np.int64]) -> str:
+def _content_hash(identities: Identities, copies: NDArray[np.int64]) -> str:
     order = np.argsort(identities)
     return hashlib.sha256(identities[order].tobytes() + copies[order].tobytes()).hexdigest()
 

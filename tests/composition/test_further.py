@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Library:
 def library(explored: Library) -> Library:
     """The same, as if nothing had been composed yet."""
     (explored.directory / "certify_ledger.json").unlink(missing_ok=True)
+    shutil.rmtree(explored.directory / "certify_inputs", ignore_errors=True)
     return explored
 
 
@@ -158,6 +160,29 @@ def test_every_command_is_an_attempt_and_attempts_share_delta(library: Library) 
     assert (third.attempt.number, third.attempt.compositions) == (3, 3)
 
 
+def test_data_may_grow_but_not_lose_inputs(library: Library, tmp_path: Path) -> None:
+    images = np.load(more_of(library))["images"]
+    for name, rows in {"some": images[:200], "grown": images[:300], "picked": images[20:400]}.items():
+        np.savez(tmp_path / f"{name}.npz", images=rows)
+
+    def composed(name: str) -> Composition:
+        return compose(
+            library.directory, accuracy=0.9, certify_data=tmp_path / f"{name}.npz", backend="torch"
+        )
+
+    counted = []
+    for name in ("some", "grown", "picked"):
+        certificate = composed(name).certificate
+        assert certificate is not None
+        counted.append((certificate.attempt.number, certificate.further.inputs, certificate.further.note))
+    assert [each[:2] for each in counted] == [(1, 200), (2, 300), (3, 100)]
+    assert counted[0][2] == ""
+    assert "earlier attempts have counted 200 of 300 inputs, too" in counted[1][2]
+    assert "left out 280 of 380 inputs, which earlier attempts have counted" in counted[2][2]
+    own = int((library.base_outcomes().split == CERTIFY).sum())
+    assert certificate.inputs == own + 100
+
+
 def test_an_attempt_is_entered_before_anything_is_counted(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +254,13 @@ def test_an_engine_is_asked_what_it_answers_to_them(library: Library) -> None:
     for asked in ((), setting):
         for here, there in zip(answers(asked), elsewhere(asked), strict=True):
             assert np.array_equal(here[rows], there)
+    # only one split's inputs are run; what is chosen on one must not look at the other
+    split = library.base_outcomes().split
+    for shift in (0.0, 0.4, 0.2):
+        asked = [replace(each, threshold=each.threshold + shift) for each in setting]
+        for here, there in zip(answers(asked), answers.of_split(SELECT)(asked), strict=True):
+            assert np.array_equal(here[split == SELECT], there[split == SELECT])
+            assert set(there[split != SELECT]) == {-1}
     # between a stricter and a looser setting only inputs that leave elsewhere are run
     for shift in (0.3, -0.3, 0.1):
         shifted = [replace(each, threshold=each.threshold + shift) for each in setting]
@@ -373,6 +405,9 @@ class Coarse:
     def __init__(self, outcomes: SplitOutcomes | dict, base: np.ndarray) -> None:
         self._trial = outcomes
         self._base = base
+
+    def of_split(self, split: int) -> Coarse:
+        return self
 
     def ask(self, path) -> None:
         """All is known."""

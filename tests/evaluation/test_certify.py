@@ -71,7 +71,7 @@ def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
     assert composition_of(directory) == before
     certify(directory, more[0], accuracy=0.01, write=True)
     after = composition_of(directory)
-    assert after.exits == before.exits
+    assert [replace(each, cache_sha256=None) for each in after.exits] == list(before.exits)
     assert after.accuracy_target == 0.01
     assert after.note == ""
     assert after.certificate is not None
@@ -79,6 +79,22 @@ def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
     assert after.certificate.previous == old
     certify(directory, more[0], accuracy=0.97, write=True)
     assert "is not certified" in composition_of(directory).note
+
+
+def test_write_binds_an_old_composition_to_the_caches_that_were_counted(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    """Compositions of older versions lack the digests of their caches, so any caches would be loaded."""
+    library = Library(directory)
+    assert {each.cache_sha256 for each in composition_of(directory).exits} == {None}
+    certify(directory, more[0], write=True)
+    exits = composition_of(directory).exits
+    assert [each.cache_sha256 for each in exits] == [library.cache_sha256(each.trial_id) for each in exits]
+    certify(directory, more[0], write=True)  # the same caches: loaded and counted as before
+    first, second = (library.cache_path(each.trial_id) for each in exits)
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(CompositionError, match="is not the cache that this composition was made with"):
+        certify(directory, more[0], write=True)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,9 @@ def test_a_copy_counts_only_where_it_is_answered_differently(
     with np.load(data) as arrays:
         four = {name: np.tile(array, (4, *[1] * (array.ndim - 1))) for name, array in arrays.items()}
     np.savez(tmp_path / "four.npz", **four)
-    once, copied = (certify(directory, path, per_class=per_class) for path in (data, tmp_path / "four.npz"))
+    once = certify(directory, data, per_class=per_class)
+    Ledger(directory).path.unlink()  # else these inputs are known
+    copied = certify(directory, tmp_path / "four.npz", per_class=per_class)
     assert (once.certificate.losses, once.certificate.inputs) == (losses, 150)
     assert (copied.certificate.losses, copied.certificate.inputs) == (4 * losses, 150 + 3 * losses)
     assert copied.agreement_lower_bound <= once.agreement_lower_bound
@@ -247,6 +265,24 @@ def test_data_that_another_composition_was_certified_on_is_told(directory: Path,
     found = certify(directory, data)
     assert (found.attempt.number, found.attempt.compositions) == (2, 2)
     assert "This data has been used for 2 compositions" in found.sentence()
+
+
+def test_inputs_of_earlier_attempts_are_left_out_and_it_says_so(directory: Path, tmp_path: Path) -> None:
+    remember(directory, pictures(tmp_path, 9))
+    first = certify(directory, pictures(tmp_path, 0))
+    assert first.note == ""
+    kinds = [np.load(pictures(tmp_path, seed))["images"] for seed in (0, 1)]
+    np.savez(tmp_path / "more.npz", images=np.concatenate([kinds[0][:50], kinds[1]]))
+    np.savez(tmp_path / "part.npz", images=kinds[0][10:])
+    found = certify(directory, tmp_path / "more.npz")
+    assert (found.attempt.number, found.certificate.inputs) == (2, 60)
+    assert (
+        found.note == "left out 50 of 110 inputs, which earlier attempts have counted as part of other data"
+    )
+    assert certify(directory, tmp_path / "more.npz").certificate == found.certificate
+    with pytest.raises(DataError, match="earlier attempts have counted all of these inputs"):
+        certify(directory, tmp_path / "part.npz")
+    assert len(Ledger(directory).attempts) == 2
 
 
 def test_every_class_stays_promised(directory: Path, tmp_path: Path) -> None:
