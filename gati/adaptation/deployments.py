@@ -31,6 +31,7 @@ from gati.versions.setting import Setting
 from gati.versions.stricter import stricter_settings
 
 _SCENE = "scene"  # the tag that holds the scene's signature
+_MADE_FOR = "made_for"  # the tag that names the composition and its backend, as activations do
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
 _KEEP = 20  # versions in the repository
 
@@ -75,6 +76,8 @@ class Deployments:
         self._open: dict[int, Deployed] = {}
         self._folders: dict[int, Path] = {}  # source folders of open versions
         self._saved = 0
+        self._backend = f" on {served.composition.backend}"
+        self._made_for = served.composition.name + self._backend  # compositions share a repository
         backend = get_backend(served.composition.backend)
         self._graphs: Graphs | None = None
         if isinstance(backend, GraphBackend):
@@ -86,8 +89,14 @@ class Deployments:
         return Deployed(0, self._served, settings=settings, nested=True)
 
     def active(self) -> tuple[Deployed, str]:
-        """The version to start with, and the reason if it is not the repository's active one."""
-        number = self._repository.active(self._model)
+        """The version to start with, and the reason if it is not the repository's active one.
+
+        That is the one activated last for this composition; without one, for another on the same backend.
+        """
+        actives = self._repository.actives(self._model)
+        own = [number for name, number in actives.items() if name in ("", self._made_for)]
+        like = [number for name, number in actives.items() if name.endswith(self._backend)]
+        number = next(iter((*own, *like)), None)
         if number is None:
             return self._first, ""
         try:
@@ -100,7 +109,12 @@ class Deployments:
 
         A version that has served was replaced since then, and is not on trial.
         """
-        number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
+        own = [
+            stored.version
+            for stored in self._repository.versions(self._model)
+            if stored.lineage.tags.get(_MADE_FOR, self._made_for) == self._made_for
+        ]
+        number = max(own, default=None)
         served = {activation.version for activation in self._repository.history(self._model)}
         if number is None or number in served:
             return None, ""
@@ -118,7 +132,14 @@ class Deployments:
         if newest is None or newest.signature is None:
             return None
         created = self._repository.version(self._model, newest.number).created
-        since_s = max((each.time_s for each in self._repository.history(self._model)), default=0.0)
+        since_s = max(
+            (
+                each.time_s
+                for each in self._repository.history(self._model)
+                if each.made_for in ("", self._made_for)
+            ),
+            default=0.0,
+        )
         return newest if datetime.fromisoformat(created).timestamp() >= since_s else None
 
     def open(self, number: int) -> Deployed:
@@ -175,7 +196,11 @@ class Deployments:
             parent=parent.number or None,
             window=trained,
             measurements={"before": values_of(retrained.before), "after": values_of(retrained.after)},
-            tags={_SCENE: [float(value) for value in signature], "reason": reason},
+            tags={
+                _SCENE: [float(value) for value in signature],
+                _MADE_FOR: self._made_for,
+                "reason": reason,
+            },
         )
         number = self._repository.publish(self._model, folder, lineage)
         deployed = opened._replace(number=number)
@@ -185,7 +210,7 @@ class Deployments:
     def activate(self, deployed: Deployed) -> None:
         """Make this the version that restarts begin with, and delete the oldest ones."""
         if deployed.number:
-            self._repository.activate(self._model, deployed.number)
+            self._repository.activate(self._model, deployed.number, self._made_for)
             self._repository.collect_garbage(self._model, keep=_KEEP)
 
     def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:

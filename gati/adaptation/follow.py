@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -17,10 +18,14 @@ from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.settings import Audit, OnAudit
 from gati.adaptation.shadow import Shadow, Ticket
 from gati.adaptation.succession import Succession
-from gati.engine.exits import Prediction
+from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import Auditor, Compared, Decided, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
+
+_NO_CLASS = -1
+
+_log = logging.getLogger(__name__)
 
 OnSample = Callable[[Sample, Prediction], None]  # the sample, and the answer given
 
@@ -111,7 +116,12 @@ class FollowUp:
         needs = self._auditor.needs(decided, ticket.given, base)
         if needs is None:
             return
-        base = needs.known or self._shadow.reference(ticket.x)
+        try:
+            base = needs.known or self._shadow.reference(ticket.x)
+        except Exception:
+            with self._lock:
+                self._auditor.failed(decided, ticket.given, needs.shadows)
+            raise
         found = [(post, epoch, self._looked_up(post, ticket.x, base)) for post, epoch in needs.shadows]
         asked = self._auditor.own(decided, ticket.given, base)
         own = [] if asked is None else self._looked_up(asked, ticket.x, base)
@@ -127,12 +137,16 @@ class FollowUp:
                 self._on_audit(_audit(ticket, each))
 
     def _looked_up(self, post: Post[Deployed], x: Tensor, base: Prediction) -> list[Probed]:
-        """The answer of each setting of a version."""
-        if post.settings:
-            return self._shadow.probe(post.version)(x, base)
-        engine = self._shadow.caches(post.version.served, threaded=self._worker.threaded)
-        said = engine.inline(x)[0]  # only the engine that serves reserves cores
-        return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
+        """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""
+        try:
+            if post.settings:
+                return self._shadow.probe(post.version)(x, base)
+            engine = self._shadow.caches(post.version.served, threaded=self._worker.threaded)
+            said = engine.inline(x)[0]  # only the engine that serves reserves cores
+            return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
+        except Exception:
+            _log.exception("lookups of version %s failed", post.version.number)
+            return [Probed(_NO_CLASS, BASE, False)] * post.watch.settings
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:
         sample = Sample(

@@ -186,13 +186,9 @@ class Recall:
         then do known inputs count for learning and for guards. `tried`: it was drawn for the current proofs,
         which count both kinds.
         """
-        changes: list[tuple[Judgement, int, bool]] = []
         with self._lock:
-            if drawn or tried:
-                for ladder, each in zip(self._ladders, looked.intents, strict=True):
-                    judged = ladder.audited(each, wrong=looked.wrong(base), steers=drawn)
-                    if judged is not None:
-                        changes.append((judged, ladder.level, ladder.alone))
+            audited = drawn or tried
+            changes = self._audited(looked, wrong=looked.wrong(base), drawn=drawn) if audited else []
             if drawn or not looked.known:
                 if looked.seen is not None:
                     scene, wrong = looked.seen.scene, looked.wrong(base)
@@ -213,6 +209,22 @@ class Recall:
             self._fitting = False
         for change in changes:
             self._on_change(*change)
+
+    def lost(self, looked: Looked, *, drawn: bool) -> None:
+        """Count an audit for which the base model has no answer, as if the remembered one were wrong."""
+        with self._lock:
+            changes = self._audited(looked, wrong=True, drawn=drawn)
+        for change in changes:
+            self._on_change(*change)
+
+    def _audited(self, looked: Looked, *, wrong: bool, drawn: bool) -> list[tuple[Judgement, int, bool]]:
+        """Count an audit for the ladders; returns what changes."""
+        found = []
+        for ladder, each in zip(self._ladders, looked.intents, strict=True):
+            judged = ladder.audited(each, wrong=wrong, steers=drawn)
+            if judged is not None:
+                found.append((judged, ladder.level, ladder.alone))
+        return found
 
     def _fit(self) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, original_sample
 from gati.caches import parse_variant
 from gati.composition.composition import Composition
+from gati.composition.engines import graph_backend, graph_kind
 from gati.composition.load import Served
 from gati.engine.exits import BASE
 from gati.errors import AdaptError, DataError, GatiError
@@ -44,8 +45,8 @@ class Promise:
 def promise_of(served: Served, settings: AdaptSettings) -> Promise:
     """The promise of the settings, by default the composition's.
 
-    Raises AdaptError if caches are to be learned for a promise in every class: audits are too few to prove
-    each of them.
+    Raises AdaptError if caches are to be learned for a promise in every class, as audits are too few to prove
+    each of them, or on a backend whose calibration inputs are missing.
     """
     chosen = served.composition
     if chosen.per_class and settings.enabled:
@@ -53,10 +54,27 @@ def promise_of(served: Served, settings: AdaptSettings) -> Promise:
             f"composition '{chosen.name}' promises its agreement in every class, and what is learned from "
             "requests is proven for all classes together; compose without --per-class, or do not adapt"
         )
+    if settings.enabled:
+        _check_calibration(served)
     return Promise(
         chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
         settings.confidence or chosen.confidence or 0.95,
     )
+
+
+def _check_calibration(served: Served) -> None:
+    """Raise AdaptError now if the graphs of new caches could not be made: training would be in vain."""
+    backend = served.composition.backend
+    kind = graph_kind(backend)
+    if kind is None or not kind.calibrated:
+        return
+    try:
+        graph_backend(served.library, backend, calibrate_on=1)
+    except DataError as error:
+        raise AdaptError(
+            f"retraining for {backend} needs the held-out inputs of gati explore, to calibrate new caches: "
+            f"{error}; bring them back, or do not adapt"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,6 @@ from gati.video import Region, open_source
 
 _WINDOW = 200  # frames over which the worst agreement is computed
 _BASE_EVERY = 3  # the base model is timed on one in so many requests
-_BEGIN = ("activated", "reused", "recalling")
 _WARM_UP = 20  # requests before the first timed one
 
 
@@ -218,7 +218,7 @@ def _report(
 ) -> Replayed:
     """Build the report; the base model's latency is its mean over the whole replay."""
     count = len(rows)
-    bounds = [0, *(change.request for change in changes if change.kind in _BEGIN), count]
+    bounds = [0, *_begins(rows, changes), count]
     spans = [(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False) if end > begin]
     after = next((_period(rows, recording, begin, count) for begin, _ in spans[1:2]), None)
     return Replayed(
@@ -232,6 +232,14 @@ def _report(
         losses,
         tuple(row.exit for row in rows),
         tuple(row.class_index for row in rows),
+    )
+
+
+def _begins(rows: Sequence[_Row], changes: Sequence[Change]) -> list[int]:
+    """Where another version or memory starts to answer: a version may also take over after an alarm."""
+    recalls = {change.request for change in changes if change.kind == "recalling"}
+    return sorted(
+        recalls | {at for at, (one, two) in enumerate(pairwise(rows), 1) if one.version != two.version}
     )
 
 

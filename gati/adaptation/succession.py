@@ -65,7 +65,7 @@ class Succession(Roster[Deployed]):
         active, why_not = self._deployments.active()
         post = self._post(active) if active.number else self.serving
         waits = post is not self.serving and not post.may_hit
-        if waits:
+        if waits or why_not:  # the library's own caches were proven before that version served
             self.serving.watch.bring_back()
             self.standing.save()
         self.serve(self.serving if waits else post, trial=post if waits else None)
@@ -86,8 +86,10 @@ class Succession(Roster[Deployed]):
         """Put the new version on trial, even if it has served before.
 
         It was chosen on requests close to its training data, as pictures of a stream are similar: that
-        proves nothing.
+        proves nothing. While certified caches answer instead of stopped ones, an alarm calls for one search.
         """
+        with self._lock:
+            self.alarmed &= not self.may_hit
         if outcome.kind == "kept":
             self._tell("kept", outcome.message, outcome.details)
             return

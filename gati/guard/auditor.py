@@ -49,6 +49,9 @@ class Remembering(Protocol):
     def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the reference's answer to a request that was looked up."""
 
+    def lost(self, looked: Any, *, drawn: bool) -> None:
+        """Count an audit for which the reference has no answer."""
+
 
 @dataclass(frozen=True)
 class Decided(Generic[Version]):
@@ -273,6 +276,31 @@ class Auditor(Generic[Version]):
                 self.compare(post, [each.exit for each in probed], left)
         return found
 
+    def failed(
+        self, decided: Decided[Version], given: Given, shadows: Sequence[tuple[Post[Version], int]]
+    ) -> None:
+        """Count a request for which the reference failed as a disagreement of all that were to be compared.
+
+        Left out, it would be missing among the audits of early answers only: those of misses need no
+        reference, and would prove too much.
+        """
+        drawn = decided.drawn.audit
+        if self.memory is not None and given.looked is not None and (drawn or decided.tried):
+            self.memory.lost(given.looked, drawn=drawn)
+        if drawn:
+            self.audits += 1
+            self.losses += 1
+        audited = [decided.post] if drawn and self._is_of_caches(decided, given) else []
+        for post in (*audited, *(post for post, epoch in shadows if post.watch.epoch == epoch)):
+            if post is not None and self.guarded:
+                post.watch.audited(agreed=[False] * post.watch.settings)
+
+    def _is_of_caches(self, decided: Decided[Version], given: Given) -> bool:
+        """Whether the watch of the version that answered counts the audit of its answer."""
+        post = decided.post
+        may_be_wrong = decided.lookups or (decided.may_hit and not self.exact)
+        return post is not None and may_be_wrong and not given.recalled and post.watch.epoch == decided.epoch
+
     def _audited(
         self, decided: Decided[Version], given: Given, base: Prediction, own: Sequence[Probed]
     ) -> Compared[Version]:
@@ -281,8 +309,7 @@ class Auditor(Generic[Version]):
         agrees = said.class_index == base.class_index
         self.audits += 1
         self.losses += not agrees
-        is_caches = decided.lookups or (decided.may_hit and not self.exact)
-        if post is not None and is_caches and not given.recalled and post.watch.epoch == decided.epoch:
+        if post is not None and self._is_of_caches(decided, given):
             agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
             if decided.level:  # of what is open unproven, only its probe says which setting it is
                 agreed[decided.level - 1] = agrees

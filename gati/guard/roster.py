@@ -30,7 +30,7 @@ class Roster(ABC, Generic[Version]):
     def __init__(self, serving: Post[Version]) -> None:
         self.serving = self.first = serving
         self.trial: Post[Version] | None = None
-        self.alarmed = False  # until caches serve again
+        self.alarmed = False  # until caches are proven again, or better ones were looked for
         self._costs = self.figures(serving)
 
     @property
@@ -211,6 +211,7 @@ class Roster(ABC, Generic[Version]):
         self.bring_back(first)
         if first.may_hit:
             self.serve(first, self.trial)
+            self.alarmed = True  # what was stopped is still to be replaced
             self.on_fell_back(first)
             self.tell("returned", f"version {self.name_of(first)} answers instead: it is certified")
 

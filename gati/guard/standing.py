@@ -142,6 +142,7 @@ class Standing:
         If the saved watch had another promise or less confidence, or the file is damaged, the version is on
         probation. All its proofs together err with probability at most `delta`, by default the model's.
         """
+        was_certified, left = identity in self._certified, settings
         if proven:
             self._certified.add(identity)
 
@@ -170,7 +171,9 @@ class Standing:
                     elif self._surer and watch.may_hit and watch.proven_on:
                         watch.prove_anew()
                     return self._take(identity, watch)
-                proven = proven and watch.may_hit  # made for another promise: only a stop carries over
+                proven = proven and watch.may_hit  # made for another promise: only stops carry over
+                if was_certified and watch.certified < watch.settings:
+                    left = watch.certified if watch.settings == settings else 0
         watch = Watch(
             agreement,
             spend=spend,
@@ -179,6 +182,8 @@ class Standing:
             audits_to_false_alarm=self._audits_to_false_alarm,
             on_event=told,
         )
+        if watch.may_hit and left < settings:
+            watch.restrict(left)
         return self._take(identity, watch)
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:

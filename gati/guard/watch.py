@@ -87,6 +87,11 @@ class Watch:
         return self._ladder.level
 
     @property
+    def certified(self) -> int:
+        """The number of settings that a certificate covers and no guard has withdrawn since."""
+        return self._ladder.certified
+
+    @property
     def may_hit(self) -> bool:
         """Whether early answers may be given."""
         return self.state == "serving"

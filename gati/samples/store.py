@@ -36,7 +36,8 @@ class RecordStore:
 
     `limit_bytes` bounds the records' arrays with an allowance for the rest (the files of a database are
     somewhat larger), `max_age_s` their age in seconds. The oldest go first, in the transaction that adds.
-    `elapsed` is a monotonic clock: a wall clock that jumps ahead does not age records.
+    Records are as new as they were added, whatever a clock that is set back says of them. `elapsed` is a
+    monotonic clock: a wall clock that jumps ahead does not age records.
     """
 
     def __init__(
@@ -135,25 +136,26 @@ class RecordStore:
         limit: int | None = None,
         kind: str | None = None,
     ) -> list[Record]:
-        """The records of `model` no older than `max_age_s`, oldest first.
+        """The records of `model` no older than `max_age_s`, in the order in which they were added.
 
-        `since_s` (seconds since 1970) leaves out older ones, `limit` all but the newest so many, `kind`
-        those of another kind.
+        `since_s` (seconds since 1970) leaves out older ones, `limit` all but the last so many, `kind` those
+        of another kind.
 
         **Raises:** `StorageError` when the database is away, `AdaptError` when it was tampered with.
         """
         self._prepare()
         with sql.translated(self.where):
             table = sql.records
-            newest = (
-                sa.select(table)
+            newest = (  # found in an index: inputs are not sorted
+                sa.select(table.c.id)
                 .where(*self._where(model, since_s, kind))
-                .order_by(table.c.time_s.desc(), table.c.id.desc())
+                .order_by(table.c.id.desc())
                 .limit(limit)
             )
+            kept = sa.select(table).where(table.c.id.in_(newest)).order_by(table.c.id)
             with self._engine.connect() as connection:
-                rows = connection.execute(newest).mappings().all()
-        return [decode(dict(row)) for row in reversed(rows)]
+                rows = connection.execute(kept).mappings().all()
+        return [decode(dict(row)) for row in rows]
 
     def count(self, model: str | None = None, since_s: float | None = None, kind: str | None = None) -> int:
         """Number of records no older than `max_age_s`, of `model` or of all.
@@ -219,25 +221,24 @@ class RecordStore:
         return conditions
 
     def _evict(self, connection: sa.Connection, held: int, now: float) -> _Held:
-        """Drop the oldest of `held` bytes of records that are too old or too much."""
+        """Drop the records that are too old, then the first of `held` bytes until the rest fits."""
         columns = sql.records.c
-        oldest_first = (
-            sa.select(columns.id, columns.time_s, columns.bytes)
-            .order_by(columns.time_s, columns.id)
-            .execution_options(yield_per=_EVICT_AT_ONCE)
-        )
-        gone = _Held(0, 0)
-        last: Any = None
-        with connection.execute(oldest_first) as found:
+        too_old = columns.time_s < now - self.max_age_s
+        counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(columns.bytes), 0))
+        records, size = connection.execute(counted.where(too_old)).one()
+        if records:
+            connection.execute(sql.records.delete().where(too_old))
+        gone, last = _Held(records, int(size)), None
+        if held - gone.bytes <= self.limit_bytes:
+            return gone
+        first = sa.select(columns.id, columns.bytes).order_by(columns.id)
+        with connection.execute(first.execution_options(yield_per=_EVICT_AT_ONCE)) as found:
             for row in found:
-                if row.time_s >= now - self.max_age_s and held - gone.bytes <= self.limit_bytes:
+                if held - gone.bytes <= self.limit_bytes:
                     break
-                gone, last = _Held(gone.records + 1, gone.bytes + row.bytes), row
+                gone, last = _Held(gone.records + 1, gone.bytes + row.bytes), row.id
         if last is not None:
-            place = sa.tuple_(columns.time_s, columns.id)
-            connection.execute(
-                sql.records.delete().where(place <= sa.tuple_(sa.literal(last.time_s), sa.literal(last.id)))
-            )
+            connection.execute(sql.records.delete().where(columns.id <= last))
         return gone
 
 

@@ -26,11 +26,15 @@ _ENTRY = re.compile(r"(\d{12})-[0-9a-f]{32}\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """One entry of a model's history; `time_s` in seconds since 1970."""
+    """One entry of a model's history; `time_s` in seconds since 1970.
+
+    `made_for` is whom the version serves, of several that share the model; empty if it serves all.
+    """
 
     action: Action
     time_s: float
     stack: tuple[int, ...]  # versions to go back to, the active one last; never empty
+    made_for: str = ""
 
     @property
     def version(self) -> int:
@@ -65,7 +69,14 @@ class History:
                 return entry.stack
         return ()
 
-    def append(self, model: str, number: int, action: Action) -> str:
+    def actives(self, model: str) -> dict[str, int]:
+        """The version activated last for each `made_for`, the latest one first."""
+        found: dict[str, int] = {}
+        for entry in reversed(self.entries(model)):
+            found.setdefault(entry.made_for, entry.version)
+        return found
+
+    def append(self, model: str, number: int, action: Action, made_for: str = "") -> str:
         """Write that `number` is active now; returns the entry's path."""
         stack, names = self.stack(model), self._names(model)
         if action == "activate":
@@ -75,7 +86,7 @@ class History:
             stack = below[: len(below) - below[::-1].index(number)] if number in below else (number,)
         last = int(names[-1].split("-")[0]) if names else 0
         path = f"{model}/activations/{last + 1:012d}-{uuid.uuid4().hex}.json"
-        entry = Activation(action=action, time_s=self._clock(), stack=stack)
+        entry = Activation(action=action, time_s=self._clock(), stack=stack, made_for=made_for)
         self._place.put(path, _KIND.text_of(values_of(entry)).encode())
         return path
 

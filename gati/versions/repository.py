@@ -134,6 +134,10 @@ class ModelRepository:
         """The version that serves; None if none was activated."""
         return self._history.active(check_name(model))
 
+    def actives(self, model: str) -> dict[str, int]:
+        """The version activated last for each `made_for`, the latest one first; see `activate`."""
+        return self._history.actives(check_name(model))
+
     def active_token(self, model: str) -> str:
         """Changes whenever a version is activated or rolled back; costs one listing of one folder."""
         return self._history.token(check_name(model))
@@ -142,11 +146,14 @@ class ModelRepository:
         """All activations and rollbacks that are remembered, oldest first."""
         return self._history.entries(check_name(model))
 
-    def activate(self, model: str, number: int) -> None:
-        """Make a version the active one. Raises UnknownVersionError if it does not exist."""
+    def activate(self, model: str, number: int, made_for: str = "") -> None:
+        """Make a version the active one. Raises UnknownVersionError if it does not exist.
+
+        Where several share a model, `made_for` says for whom: each finds its own in `actives`.
+        """
         self.version(model, number)
-        if self.active(model) != number:
-            self._switch(model, number, "activate")
+        if self.active(model) != number or (made_for and self.actives(model).get(made_for) != number):
+            self._switch(model, number, "activate", made_for)
 
     def rollback(self, model: str) -> int:
         """Activate the previously active version and return it; repeated calls go back further.
@@ -177,7 +184,7 @@ class ModelRepository:
     def collect_garbage(self, model: str, keep: int = 5) -> list[int]:
         """Remove all but the newest `keep` versions, and what was left unfinished over an hour ago.
 
-        Never removed: the active version, the one a rollback would go to, and those pinned. Returns what
+        Never removed: the active versions, the one a rollback would go to, and those pinned. Returns what
         was removed.
         """
         if keep < 1:
@@ -201,7 +208,8 @@ class ModelRepository:
         """
         mark = _mark(model, number)
         self._place.put(mark, b"to be removed\n")
-        in_use = {*newest, *self.pinned(model), self.active(model), self._rollback_target(model)}
+        active = {self.active(model), *self.actives(model).values()}
+        in_use = {*newest, *self.pinned(model), *active, self._rollback_target(model)}
         if number not in in_use:
             self._place.remove_version(model, number)
         self._place.remove(mark)
@@ -216,9 +224,9 @@ class ModelRepository:
                 f"{model} version {number} is being removed; choose another or try again"
             )
 
-    def _switch(self, model: str, number: int, action: Action) -> None:
+    def _switch(self, model: str, number: int, action: Action, made_for: str = "") -> None:
         for _ in range(_MOST_ATTEMPTS):
-            entry = self._history.append(model, number, action)
+            entry = self._history.append(model, number, action, made_for)
             self._check_stays(model, number, entry)
             if not self._history.is_overtaken(model, entry):
                 return

@@ -24,6 +24,7 @@ from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
+from gati.errors import first_line
 from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
+_NO_CLASS = -1
 _COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
@@ -289,11 +291,17 @@ class Following:
             self._keep(sent, _said(given.prediction) if decided.may_hit else self._would(found), base)
 
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
-        """The answer of each setting of a version."""
+        """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""
         probe = post.version.probe
-        if probe is not None:
-            return await asyncio.get_running_loop().run_in_executor(self._shared.prober, probe, x, base)
-        said = await _ask(post.version.queue, x)
+        try:
+            if probe is not None:
+                return await asyncio.get_running_loop().run_in_executor(self._shared.prober, probe, x, base)
+            said = await _ask(post.version.queue, x)
+        except Exception as error:  # of any type, like the failures of engines
+            if post.version.gone:
+                raise
+            _log.warning("lookups failed", extra={"version": post.version.name, "reason": first_line(error)})
+            return [Probed(_NO_CLASS, BASE, False)] * post.watch.settings
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:

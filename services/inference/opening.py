@@ -16,9 +16,8 @@ import torch
 from gati.adaptation.probe import Probe, can_probe
 from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
-from gati.composition.engines import graph_files
+from gati.composition.engines import graph_files, graph_kind
 from gati.composition.load import Served
-from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
 from gati.versions.setting import Setting, graph_in
@@ -150,9 +149,8 @@ def _engine(model: OpenedModel, chosen: Composition, folder: Path | None) -> Eng
     """An engine for a composition of the library, or the published version in `folder`."""
     if folder is None:
         return model.engine(chosen)
-    kept, kind = graph_in(folder, chosen.backend), BACKENDS.get(chosen.backend)
-    calibrated = kind is not None and issubclass(kind, GraphBackend) and kind.calibrated
-    if model.library is None or not calibrated or not kept.is_file():
+    kept, kind = graph_in(folder, chosen.backend), graph_kind(chosen.backend)
+    if model.library is None or kind is None or not kind.calibrated or not kept.is_file():
         return model.engine(chosen, folder / "caches")
     # It cannot be made here, where calibration inputs may be missing.
     graphs = kept, graph_files(model.library, [], chosen.backend)[1]

@@ -40,7 +40,6 @@ OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
 _RECORDING = "recording"
 _INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DATATYPES = (*DATATYPES, BYTES)
-_DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of a number that is sent as text
 _MOST_OUTPUTS = 64
@@ -109,7 +108,7 @@ def parse_request(
         _outputs(document.get("outputs"), parameters.get("binary_data_output") is True),
         positive(parameters, "latency_slo_ms"),
         _timeout_ms(parameters),
-        None if parameters.get("priority") is None else priority(parameters["priority"]),
+        priority(parameters.get("priority")),
         place(parameters.get("place")),
     )
 
@@ -142,15 +141,15 @@ def positive(values: Mapping[str, Any], name: str, per_ms: float = 1.0) -> float
     return min(number / per_ms, _LARGEST_TIME_MS)
 
 
-def priority(value: Any) -> int:
-    """Return a priority; 1 is the highest, 0 and None mean the default. Raises `RequestError`."""
-    if value is None or value == 0:
-        return _DEFAULT_PRIORITY
+def priority(value: Any) -> int | None:
+    """Check a priority: 1 is the highest, 0 the default; None without one. Raises `RequestError`."""
+    if value is None:
+        return None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LONGEST_NUMBER:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10:
         raise RequestError(f"`priority` is {_shown(value)}; give a whole number from 1 (first) to 10")
-    return value or _DEFAULT_PRIORITY
+    return value
 
 
 def render_response(

@@ -32,6 +32,7 @@ from services.supervisor import Supervised
 
 _log = logging.getLogger("gati.scheduler")
 
+_DEFAULT_PRIORITY = 2
 _MANY = 8  # requests being processed; with fewer, none is refused for lag
 _QUIET_S = 1.0  # between log lines about refused connections
 # The largest lag of the event loop; beyond it, requests are refused before they are read. Each request takes
@@ -178,17 +179,20 @@ class Scheduler:
         arrived_s: float,
         latency_slo_ms: float | None,
         timeout_ms: float | None,
-        priority: int,
+        priority: int | None,
         traceparent: str | None,
     ) -> Timing:
-        """Return a request's limits. The default timeout is at most `late_factor` times its SLO."""
+        """Return a request's limits. The default timeout is at most `late_factor` times its SLO.
+
+        A `priority` of None or 0 is the default.
+        """
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
                 timeout_ms = min(timeout_ms, self.config.late_factor * latency_slo_ms)
         timeout_ms = min(timeout_ms, self.config.longest_timeout_ms)
-        priority = max(priority, self.config.highest_priority)
-        return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
+        rank = max(priority or _DEFAULT_PRIORITY, self.config.highest_priority)
+        return Timing(arrived_s, latency_slo_ms, timeout_ms, rank, trace_id_of(traceparent))
 
     def entrance(self, name: str) -> Entrance:
         """Return the statistics of requests for `models/NAME` or `pipelines/NAME`."""

@@ -14,7 +14,7 @@ from services.scheduler import documents
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
-from services.scheduler.protocol import HEADER_LENGTH, priority, render_response
+from services.scheduler.protocol import HEADER_LENGTH, render_response
 from services.scheduler.reading import read_inference
 from services.scheduler.replies import BINARY, JSON, Json, Made, without_folders
 from services.scheduler.scheduler import scheduler_of
@@ -131,7 +131,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             arrived_s,
             asked.latency_slo_ms,
             asked.timeout_ms,
-            priority(asked.priority),
+            asked.priority,
             request.headers.get("traceparent"),
         )
         parameters = scheduler.asked(kind, timing, asked.place)

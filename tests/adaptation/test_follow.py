@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,8 @@ from gati.adaptation.succession import Succession
 from gati.engine.exits import Prediction
 from gati.guard.draws import Draws
 from gati.guard.standing import Standing
+from gati.versions.lineage import Lineage
+from gati.versions.repository import ModelRepository
 
 
 class Waiting:
@@ -122,6 +126,52 @@ def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> 
     assert requests.counted == (2, 1)
 
 
+def test_where_the_reference_fails_early_answers_count_as_wrong() -> None:
+    """Audits of misses need none: they were counted alone, and nothing ever stopped the caches."""
+    requests = Requests()
+
+    def reference(x: Any) -> Prediction:
+        raise MemoryError
+
+    requests.world.reference = reference  # type: ignore[method-assign]
+    for answer in (RIGHT, TRUE) * 3:
+        requests(answer)
+        with suppress(MemoryError):  # as the background does
+            requests.settle()
+    assert requests.counted == (6, 3) and requests.follow.losses == 3
+    while requests.succession.may_hit:
+        requests(RIGHT)
+        with suppress(MemoryError):
+            requests.settle()
+    assert requests.changes == ["alarm"]
+
+
+@pytest.mark.parametrize("settings", [True, False])
+def test_a_version_on_trial_that_fails_hides_nothing_of_the_one_that_serves(settings: bool) -> None:
+    """All audits were lost with the lookups that failed: the guard was blind, and the trial went on."""
+    requests = Requests()
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    version = requests.world.version(1)
+    requests.succession.take(
+        RenewalOutcome("activated", version if settings else version._replace(settings=()), "")
+    )
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError
+
+    requests.world.probe = requests.world.caches = fails  # type: ignore[method-assign]
+    for _ in range(20):
+        requests(RIGHT)
+        requests(WRONG)
+        requests.settle()
+        if requests.succession.trial is None or not requests.succession.may_hit:
+            break
+    assert requests.follow.losses == requests.follow.audits / 2 > 0
+    trial = requests.succession.trial
+    assert trial is not None and trial.watch.proof is not None
+    assert trial.watch.proof.losses == trial.watch.proof.audits > 0
+
+
 def test_audits_of_before_an_alarm_prove_nothing_after_it() -> None:
     requests = Requests(limit=1000)
     for _ in range(100):
@@ -190,6 +240,25 @@ def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> 
     assert requests.succession.standing.spending.used == spent + 1
 
 
+@pytest.mark.parametrize("library_answers", [True, False])
+def test_an_alarm_calls_for_a_search_though_the_library_answers_instead(library_answers: bool) -> None:
+    """The library's caches took over, the alarm was forgotten, and nothing was retrained."""
+    requests = Requests()
+    succession, first = requests.succession, requests.succession.first
+    first.nested = library_answers
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    prove(requests)
+    stopped = succession.serving
+    assert stopped is not first and not succession.alarmed
+    while stopped.may_hit:
+        requests(WRONG)
+        requests.settle()
+    assert succession.may_hit is library_answers and succession.alarmed
+    succession.take(RenewalOutcome("kept", succession.serving.version, ""))
+    assert succession.alarmed is not library_answers  # lest a search follow every other one
+
+
 def prove(requests: Requests) -> None:
     while requests.succession.trial is not None:
         requests(RIGHT)
@@ -198,7 +267,7 @@ def prove(requests: Requests) -> None:
 
 def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) -> None:
     """Version 2 was proven, then 1 was brought back in its place; a restart let 2 take over at once."""
-    made = SimpleNamespace(version=1), SimpleNamespace(version=2)
+    made = [SimpleNamespace(version=number, lineage=Lineage("0" * 64)) for number in (1, 2)]
     repository: Any = SimpleNamespace(versions=lambda model: made, history=lambda model: [made[1], made[0]])
     served: Any = SimpleNamespace(composition=composition(0))
     deployments = Deployments(served, repository, "model", tmp_path)
@@ -209,6 +278,51 @@ def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) ->
     assert newest is not None and newest.number == 2
 
 
+def test_compositions_keep_their_own_active_versions(tmp_path: Path) -> None:
+    """They share a folder: one began anew whenever another one had activated a version since."""
+    repository, world = ModelRepository(tmp_path / "versions"), World(np.random.default_rng(0))
+
+    def of(name: str, backend: str = "torch") -> Deployments:
+        served: Any = SimpleNamespace(composition=replace(composition(0), name=name, backend=backend))
+        deployments = Deployments(served, repository, "model", tmp_path)
+        deployments.open = world.version  # type: ignore[method-assign]
+        return deployments
+
+    def activate(deployments: Deployments) -> int:
+        number = repository.publish("model", {"a": b"1"}, Lineage("0" * 64, tags={"made_for": "no one"}))
+        deployments.activate(world.version(number))
+        return number
+
+    def active(deployments: Deployments) -> int:
+        return deployments.active()[0].number
+
+    first = repository.publish("model", {"a": b"1"}, Lineage("0" * 64))
+    repository.activate("model", first)  # by an earlier Gati: anybody's
+    default, careful, compiled = of("default"), of("careful"), of("default", "torch-compile")
+    assert active(default) == active(compiled) == first
+    own, other = activate(default), activate(compiled)
+    assert (active(default), active(compiled)) == (own, other) and active(careful) == first
+    newer = [activate(default) for _ in range(25)][-1]
+    assert (active(default), active(compiled)) == (newer, other)
+    assert repository.version("model", other), "it is not collected either"
+    careful.activate(world.version(newer))
+    activate(default)
+    assert active(careful) == newer
+    repository.rollback("model")
+    assert active(default) == active(compiled) == newer, "what an operator does counts for all"
+
+
+def test_a_version_of_another_composition_is_not_taken_for_the_newest(tmp_path: Path) -> None:
+    repository, world = ModelRepository(tmp_path / "versions"), World(np.random.default_rng(0))
+    for name in ("default on torch", "default on torch-compile"):
+        repository.publish("model", {"a": b"1"}, Lineage("0" * 64, tags={"made_for": name}))
+    served: Any = SimpleNamespace(composition=composition(0))
+    deployments = Deployments(served, repository, "model", tmp_path)
+    deployments.open = world.version  # type: ignore[method-assign]
+    newest, _ = deployments.newest()
+    assert newest is not None and newest.number == 1
+
+
 @pytest.mark.parametrize(
     ("activated_s", "scene", "is_taken_up"),
     [(999.0, True, True), (None, True, True), (1001.0, True, False), (999.0, False, False)],
@@ -217,8 +331,9 @@ def test_what_was_published_and_not_activated_is_taken_up_by_the_next_process(
     tmp_path: Path, activated_s: float | None, scene: bool, is_taken_up: bool
 ) -> None:
     """Not what a user has published without activating it, nor what a rollback has left behind."""
-    made = SimpleNamespace(version=3, created=datetime.fromtimestamp(1000.0, UTC).isoformat())
-    entry = SimpleNamespace(version=2, time_s=activated_s)
+    created = datetime.fromtimestamp(1000.0, UTC).isoformat()
+    made = SimpleNamespace(version=3, created=created, lineage=Lineage("0" * 64))
+    entry = SimpleNamespace(version=2, time_s=activated_s, made_for="")
     repository: Any = SimpleNamespace(
         versions=lambda model: [made],
         version=lambda model, number: made,
@@ -258,7 +373,10 @@ def test_a_trial_that_goes_on_after_a_restart_has_to_be_faster_still(tmp_path: P
     assert again.succession.trial is None and again.succession.serving.deployed.number == 1
 
 
-def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why_not", ["", "it is damaged"])
+def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this_time(
+    tmp_path: Path, why_not: str
+) -> None:
     """The library's own caches were stopped and proven again; then another version served."""
     first = Requests(path=tmp_path / "standing.json")
     while first.succession.may_hit:
@@ -272,6 +390,8 @@ def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this
     first.succession.standing.save()
     again = Requests(path=tmp_path / "standing.json")
     again.world.activated = 1  # of which nothing is proven
+    if why_not:
+        again.world.active = lambda: (again.world.version(0), why_not)  # type: ignore[method-assign]
     again.succession.begin(0)
     assert again.succession.serving.deployed.number == 0 and not again.succession.may_hit
     once_more = Requests(path=tmp_path / "standing.json")

@@ -15,7 +15,14 @@ from torch import Tensor
 from gati.adaptation.contenders import NewCaches, StopWatch, Work
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.probe import Probe
-from gati.adaptation.renewal import Promise, Renewal, RenewalOutcome, _worth_it, candidate_blocks
+from gati.adaptation.renewal import (
+    Promise,
+    Renewal,
+    RenewalOutcome,
+    _worth_it,
+    candidate_blocks,
+    promise_of,
+)
 from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.samples import Sample, Samples, recorded, restored
 from gati.adaptation.scene import nearest_scene, scene_signature
@@ -162,6 +169,20 @@ def test_a_version_on_a_calibrated_backend(
     again = open_version(there, folder, graphs=graphs).engine  # as it was kept
     for answer, other in zip(again(x), engine(x), strict=True):
         assert answer.exit == other.exit and torch.equal(answer.probabilities, other.probabilities)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime-int8-lookups", "openvino-int8-lookups", "openvino-int8"])
+def test_missing_calibration_inputs_are_told_before_anything_is_trained(served: Served, backend: str) -> None:
+    """Retraining took its time, and failed at the end, again and again."""
+    if not BACKENDS[backend].installed():
+        pytest.skip(f"backend {backend} is not installed")
+    there = replace(served, composition=replace(served.composition, backend=backend))
+    with pytest.raises(
+        AdaptError, match=rf"retraining for {backend} needs the held-out inputs.*do not adapt"
+    ):
+        promise_of(there, AdaptSettings())
+    assert promise_of(there, AdaptSettings(enabled=False)).accuracy == 0.95
+    assert promise_of(served, AdaptSettings()).accuracy == 0.95
 
 
 def test_the_base_model_and_the_serving_caches_stay_bit_for_bit(tmp_path: Path) -> None:

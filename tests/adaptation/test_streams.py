@@ -12,13 +12,18 @@ from gati.guard.proof import Spending
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("stretch", [0, 100], ids=["room in the queue", "queue full half of the time"])
-def test_no_more_streams_break_a_promise_than_delta_allows(tmp_path: Path, stretch: int) -> None:
-    """With retraining, versions brought back, memory, stops, restarts; most caches must not pass."""
-    found = summary([run(seed, tmp_path, 6_000, stretch=stretch) for seed in range(40)])
-    assert found["broken_streams"] <= found["allowed"]
+def test_no_more_streams_break_a_promise_than_delta_allows(tmp_path: Path) -> None:
+    """With retraining, versions brought back, memory, stops, restarts; most caches must not pass.
+
+    Half of the streams have room in the queue of audits, the others find it full half of the time.
+    """
+    room = [run(seed, tmp_path, 6_000, stretch=0) for seed in range(24)]
+    full = [run(seed, tmp_path, 6_000, stretch=100) for seed in range(16, 40)]
+    for each in (room, full, room + full):
+        found = summary(each)
+        assert found["broken_streams"] <= found["allowed"]
+        assert found["early"] > 0.3
     assert found["alarms_timed"] > 10 and found["delay_of_theory"] <= 2.0
-    assert found["early"] > 0.3
 
 
 def test_the_streams_would_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,5 +33,5 @@ def test_the_streams_would_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """
     monkeypatch.setattr(Spending, "next", lambda self: self.delta)
     monkeypatch.setattr("benchmarks.promise_streams._kept", lambda standing: None)
-    found = summary([run(seed, tmp_path, 17_280) for seed in range(20)])
+    found = summary([run(seed, tmp_path, 17_280) for seed in range(10)])
     assert found["broken_streams"] > found["allowed"]

@@ -141,6 +141,24 @@ def test_another_promise_is_proven_anew_and_a_stop_stays_one(tmp_path: Path) -> 
     assert Standing(0.05, path).watch("a", 0.9, proven=True).state == "probation"
 
 
+@pytest.mark.parametrize(("settings", "left"), [(3, 2), (4, 0)])
+def test_what_the_guard_withdrew_does_not_come_back_with_another_promise(
+    tmp_path: Path, settings: int, left: int
+) -> None:
+    """Under a higher promise, the setting that broke the lower one answered at once."""
+    standing = Standing(0.05, tmp_path / "standing.json")
+    watch = standing.watch("a", 0.95, proven=True, settings=3)
+    while watch.level == 3:
+        watch.audited(agreed=[True, True, False])
+    assert watch.level == 2 and watch.may_hit
+    again = Standing(0.05, tmp_path / "standing.json").watch("a", 0.97, proven=True, settings=settings)
+    assert (again.level, again.may_hit) == (left, left > 0)
+    other = standing.watch("b", 0.99, proven=False, settings=3)
+    while not other.may_hit:
+        other.audited(agreed=[True, True, True])
+    assert standing.watch("b", 0.97, proven=True, settings=3).level == 3, "nothing of it was withdrawn"
+
+
 def test_what_was_proven_with_less_confidence_is_proven_anew(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     standing = Standing(0.2, path)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,10 @@ def train_once() -> None:
 
     def known(*arguments: Any, **options: Any) -> Any:
         if not found:
-            found.append(retrain(*arguments, **options))
+            # a busy machine trains no less
+            made = retrain(*arguments, **{**options, "clock": time.process_time})
+            first = max(0, made.aimed - 1)  # two settings are as good as ten, each of which is a file
+            found.append(replace(made, settings=made.settings[first : first + 2], aimed=made.aimed - first))
         return found[0]
 
     renewal.retrain = known

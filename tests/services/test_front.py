@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gati.errors import CancelledError, OverloadError
+from gati.errors import CancelledError, OverloadError, RequestError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
 from services.scheduler.bodies import unless_gone
@@ -25,6 +25,7 @@ from services.scheduler.entrance import Demand
 from services.scheduler.front import Front, _Asked
 from services.scheduler.lag import Lag, Shares
 from services.scheduler.models import Model
+from services.scheduler.protocol import parse_request, priority
 from services.scheduler.scheduler import Scheduler
 from services.web import web_server
 from tests.waiting import in_the_end
@@ -139,6 +140,24 @@ def test_clients_get_no_more_time_or_haste_than_is_allowed() -> None:
     for scheduler, expected in ((strict, (100.0, 3)), (usual, (600_000.0, 1))):
         found = scheduler.timing(0.0, None, 1e12, 1, None)
         assert (found.timeout_ms, found.priority) == expected
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"priority": None}, {"priority": 0}, {"priority": "0"}, {"priority": 2}]
+)
+def test_the_default_priority_is_the_same_however_it_is_asked_for(asked: dict[str, Any]) -> None:
+    tensor = {"name": "input", "shape": [1, 1], "datatype": "FP32", "data": [0.0]}
+    found = parse_request(json.dumps({"inputs": [tensor], "parameters": asked}).encode())
+    scheduler = Scheduler(ServeConfig(), {}, {})
+    assert scheduler.timing(0.0, None, None, found.priority, None).priority == 2
+    assert scheduler.timing(0.0, None, None, priority(asked.get("priority")), None).priority == 2
+
+
+@pytest.mark.parametrize("wrong", [False, True, 0.0, 11, -1, ""])
+def test_what_is_not_a_priority_is_refused(wrong: object) -> None:
+    """`false` and 0.0 equal 0, and were taken for the default."""
+    with pytest.raises(RequestError, match="`priority` is"):
+        priority(wrong)
 
 
 def test_bodies_that_never_come_keep_nobody_out() -> None:

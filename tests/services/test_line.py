@@ -182,6 +182,25 @@ def test_a_reference_that_fails_drops_everything_drawn_at_that_moment() -> None:
     run(test)
 
 
+def test_a_version_on_trial_that_fails_hides_nothing_of_the_one_that_serves() -> None:
+    """All audits were lost with the lookups that failed: the guard was blind."""
+
+    async def test() -> None:
+        house, early = House(), Answers(0, HIT)
+        house.base.at_once = True
+        serving, waiting = house.version("a"), house.version("b", proven=False, early=early)
+        for count, (exit, class_index) in enumerate(((HIT, 3), (MISS, 0), (HIT, 0)), 1):
+            await house.answer(serving, exit, class_index, beside=waiting)
+            early.asked[-1].set_exception(BackendError("out of memory"))
+            await settle()
+            assert serving.watch is not None and serving.watch.audits == count
+            assert waiting.watch is not None and waiting.watch.proof is not None
+            assert waiting.watch.proof.losses == waiting.watch.proof.audits == count
+        assert (house.counts.agreed, house.counts.disagreed, house.counts.left_out) == (2, 1, 0)
+
+    run(test)
+
+
 def test_a_request_without_an_answer_gives_its_place_back() -> None:
     async def test() -> None:
         house = House(places=2)
