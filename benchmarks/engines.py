@@ -23,9 +23,9 @@ from gati.composition.costs import as_composed
 from gati.composition.load import Served, open_served
 from gati.evaluation.bench import float32_classes
 from gati.evaluation.timing import BenchEntry, measure_latency
-from gati.exploration.itself import ITSELF
 from gati.exploration.library import CERTIFY, Library
 from gati.model.data import load_data
+from gati.variants import ITSELF
 
 
 def main() -> int:

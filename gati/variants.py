@@ -1,4 +1,4 @@
-"""Names of variants, and their earlier names."""
+"""Names of variants, their earlier names, and the variant that is the network itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 # Of the families that Gati brings; written into what names variants. Up to 1, `pool` and `conv` were names of
 # our own weaker forms; since 2 they are those of the publication.
 FAMILIES = 2
+
+ITSELF_NAME = "itself"  # the companion that is the network, see `gati.exploration.itself`
+ITSELF = f"companion({ITSELF_NAME})"
 
 _CALLED_NOW = {"pool": "pool-linear", "conv": "conv2d"}
 _FAMILY = re.compile(r"\s*([a-z][a-z0-9_-]*)")

@@ -98,7 +98,7 @@ def explore(
     A companion is a smaller network for the same classes. It runs first and answers what it is sure of, so
     compose also considers cascades, and certifies them. The library stores all it needs of the companion.
     'itself' is MODEL: on CPUs, lookups may run in 8-bit integers, so the network in 8-bit integers answers
-    what it is sure of, and in float32 what is left.
+    what it is sure of, and in float32 what is left. By default it is offered, unless it is large.
 
     With --ray, groups of caches train on the cluster's workers; if a worker dies, another one resumes its
     group. Latencies are measured on this machine: run it on the machine that will serve. See docs/ray.md.

@@ -83,7 +83,7 @@ Slowdown = Annotated[
     typer.Option(
         metavar="SHARE",
         help="Limit on the cost of all lookups for an input that misses every cache, as a share of the "
-        "network's latency; default: 0.5. With 0.05 the slowest answers are as fast as without caches.",
+        "network's latency; default: 1. With 0.05 the slowest answers are as fast as without caches.",
     ),
 ]
 CertifyData = Annotated[

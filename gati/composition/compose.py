@@ -50,7 +50,7 @@ def compose(
 
     `accuracy` is the required agreement with the base model. `memory_bytes` limits the caches' weights and
     may be written like `"256MiB"`. `slowdown` limits the time that all lookups together add to a request that
-    misses every cache, as a share of the base model's time: "auto" is 0.5, None no limit. `per_class`
+    misses every cache, as a share of the base model's time: "auto" is 1, None no limit. `per_class`
     certifies the agreement in every class. `placement` "auto" takes the better one of those measured.
 
     `backend` runs network and lookups; "auto" takes the fastest installed one, measured on first use

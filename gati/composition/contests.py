@@ -31,6 +31,7 @@ PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
 FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # if the engine runs each
 TRIFLE = 0.002  # exits that save less than this share of the mean latency are dropped
+REPAYS = 0.1  # or less than this share of what a miss takes longer: few inputs would pay for the mean's sake
 LEAST_SAVING = 0.03  # share of the network's latency; less may be an error of measuring, and misses cost more
 
 
@@ -130,12 +131,13 @@ def path_within(
 
 
 def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
-    """Drop exits that save almost nothing: each is one more cut in the network, and often due to chance."""
+    """Drop exits that save almost nothing, often by chance, or little for what they add to a miss."""
     for pair in chosen:
         fewer = tuple(other for other in chosen if other != pair)
         before, after = instance.outcome(chosen), instance.outcome(fewer)
+        least = max(TRIFLE, REPAYS * float(instance.penalty_ms[pair[0]]) / instance.base_ms)
         if (
-            after.mean_latency_ms <= (1.0 + TRIFLE) * before.mean_latency_ms
+            after.mean_latency_ms <= (1.0 + least) * before.mean_latency_ms
             and after.disagreements <= budget + ROUNDING
         ):
             chosen = fewer

@@ -17,7 +17,7 @@ from gati.errors import LibraryError
 from gati.exploration.library import Library, Manifest
 from gati.files import atomic_write_text
 from gati.types import Profile, Trial
-from gati.variants import FAMILIES, as_called_now
+from gati.variants import FAMILIES, ITSELF, as_called_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,14 +183,15 @@ def measure(
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # fails before a model is loaded
     pieces = pieces or Pieces(library)
+    offers_itself = found.same_network_as is not None
     if isinstance(found, SegmentBackend):
-        traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
+        traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces, offers_itself)
 
         def measured(each: TracedModel) -> GraphCosts:
             return measure_segments(each, profile, backend, caches, progress)
     else:
         executes = graph_backend(library, backend, calibrate_on=FEW_INPUTS)
-        traced, caches = to_measure(library, pieces)
+        traced, caches = to_measure(library, pieces, offers_itself)
 
         def measured(each: TracedModel) -> GraphCosts:
             convert = pieces.convert if each is traced else None
@@ -205,21 +206,28 @@ def measure(
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 
-def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str, tuple[str, LearnedCache]]]:
-    """Return the network, cut at all places to measure, and the caches to measure, each with its block."""
+def to_measure(
+    library: Library, pieces: Pieces, offers_itself: bool
+) -> tuple[TracedModel, dict[str, tuple[str, LearnedCache]]]:
+    """Return the network, cut at all places to measure, and the caches to measure, each with its block.
+
+    The network itself is among them only where its lookup is in another precision (`offers_itself`).
+    """
     from gati.costs.graph import places_to_measure
 
-    traced, caches = pieces.traced, _one_of_each(library, pieces)
+    traced, caches = pieces.traced, _one_of_each(library, pieces, offers_itself)
     pieces.cuts.update(places_to_measure(library.manifest.profile, caches))
     return traced, caches
 
 
-def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:
+def _one_of_each(
+    library: Library, pieces: Pieces, offers_itself: bool
+) -> dict[str, tuple[str, LearnedCache]]:
     """One cache for each architecture and shape of hidden output, with its block."""
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
     trials_by_key: dict[str, list[Trial]] = {}
     for trial in library.trials:
-        if trial.status == "trained":
+        if trial.status == "trained" and (offers_itself or trial.variant != ITSELF):
             trials_by_key.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
     middle = {key: trials[len(trials) // 2] for key, trials in trials_by_key.items()}
     return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}

@@ -44,7 +44,9 @@ class EngineAnswers:
         self._library = library
         self._pieces = pieces
         self._backend = graph_backend(library, backend)
-        self._inputs, _ = pieces.held_out
+        self._inputs, self._split = pieces.held_out
+        self._rows = np.arange(len(self._inputs))
+        self._of_split: dict[int, EngineAnswers] = {}
         self._blocks = {trial.trial_id: trial.block for trial in library.trials}
         self._answers: dict[Setting, Answers] = {}
         self._models: dict[Setting, bytes] = {}
@@ -62,11 +64,23 @@ class EngineAnswers:
             score = self._pieces.cache(trial_id).selector(probabilities)
         return TrialOutcomes(score.numpy().astype(np.float32), probabilities.argmax(1).numpy())
 
+    def of_split(self, split: int) -> EngineAnswers:
+        """Return the answers of the same engine to the inputs of one split; -1 stands for all others.
+
+        Running an engine takes long, and what is chosen on one split must not look at the other.
+        """
+        if split not in self._of_split:
+            self._of_split[split] = self._over(self._inputs, np.flatnonzero(self._split == split))
+        return self._of_split[split]
+
     def elsewhere(self, inputs: Data) -> EngineAnswers:
-        """Return the answers of the same engine to other inputs; both share converted networks."""
+        """Return the answers of the same engine to other inputs."""
+        return self._over(inputs, np.arange(len(inputs)))
+
+    def _over(self, inputs: Data, rows: NDArray[np.int64]) -> EngineAnswers:
+        """The same engine for `rows` of `inputs`; both share converted networks."""
         other = copy.copy(self)
-        other._inputs = inputs
-        other._answers = {}
+        other._inputs, other._rows, other._answers, other._of_split = inputs, rows, {}, {}
         return other
 
     def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
@@ -75,16 +89,16 @@ class EngineAnswers:
 
     def _ask(self, path: Iterable[Setting]) -> None:
         wanted = sorted(setting for setting in set(path) if setting not in self._answers)
-        self._cut_for(wanted)
-        unknown = [setting for setting in wanted if setting not in self._models]
-        for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
-            settings = list(group)
-            for setting, model in zip(settings, self._assembled(settings), strict=True):
-                self._models[setting] = model
-                self._answers[setting] = self._answered(setting)
+        self._convert(wanted)
         for setting in wanted:
-            if setting not in self._answers:
-                self._answers[setting] = self._answered(setting)
+            self._answers[setting] = self._answered(setting)
+
+    def _convert(self, settings: Sequence[Setting]) -> None:
+        self._cut_for(settings)
+        unknown = sorted(setting for setting in settings if setting not in self._models)
+        for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
+            alike = list(group)
+            self._models.update(zip(alike, self._assembled(alike), strict=True))
 
     def _cut_for(self, settings: Sequence[Setting]) -> None:
         """Cut every further graph after the blocks of all these settings, so that they share pieces."""
@@ -101,7 +115,7 @@ class EngineAnswers:
     def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
         """Write the networks that `graph_files` names: with these exits, and without any."""
         settings: tuple[Setting, Setting] = (tuple(exits), ())
-        self._ask(settings)
+        self._convert(settings)
         for path, setting in zip(
             graph_files(self._library, exits, self._backend.name), settings, strict=True
         ):
@@ -111,10 +125,12 @@ class EngineAnswers:
         """The engine's answers with these exits; inputs that neighbouring settings decide are not run."""
         neighbours = _neighbours(setting, self._answers)
         if neighbours is None:
-            return self._run(self._models[setting], np.arange(len(self._inputs)))
-        (left_at, answer), (left_earlier_at, other_answer) = neighbours
-        open_rows = np.flatnonzero((left_at != left_earlier_at) | (answer != other_answer))
-        left_at, answer = left_at.copy(), answer.copy()
+            open_rows = self._rows
+            left_at, answer = (np.full(len(self._inputs), -1, dtype=np.int64) for _ in range(2))
+        else:
+            (left_at, answer), (left_earlier_at, other_answer) = neighbours
+            open_rows = np.flatnonzero((left_at != left_earlier_at) | (answer != other_answer))
+            left_at, answer = left_at.copy(), answer.copy()
         left_at[open_rows], answer[open_rows] = self._run(self._models[setting], open_rows)
         return left_at, answer
 
@@ -177,12 +193,18 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
     return executes
 
 
+def graph_kind(backend: str) -> type[GraphBackend] | None:
+    """The class of a backend that compiles graphs, installed or not; None for any other."""
+    kind = BACKENDS.get(backend)
+    return kind if kind is not None and issubclass(kind, GraphBackend) else None
+
+
 def graph_files(
     library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
 ) -> tuple[Path, Path]:
     """Return the files of the converted networks with and without these exits, named by a content hash."""
-    kind = BACKENDS.get(backend)
-    stored_as = kind.stored_as if kind is not None and issubclass(kind, GraphBackend) else "onnx"
+    kind = graph_kind(backend)
+    stored_as = "onnx" if kind is None else kind.stored_as
     origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"
     base = hashlib.sha256(origin.encode())
     early_exit = base.copy()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gati.composition.candidates import lookup_cost
 from gati.composition.composition import COARSE_LOOKUPS, REDUCED, Composition, Exit
 from gati.composition.costs import as_composed
 from gati.composition.headroom import ExitHeadroom
@@ -64,6 +65,7 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
         rivals = sum(
             trial.block_index == exit_.block_index
             and trial.status == "trained"
+            and lookup_cost(trial, exit_.placement) is not None
             and trial.trial_id != exit_.trial_id
             for trial in library.trials
         )

@@ -67,7 +67,7 @@ def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list
             _log.info("backend %s is not compared: %s", name, error)
     if not graph_names:
         return alone_ms
-    traced, _ = to_measure(library, pieces)
+    traced, _ = to_measure(library, pieces, offers_itself=True)
     graphs: list[Graph] = []
     for name in graph_names:
         backend = graph_backend(library, name, calibrate_on=FEW_INPUTS)

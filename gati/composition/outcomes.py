@@ -147,7 +147,9 @@ class EngineOutcomes(SplitOutcomes):
 def outcomes_of(library: Library, split: int) -> SplitOutcomes:
     """Return the outcomes of one split on the backend of the library's latencies."""
     answers = library.answers if isinstance(library, CostedLibrary) else None
-    return SplitOutcomes(library, split) if answers is None else EngineOutcomes(library, split, answers)
+    if answers is None:
+        return SplitOutcomes(library, split)
+    return EngineOutcomes(library, split, answers.of_split(split))
 
 
 def cost_of(problem: Problem, candidate: Candidate) -> ExitCost:

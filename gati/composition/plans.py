@@ -18,8 +18,9 @@ from gati.types import Placement, Profile, Trial
 
 CLEARLY_FASTER = 0.85
 # Time that lookups may add to an input that misses every cache, as a share of the network's time. A student
-# or companion that answers four of five inputs may well take a third.
-SLOWDOWN = 0.5
+# that answers four of five inputs may well take a third, and the network itself in 8-bit integers two. What
+# such lookups must save grows with what they add, see `contests.REPAYS`.
+SLOWDOWN = 1.0
 
 
 @dataclass(frozen=True)

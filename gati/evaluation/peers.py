@@ -81,7 +81,8 @@ def _best_trial_a_block(library: Library) -> dict[str, Trial]:
 
     best: dict[str, Trial] = {}
     for trial in library.trials:
-        if (trial.status == "trained" and trial.block in reach) and (
+        measured = trial.status == "trained" and trial.lookup_ms is not None  # the network itself is not
+        if (measured and trial.block in reach) and (
             trial.block not in best or worth(trial) > worth(best[trial.block])
         ):
             best[trial.block] = trial

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gati.caches import Companion, Reader, Reading, companion_variant
 from gati.errors import DataError, ModelError, one_line
-from gati.exploration.itself import ITSELF, ITSELF_NAME, Placed, measure_itself, measured
+from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
 from gati.exploration.prepare import PreparedModel
 from gati.exploration.progress import Progress
@@ -30,6 +30,7 @@ from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
+from gati.variants import ITSELF, ITSELF_NAME
 
 _TRIED = 64  # inputs on which a companion is checked
 _ROW_TOLERANCE = 1e-3

@@ -22,6 +22,7 @@ from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
 from gati.exploration.distributed import opened_executor, trained_on
+from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.network import Network, example_of, probe_of
@@ -32,7 +33,7 @@ from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
-from gati.variants import FAMILIES
+from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
 
 
@@ -107,7 +108,8 @@ def explore(
     - `companions`: (model, checkpoint) pairs of smaller networks with the network's classes. If they have
       more classes, names must identify the network's among them. Each becomes a cache at the input and is
       stored in the library, which then needs neither its code nor its checkpoint. With companions, `variants`
-      may be empty: then nothing is trained. `("itself", None)` is the network, see `gati.exploration.itself`.
+      may be empty: then nothing is trained. `("itself", None)` is the network, see `gati.exploration.itself`;
+      on CPUs it is among the default variants, unless it is large or reads sequences.
     - `ray`: train on the Ray cluster at this address; `"auto"` means the cluster of this machine, `"local"`
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
@@ -188,6 +190,8 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
+        if asked.defaults and blocks is None and ITSELF not in (each.variant for each in candidates):
+            accompanying += offer_itself(prepared, library, seed=seed, progress=reporter)
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
                 prepared,

@@ -1,8 +1,9 @@
 """The network itself as a companion, at the input and behind its first block.
 
-In float32 that would only do the same work twice. But where lookups run in 8-bit integers, it is a network of
-half the cost that nearly always gives the same answer: it answers first, and the float32 network answers what
-it is not sure of. Behind the first block, a student at the input can answer before it does.
+In float32 that would only do the same work twice, so it has no cost there, and is never composed. But where
+lookups run in 8-bit integers, it is a network of half the cost that nearly always gives the same answer: it
+answers first, and the float32 network answers what it is not sure of. Behind the first block, a student at
+the input can answer before it does.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from gati.caches import Companion, Reading, companion_variant, save_cache
+from gati.caches import Companion, Reading, save_cache
+from gati.engine.backends import BACKENDS
 from gati.errors import ModelError
 from gati.exploration.candidates import trial_name
 from gati.exploration.library import Library, TrialOutcomes
@@ -25,12 +29,12 @@ from gati.exploration.state import FinishedTrial
 from gati.exploration.train import Learner
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.program import as_module
-from gati.types import Trial
+from gati.types import Trial, TrialId
+from gati.variants import ITSELF
 
-ITSELF_NAME = "itself"
-ITSELF = companion_variant(ITSELF_NAME)
 _LATEST = 0.3  # share of the network's time after which its rest is no longer offered
-_LEAST_AGREEMENT = 0.999  # of the rest of the network with the network, both in float32
+_LARGEST_BYTES = 128 * 2**20  # of a network that is offered by default: the library stores it twice
+_COMPARED = 64  # inputs on which the rest of the network is compared with all of it
 
 
 class Placed(NamedTuple):
@@ -41,26 +45,63 @@ class Placed(NamedTuple):
     companion: Companion
 
 
+def offer_itself(
+    prepared: PreparedModel, library: Library, *, seed: int, progress: Progress
+) -> list[FinishedTrial]:
+    """As `measure_itself` if it may pay and its copies are not large; nobody has asked for it.
+
+    Networks that read sequences are left out: a companion would fix their length.
+    """
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in prepared.module.state_dict().values())
+    if (
+        prepared.device.type != "cpu"
+        or prepared.loaded.preprocessing.tensors is not None
+        or kept > _LARGEST_BYTES
+        or INPUT not in prepared.traced.blocks
+        or not any(kind.same_network_as and kind.installed() for kind in BACKENDS.values())
+    ):
+        return []
+    try:
+        return measure_itself(prepared, library, seed=seed, progress=progress)
+    except ModelError as error:
+        progress.note(f"left out {ITSELF}: {error}")
+        return []
+
+
 def measure_itself(
     prepared: PreparedModel, library: Library, *, seed: int, progress: Progress
 ) -> list[FinishedTrial]:
-    """Add the network itself to the library as caches: whole, and what follows its first block."""
+    """Add the network itself to the library as caches: whole, and what follows its first block.
+
+    **Raises:** `ModelError` if what follows a block does not give the network's answers.
+    """
     if prepared.device.type != "cpu":
         progress.note(f"left out {ITSELF}: it pays only where lookups run in 8-bit integers, on CPUs")
         return []
-    rows = []
-    for place in _placed(prepared):
-        row = measured(prepared, library, place, prepared.loaded.source, seed)
-        if (row.trial.agreement or 0.0) < _LEAST_AGREEMENT:
-            raise ModelError(
-                f"what follows block '{place.block}' gives other answers than the network: leave {ITSELF} out"
-            )
-        rows.append(row)
-    blocks = " and ".join(row.trial.block for row in rows)
+    places = list(_placed(prepared))
+    whole = places[0].companion
+    for place in places[1:]:
+        _check_equal(prepared, whole, place)
+    answers = _probabilities(prepared, places[0])  # of all of them: they differ only in where they begin
+    rows = [_added(prepared, library, place, answers, prepared.loaded.source, seed) for place in places]
+    blocks = " and ".join(place.block for place in places)
     progress.note(
         f"the network itself is offered at {blocks}, for backends whose lookups run in 8-bit integers"
     )
     return rows
+
+
+def _check_equal(prepared: PreparedModel, whole: Companion, rest: Placed) -> None:
+    inputs = prepared.inputs.held_out
+    x = inputs.images(np.arange(min(_COMPARED, len(inputs)))).to(prepared.device)
+    with torch.inference_mode():
+        hidden = prepared.traced.cut([rest.block])[0].run(x)[0]
+        same = torch.allclose(rest.companion(hidden), whole(x), rtol=1e-3, atol=1e-3)
+    if not same:
+        raise ModelError(
+            f"what follows block '{rest.block}' gives other answers than the network, so it cannot be a "
+            "companion"
+        )
 
 
 def _placed(prepared: PreparedModel) -> Iterator[Placed]:
@@ -88,16 +129,26 @@ def measured(
     prepared: PreparedModel, library: Library, place: Placed, source: str, seed: int
 ) -> FinishedTrial:
     """Add a companion to the library, with its outcomes on the held-out inputs."""
+    return _added(prepared, library, place, _probabilities(prepared, place), source, seed)
+
+
+def _probabilities(prepared: PreparedModel, place: Placed) -> Tensor:
+    learner = Learner(TrialId(place.variant), place.block, place.companion.to(prepared.device))
+    (found,) = held_out_probabilities(
+        prepared.module, prepared.inputs.held_out, [learner], prepared.device
+    ).values()
+    return found
+
+
+def _added(
+    prepared: PreparedModel, library: Library, place: Placed, probabilities: Tensor, source: str, seed: int
+) -> FinishedTrial:
     variant, block, companion = place
     trial_id = trial_name(block, variant)
-    learner = Learner(trial_id, block, companion.to(prepared.device))
-    probabilities = held_out_probabilities(
-        prepared.module, prepared.inputs.held_out, [learner], prepared.device
-    )
     found = measure_cache(
         trial_id,
         (variant, prepared.traced.hidden_shapes[block], companion),
-        probabilities[trial_id],
+        probabilities,
         prepared.held_out.base_class,
         prepared.inputs.split,
         seed,

@@ -12,6 +12,7 @@ from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
 from gati.types import OperatingPoint, Trial, TrialId
+from gati.variants import ITSELF
 
 
 def finish_trials(
@@ -24,6 +25,7 @@ def finish_trials(
 ) -> list[Trial]:
     """Every row of the trials table, with the measured cost of its trained lookup, selector included.
 
+    The network itself has none here: it could only do the same work twice, see `gati.exploration.itself`.
     `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` returns
     True, the remaining rows keep the cost of the untrained lookup, and have no cost of overlapped ones.
     """
@@ -35,7 +37,7 @@ def finish_trials(
     rows, unmeasured = [], 0
     for trial in every:
         row = finished.get(trial.trial_id)
-        if row is None or row.trial.status != "trained":
+        if row is None or row.trial.status != "trained" or trial.variant == ITSELF:
             rows.append(trial if row is None else row.trial)
             continue
         key = (trial.variant, prepared.traced.hidden_shapes[trial.block], row.trial.selector)

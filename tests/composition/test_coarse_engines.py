@@ -32,6 +32,9 @@ class Coarse:
     def keep(self, exits: object) -> None:
         """There is no graph to be written."""
 
+    def of_split(self, split: int) -> Coarse:
+        return self
+
     def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
         for setting in path:
             self(setting)

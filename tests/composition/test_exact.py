@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.composition.bound import lower_bound_ms
+from gati.composition.contests import path_within
 from gati.composition.exact import fits_program, merge_inputs, solve_exact, solve_program
 from gati.composition.instance import Instance, make_instance
 from gati.composition.priced_bound import priced_bound_ms
@@ -63,6 +64,23 @@ def hard_instance(inputs: int = 300, blocks: int = 6, variants: int = 3, seed: i
         memory_bytes=np.tile(1000 * (1 + np.arange(variants)), blocks),
         base_ms=0.2 * blocks + 0.1,
     )
+
+
+@pytest.mark.parametrize(("answers", "composed"), [(33, [0]), (36, [0, 1])])
+def test_an_exit_must_save_a_tenth_of_what_it_adds_to_a_miss(answers: int, composed: list[int]) -> None:
+    """The second exit takes half of the network's time; so it must make the mean 5 % smaller."""
+    score = np.zeros((2, 100), np.float32)
+    score[0, :40] = 1.0  # answered by the first exit
+    score[1, 40 : 40 + answers] = 1.0
+    instance = make_instance(
+        block=[0, 1], score=score, wrong=score < 1.0, reach_ms=[0.0, 0.0], lookup_ms=[0.1, 0.5],
+        penalty_ms=[0.1, 0.5], memory_bytes=[1, 1], base_ms=1.0,
+    )  # fmt: skip
+    both, first = ((0, 40), (1, answers)), ((0, 40),)
+    saved = 1.0 - instance.outcome(both).mean_latency_ms / instance.outcome(first).mean_latency_ms
+    assert (saved > 0.05) == (len(composed) == 2)
+    path = path_within(instance, 5.0)
+    assert [trial for trial, _ in path[-1].chosen] == composed
 
 
 @pytest.mark.parametrize("prove", [False, True])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +14,24 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gati
-from gati.caches import load_cache
+from gati.caches import Companion, load_cache
 from gati.composition.costs import on_backend
 from gati.composition.engines import EngineAnswers
 from gati.composition.outcomes import outcomes_of
 from gati.composition.pieces import Pieces
 from gati.engine.backends import BACKENDS
-from gati.errors import DataError
+from gati.errors import DataError, ModelError
+from gati.evaluation.peers import build_peers
 from gati.exploration import candidates
 from gati.exploration.companions import load_companions
 from gati.exploration.explore import explore
 from gati.exploration.library import SELECT, Library
+from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.model.entry import INPUT
 from gati.model.load import LoadedModel
 from gati.model.preprocess import Preprocessing
+from gati.variants import ITSELF
 from tests.composition.test_published_forms import candidate
 from tests.exploration.networks import fitted_on_digits, write_digits
 from tests.exploration.quick import quick_selectors
@@ -87,7 +91,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return held
 
 
-def explored(kind: type[nn.Module], data: Path, out: Path) -> Library:
+def explored(
+    kind: type[nn.Module],
+    data: Path,
+    out: Path,
+    variants: Sequence[str] | None = (),
+    companions: Sequence[tuple[str, None]] = (("itself", None),),
+    **options: Any,
+) -> Library:
     network = fitted_on_digits(kind, Plain.preprocessing, seed=1, steps=90)
     save_file({name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, out / "net")
     return explore(
@@ -95,9 +106,28 @@ def explored(kind: type[nn.Module], data: Path, out: Path) -> Library:
         (out / "net").rename(out / "net.safetensors"),
         data=data,
         out=out / "library",
-        variants=(),
-        companions=[("itself", None)],
+        variants=variants,
+        companions=companions,
+        **options,
     )
+
+
+class Noted(SilentProgress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def by_default(data: Path, out: Path, **options: Any) -> tuple[list[str], list[str]]:
+    """Where the network itself is offered when nobody names it, and the notes about it."""
+    noted = Noted()
+    found = explored(Plain, data, out, **{"variants": None, "companions": ()} | options, progress=noted)
+    offered = [trial.block for trial in found.trials if trial.variant == ITSELF]
+    return offered, [note for note in noted.notes if "itself" in note]
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +157,72 @@ def test_what_follows_a_block_answers_as_the_network_does(library: Library) -> N
         torch.testing.assert_close(cache(first.run(x)[0])[0], expected, rtol=1e-3, atol=1e-4)
 
 
+@coarse
+def test_it_is_offered_by_default(data: Path, tmp_path: Path) -> None:
+    offered, notes = by_default(data, tmp_path)
+    assert offered == [INPUT, "blocks.0"]
+    (note,) = notes
+    assert note.startswith("the network itself is offered at input and blocks.0")
+
+
+@pytest.mark.parametrize(
+    "named", [{"variants": ("fc(16)",)}, {"blocks": "blocks.*"}], ids=["variants", "blocks"]
+)
+def test_it_is_not_offered_to_those_who_name_what_they_want(
+    data: Path, tmp_path: Path, named: dict[str, Any]
+) -> None:
+    assert by_default(data, tmp_path, **named) == ([], [])
+
+
+def test_a_large_network_is_not_stored_twice_more_by_default(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.exploration.itself._LARGEST_BYTES", 10_000)
+    assert by_default(data, tmp_path) == ([], [])
+
+
+def test_without_a_backend_whose_lookups_run_in_8_bit_integers_it_is_not_offered(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.exploration.itself.BACKENDS", {"torch": BACKENDS["torch"]})
+    assert by_default(data, tmp_path) == ([], [])
+
+
+@coarse
+def test_one_whose_rest_gives_other_answers_is_left_out_by_default_and_refused_if_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def different(self: Companion, x: Tensor) -> Tensor:
+        return torch.rand(len(x), 10)
+
+    monkeypatch.setattr(Companion, "forward", different)
+    offered, notes = by_default(data, tmp_path)
+    assert offered == []
+    assert notes == [
+        "left out companion(itself): what follows block 'blocks.0' gives other answers than the network, so "
+        "it cannot be a companion"
+    ]
+    (tmp_path / "named").mkdir()
+    with pytest.raises(ModelError, match=r"what follows block 'blocks\.0' gives other answers"):
+        explored(Plain, data, tmp_path / "named")
+
+
 def test_a_block_that_passes_on_more_than_its_output_is_passed_over(data: Path, tmp_path: Path) -> None:
     found = explored(Skipping, data, tmp_path)
     assert [trial.block for trial in found.trials] == [INPUT, "blocks.2"]
 
 
-def test_in_float32_it_never_pays(library: Library) -> None:
+def test_in_float32_it_has_no_cost_and_is_never_composed(library: Library) -> None:
     for backend in ("torch", "openvino", "onnxruntime"):
         if BACKENDS[backend].installed():
+            assert {trial.lookup_ms for trial in on_backend(library, backend).trials} == {None}
             chosen = gati.compose(library.directory, accuracy=0.9, backend=backend, name=backend)
             assert chosen.exits == (), backend
+
+
+def test_peers_with_exits_after_blocks_do_not_use_it(library: Library) -> None:
+    with pytest.raises(DataError, match="no trained caches after blocks"):
+        build_peers(library, Plain(), accuracy=0.9)
 
 
 def test_a_lookup_saves_time_if_it_ends_before_the_network_does(library: Library) -> None:
