@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -88,15 +89,16 @@ class EngineAnswers:
         self._ask(_setting(candidates) for candidates in path)
 
     def _ask(self, path: Iterable[Setting]) -> None:
-        wanted = sorted(setting for setting in set(path) if setting not in self._answers)
+        wanted = _alike_together(setting for setting in set(path) if setting not in self._answers)
         self._convert(wanted)
-        for setting in wanted:
-            self._answers[setting] = self._answered(setting)
+        for _, group in groupby(wanted, key=_exits_of):
+            for setting in _outermost_first(list(group)):
+                self._answers[setting] = self._answered(setting)
 
     def _convert(self, settings: Sequence[Setting]) -> None:
         self._cut_for(settings)
-        unknown = sorted(setting for setting in settings if setting not in self._models)
-        for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
+        unknown = _alike_together(setting for setting in settings if setting not in self._models)
+        for _, group in groupby(unknown, key=_exits_of):
             alike = list(group)
             self._models.update(zip(alike, self._assembled(alike), strict=True))
 
@@ -153,17 +155,41 @@ class EngineAnswers:
         ]
 
 
+def _exits_of(setting: Setting) -> list[TrialId]:
+    return [trial_id for trial_id, _ in setting]
+
+
+def _alike_together(settings: Iterable[Setting]) -> list[Setting]:
+    """The settings, those of the same exits one after another, by thresholds."""
+    return sorted(settings, key=lambda setting: (_exits_of(setting), setting))
+
+
+def _outermost_first(settings: Sequence[Setting]) -> Iterator[Setting]:
+    """The first, the last, the middle one, then each half likewise: most get neighbours on both sides."""
+    if settings:
+        yield settings[0]
+    if len(settings) > 1:
+        yield settings[-1]
+    halves = deque([settings])
+    while halves:
+        part = halves.popleft()
+        if len(part) > 2:
+            middle = len(part) // 2
+            yield part[middle]
+            halves += (part[: middle + 1], part[middle:])
+
+
 def _neighbours(setting: Setting, known: Mapping[Setting, Answers]) -> tuple[Answers, Answers] | None:
     """Answers of the nearest stricter and the nearest looser setting of the same exits; None without both.
 
     When thresholds fall, an input leaves at the same exit or an earlier one. So an input that leaves at the
     same exit in both settings also leaves there in all settings between them.
     """
-    names = [trial_id for trial_id, _ in setting]
+    names = _exits_of(setting)
     strict: Setting | None = None
     loose: Setting | None = None
     for other in known:
-        if not names or [trial_id for trial_id, _ in other] != names:
+        if not names or _exits_of(other) != names:
             continue
         if _at_least(other, setting) and (strict is None or _at_least(strict, other)):
             strict = other

@@ -262,3 +262,31 @@ def test_what_its_8_bit_lookups_answer_is_asked_of_the_engine(library: Library, 
         np.testing.assert_array_equal((left_at[select.inputs] == 0)[~close], leaving[~close])
         here = leaving & ~close
         np.testing.assert_array_equal(answer[select.inputs][here], told.predicted[here])
+
+
+@coarse
+def test_settings_between_others_run_only_inputs_that_leave_elsewhere(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costed = on_backend(library, COARSE)
+    trial, pieces, ran = costed.trials[0], Pieces(costed), []
+    run = EngineAnswers._run
+
+    def counted(self: EngineAnswers, model: bytes, rows: np.ndarray) -> Any:
+        ran.append(len(rows))
+        return run(self, model, rows)
+
+    monkeypatch.setattr(EngineAnswers, "_run", counted)
+    scores = outcomes_of(costed, SELECT).trial(trial.trial_id).score
+    thresholds = np.quantile(scores, np.linspace(0.1, 0.9, 9))
+    path = [
+        [candidate(trial.block_index, trial_id=trial.trial_id, threshold=float(each))] for each in thresholds
+    ]
+    together = EngineAnswers(costed, COARSE, pieces).of_split(SELECT)
+    together.ask(path)
+    assert ran[:2] == [len(scores)] * 2
+    assert sum(ran[2:]) <= 3 * len(scores)  # each halving runs at most the inputs that are open
+    for setting in path[::3]:
+        alone = EngineAnswers(costed, COARSE, pieces).of_split(SELECT)
+        for here, there in zip(together(setting), alone(setting), strict=True):
+            np.testing.assert_array_equal(here, there)
