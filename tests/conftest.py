@@ -36,24 +36,33 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 
-# Whole files go to one process or another, in this order: what takes longest must not begin last. The second
-# and the fourth go to another process than the first and the third, which make and use the measured demo.
+# Whole files go to one process or another, in this order: what takes longest must not begin last. A process
+# gets its next file before it has finished the one before, so the second goes to another one than the first,
+# which makes the measured demo; others that use it come when it is there, so that nobody waits for it.
 FIRST = (
     "tests/test_notebooks.py",
-    "tests/services/test_lifecycle.py",
-    "tests/test_readme.py",
-    "tests/services/test_adaptation.py",
-    "tests/exploration/test_ray.py",
+    "tests/services/test_killed_served.py",
     "tests/services/test_following.py",
     "tests/formats/test_export.py",
-    "tests/services/test_replicated.py",
-    "tests/engine/test_threads.py",
-    "tests/services/test_fuzz.py",
     "tests/adaptation/test_streams.py",
-    "tests/services/test_chaos.py",
-    "tests/services/test_eviction.py",
+    "tests/services/test_lifecycle.py",
+    "tests/services/test_killed.py",
     "tests/adaptation/test_adaptation.py",
+    "tests/exploration/test_ray.py",
+    "tests/services/test_replicated.py",
+    "tests/services/test_fuzz.py",
+    "tests/services/test_adaptation.py",
+    "tests/test_own_pictures.py",
+    "tests/exploration/test_defaults.py",
+    "tests/services/test_chaos.py",
+    "tests/test_readme.py",
+    "tests/engine/test_threads.py",
+    "tests/services/test_eviction.py",
+    "tests/adaptation/test_retrain.py",
     "tests/exploration/test_explore.py",
+    "tests/adaptation/test_recall.py",
+    "tests/composition/test_further.py",
+    "tests/composition/test_compose_exact.py",
     "tests/engine/test_graph_backends.py",
     "tests/services/test_v2.py",
 )

@@ -27,8 +27,9 @@ from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.samples import Sample, Samples, recorded, restored
 from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
-from gati.adaptation.tune import TuneRecipe
+from gati.adaptation.tune import Lesson, TuneRecipe, tuned
 from gati.adaptation.window import Window, split_window
+from gati.caches import build_predictor
 from gati.composition import engines
 from gati.composition.load import Served, open_served
 from gati.engine.backends import BACKENDS
@@ -308,6 +309,28 @@ def test_training_stops_when_its_time_is_up(served: Served, window: Window) -> N
         served, window, recipe=TuneRecipe(epochs=1e6, limit_s=50.0), clock=lambda: float(next(ticks))
     )
     assert all(seconds < 60.0 for name, seconds in result.seconds.items() if name.startswith("train"))
+
+
+def test_making_an_optimiser_takes_none_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a process imports half of torch: for seconds, where a cache has a part of one."""
+    now, made = [0.0], torch.optim.AdamW
+
+    def slowly(*arguments: Any, **options: Any) -> torch.optim.AdamW:
+        now[0] += 100.0
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(torch.optim, "AdamW", slowly)
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(200, 4, 4, 4, generator=random)
+    lesson = Lesson(hidden, torch.randn(200, 3, generator=random).log_softmax(1), torch.ones(200))
+    predictor = build_predictor("fc(16)", (4, 4, 4), 3)
+
+    def trained(limit_s: float) -> list[torch.Tensor]:
+        recipe = TuneRecipe(limit_s=limit_s)
+        return list(tuned(predictor, lesson, recipe, seed=0, clock=lambda: now[0]).state_dict().values())
+
+    for short, long in zip(trained(50.0), trained(1e9), strict=True):
+        assert torch.equal(short, long)
 
 
 def test_hidden_outputs_that_are_known_are_not_computed_again(served: Served, window: Window) -> None:

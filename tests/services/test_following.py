@@ -392,8 +392,9 @@ def _between(engine: Any, count: int = 40) -> torch.Tensor:
     rng = np.random.default_rng(0)
     shape = (200, *engine.traced.input_shape)
     x = torch.from_numpy((10.0 * rng.normal(size=shape)).astype(np.float32))
-    first = engine.base(x)[0].class_index
-    ends = [[row for row, each in zip(x, engine.base(x), strict=True) if (each.class_index == first) is side]
+    found = engine.base(x)
+    first = found[0].class_index
+    ends = [[row for row, each in zip(x, found, strict=True) if (each.class_index == first) is side]
             for side in (True, False)]  # fmt: skip
     low, high = (torch.stack(each[:count]) for each in ends)
     for _ in range(18):

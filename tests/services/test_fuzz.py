@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 CASES = 400  # `python -m benchmarks.fuzz` sends more
 
 CAREFUL = settings(
-    max_examples=165,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,
@@ -46,7 +46,7 @@ def test_no_case_of_schemathesis_is_the_servers_fault(tmp_path: Path) -> None:
                 assert reply.status_code < 500, f"{case.method} {case.path}: {reply.status_code} {reply.text}"
 
             CAREFUL(given(case=operation.as_strategy())(check))()
-        assert cases >= 2000
+        assert cases >= 1200
         running.wait_until_ready()
         assert running.infer().status_code == 200
 

@@ -83,7 +83,7 @@ class Answers:
                 self.rows.append(
                     (at, document["model_version"], outputs["exit"][0], outputs["class_index"][0])
                 )
-                time.sleep(0.002)
+                time.sleep(0.01)  # what retrains is less urgent, and needs some of the machine
 
 
 class Evidence:
@@ -173,28 +173,28 @@ def check_answers(
     (folder / "opened").mkdir()
     deployments = Deployments(served, repository, MODEL, folder / "opened")
     base = [each.class_index for each in served.engine.base(inputs)]
-    early: dict[tuple[str, str], list[set[int]]] = {}
+    early: dict[str, dict[str, list[set[int]]]] = {}
     whole = {str(version.version) for version in repository.versions(MODEL)} | {"default"}
     assert {version for _, version, _, _ in answers.rows} <= whole, "a version answered that is not whole"
     for at, version, exit, class_index in answers.rows:
         if exit == BASE or class_index == base[at]:
             assert class_index == base[at], "a request got another one's answer"
             continue
-        if (version, exit) not in early:
-            early[version, exit] = caches(deployments, version, exit, inputs)
-        assert class_index in early[version, exit][at], "no cache gives this answer to this input"
+        if version not in early:
+            early[version] = caches(deployments, version, inputs)
+        assert class_index in early[version][exit][at], "no cache gives this answer to this input"
 
 
-def caches(deployments: Deployments, version: str, exit: str, inputs: Tensor) -> list[set[int]]:
-    """What the caches of a version at that block say of each input, in any setting."""
+def caches(deployments: Deployments, version: str, inputs: Tensor) -> dict[str, list[set[int]]]:
+    """What the caches of a version say of each input in any setting, by the block that they are at."""
     number = 0 if version == "default" else int(version)
     levels = range(1, len(deployments.open(number).settings) + 1)
-    found: list[set[int]] = [set() for _ in inputs]
+    found: dict[str, list[set[int]]] = defaultdict(lambda: [set() for _ in inputs])
     for deployed in (deployments.open(number), *(deployments.at(number, level) for level in levels)):
         with torch.inference_mode():
-            for seen, each in zip(found, deployed.served.engine(inputs), strict=True):
-                if each.exit == exit:
-                    seen.add(each.class_index)
+            for at, each in enumerate(deployed.served.engine(inputs)):
+                if each.exit != BASE:
+                    found[each.exit][at].add(each.class_index)
     return found
 
 
