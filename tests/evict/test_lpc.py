@@ -215,22 +215,3 @@ def test_an_answer_that_is_stored_late_keeps_the_probability_of_its_own_conversa
     books.hint(0.5)
     books.begin([30, 31], 2.0)
     assert books.victims(2, [30, 31]) == [22, 21]
-
-
-@pytest.mark.parametrize("policy", ["lru", "gati", "lpc"])
-def test_a_request_counts_once_though_none_of_its_blocks_is_left(policy: str) -> None:
-    """It was counted again when it stored more: as if it had been asked for twice."""
-    books, counted = KeptPrefixes(policy).books(4), list[list[int]]()
-    books.watch = lambda ids, hits, time_s: counted.append(ids)
-    books.begin([1, 2], 0.0)
-    books.stored([1, 2])
-    books.finish()
-    books.begin([3, 4, 5, 6], 1.0)
-    assert sorted(map(str, books.victims(2, [5, 6]) or ())) == ["1", "2"]
-    books.stored([3, 4, 5, 6])
-    books.finish()
-    assert books.victims(1, [7]) is not None
-    books.resume([1, 2, 7], 2.0)
-    books.stored([7])
-    books.finish()
-    assert counted == [[1, 2], [3, 4, 5, 6]] and 7 in books

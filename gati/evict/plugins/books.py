@@ -106,11 +106,7 @@ class EngineBooks(BlockCache):
         self._stray_rest()
 
     def resume(self, ids: Sequence[Hashable], time_s: float) -> None:
-        """Resume a request that was already counted.
-
-        If no block of its path is left, what it stores is astray until the next request for it: counted
-        again, it would look as if it had been asked for twice.
-        """
+        """Resume a request that was already counted; if no block of its path is left, count it again."""
         self.finish()
         path_ids = cast("list[int]", list(ids[: self.capacity]))
         try:
@@ -119,6 +115,7 @@ class EngineBooks(BlockCache):
             self._conflicts += 1
             return
         if not path:
+            self.begin(path_ids, time_s)
             return
         self._serving = Serving(path_ids, path, path_ids[hits:], self._requests, None, path[-1:], False)
         self._requests += 1
