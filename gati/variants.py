@@ -8,11 +8,17 @@ import re
 # our own weaker forms; since 2 they are those of the publication.
 FAMILIES = 2
 
-ITSELF_NAME = "itself"  # the companion that is the network, see `gati.exploration.itself`
-ITSELF = f"companion({ITSELF_NAME})"
-
 _CALLED_NOW = {"pool": "pool-linear", "conv": "conv2d"}
 _FAMILY = re.compile(r"\s*([a-z][a-z0-9_-]*)")
+
+
+def companion_variant(name: str) -> str:
+    """The variant of the companion called `name` (letters, digits and `._-`)."""
+    return f"companion({name})"
+
+
+ITSELF_NAME = "itself"  # the companion that is the network, see `gati.exploration.itself`
+ITSELF = companion_variant(ITSELF_NAME)
 
 
 def as_called_now(variant: str, families: int) -> str:

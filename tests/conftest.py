@@ -38,7 +38,7 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 # Whole files go to one process or another, in this order: what takes longest must not begin last. A process
 # gets its next file before it has finished the one before, so the second goes to another one than the first,
-# which makes the measured demo; others that use it come when it is there, so that nobody waits for it.
+# which makes the measured demo; others that use it come when it is there, so that no one waits for it.
 FIRST = (
     "tests/test_notebooks.py",
     "tests/services/test_killed_served.py",

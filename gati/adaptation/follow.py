@@ -18,12 +18,10 @@ from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.settings import Audit, OnAudit
 from gati.adaptation.shadow import Shadow, Ticket
 from gati.adaptation.succession import Succession
-from gati.engine.exits import BASE, Prediction
-from gati.guard.auditor import Auditor, Compared, Decided, Probed
+from gati.engine.exits import Prediction
+from gati.guard.auditor import Auditor, Compared, Decided, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
-
-_NO_CLASS = -1
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +144,7 @@ class FollowUp:
             return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
         except Exception:
             _log.exception("lookups of version %s failed", post.version.number)
-            return [Probed(_NO_CLASS, BASE, False)] * post.watch.settings
+            return lookups_failed(post)
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:
         sample = Sample(

@@ -1,7 +1,7 @@
 """Learned caches: predictors, selectors, their losses and storage."""
 
 from gati.caches.cache import LearnedCache
-from gati.caches.companions import Companion, Reader, Reading, companion_variant, is_companion
+from gati.caches.companions import Companion, Reader, Reading, is_companion
 from gati.caches.glances import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, feature_loss, selector_loss
 from gati.caches.predictors import (
@@ -41,7 +41,6 @@ __all__ = [
     "SceneHead",
     "TokenMean",
     "build_predictor",
-    "companion_variant",
     "expand_variants",
     "build_selector",
     "default_reduced",
@@ -62,8 +61,8 @@ __all__ = [
     "save_cache",
     "scene",
     "selector_loss",
-    "separate_weights",
     "selector_names",
+    "separate_weights",
     "student",
     "student_operations",
     "student_widths",

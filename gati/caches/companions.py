@@ -24,11 +24,6 @@ from gati.types import OutputsKind
 _VARIANT = re.compile(r"companion\([A-Za-z0-9._-]+\)")
 
 
-def companion_variant(name: str) -> str:
-    """Return the variant of the companion called `name` (letters, digits and `._-`)."""
-    return f"companion({name})"
-
-
 def is_companion(variant: str) -> bool:
     """Whether a variant is a companion, which has its own weights and cannot be built from its name."""
     return _VARIANT.fullmatch(variant) is not None

@@ -1,6 +1,6 @@
 """Which inputs each attempt to certify has counted, so that no later attempt takes them for new ones.
 
-They are stored beside the ledger as sorted identities (`gati.model.identity`), one file for each data set
+They are stored next to the ledger as sorted identities (`gati.model.identity`), one file for each data set
 that was counted: `certify_inputs/DATA.npy`. A file is written before the ledger names it; without an entry in
 the ledger it means nothing.
 """

@@ -198,7 +198,7 @@ class Ledger:
         """
         with self._locked():
             entries = self._read()
-            records = {each.data: self._counted.of(each.data) for each in entries.attempts}
+            records = {name: self._counted.of(name) for name in {each.data for each in entries.attempts}}
             earlier = [(each.data, each.given) for each in entries.attempts]
             part = part_to_count(earlier, records, data, inputs, grows=grows)
             key = _digest({"composition": composition, "data": part.data, "settings": settings})

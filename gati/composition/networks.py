@@ -53,11 +53,10 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
 
 def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]) -> dict[str, float]:
     """Measure the backends in turns; `notes` gets a line if other work disturbed the measurement."""
-    from gati.composition.engines import graph_backend
+    from gati.composition.engines import graph_backend, graph_kind
     from gati.costs.graph import by_turns_ms
-    from gati.engine.backends import BACKENDS, GraphBackend
 
-    graph_names = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
+    graph_names = [name for name in sorted(names) if graph_kind(name) is not None]
     others = [name for name in sorted(names) if name not in graph_names]
     alone_ms: dict[str, float] = {}
     for name in others:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.composition.engines import graph_backend
+from gati.composition.engines import graph_backend, graph_kind
 from gati.composition.load import Served, open_served
-from gati.engine.backends import BACKENDS, GraphBackend
+from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, DataError, GatiError
@@ -235,8 +235,8 @@ class _Field:
         self, library: Library, traced: TracedModel, backend: str, exits: Sequence[EngineExit]
     ) -> tuple[Path, Path] | None:
         """Build graphs for a calibrated backend, which otherwise only runs stored graphs."""
-        kind = BACKENDS.get(backend)
-        if kind is None or not issubclass(kind, GraphBackend) or not kind.calibrated:
+        kind = graph_kind(backend)
+        if kind is None or not kind.calibrated:
             return None
         executes = graph_backend(library, backend)
         paths = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gati.errors import EvictError
 
-MOST_SEED = 2**32 - 1  # scikit-learn takes no larger ones
+_MOST_SEED = 2**32 - 1  # scikit-learn takes no larger ones
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raises EvictError for a seed out of range; `name` is what the user calls it."""
-    if not 0 <= seed <= MOST_SEED:
-        raise EvictError(f"{name} is {seed}; give a number from 0 to {MOST_SEED}")
+    if not 0 <= seed <= _MOST_SEED:
+        raise EvictError(f"{name} is {seed}; give a number from 0 to {_MOST_SEED}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.caches import Companion, Reader, Reading, companion_variant
+from gati.caches import Companion, Reader, Reading
 from gati.errors import DataError, ModelError, one_line
 from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
@@ -30,7 +30,7 @@ from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
-from gati.variants import ITSELF, ITSELF_NAME
+from gati.variants import ITSELF, ITSELF_NAME, companion_variant
 
 _TRIED = 64  # inputs on which a companion is checked
 _ROW_TOLERANCE = 1e-3

@@ -48,7 +48,7 @@ class Placed(NamedTuple):
 def offer_itself(
     prepared: PreparedModel, library: Library, *, seed: int, progress: Progress
 ) -> list[FinishedTrial]:
-    """As `measure_itself` if it may pay and its copies are not large; nobody has asked for it.
+    """As `measure_itself` if it may pay and its copies are not large; no one has asked for it.
 
     Networks that read sequences are left out: a companion would fix their length.
     """

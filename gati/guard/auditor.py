@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
 _EAGER = 3  # consecutive requests looked at first, in multiples of the audits that complete a lossless proof
+_NO_CLASS = -1
 
 RECALL = "recall"  # Prediction.exit of an answer from memory
 
@@ -37,6 +38,11 @@ class Probed(NamedTuple):
     class_index: int
     exit: str
     agreed: bool
+
+
+def lookups_failed(post: Post[Any]) -> list[Probed]:
+    """What each setting of a version says if its lookups fail: nothing that agrees."""
+    return [Probed(_NO_CLASS, BASE, False)] * post.watch.settings
 
 
 class Remembering(Protocol):

@@ -208,7 +208,7 @@ class ModelRepository:
         """
         mark = _mark(model, number)
         self._place.put(mark, b"to be removed\n")
-        active = {self.active(model), *self.actives(model).values()}
+        active = self.actives(model).values()
         in_use = {*newest, *self.pinned(model), *active, self._rollback_target(model)}
         if number not in in_use:
             self._place.remove_version(model, number)

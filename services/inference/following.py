@@ -25,7 +25,7 @@ from gati.composition.composition import Composition
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
 from gati.errors import first_line
-from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed
+from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 from gati.guard.watch import Watch
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
-_NO_CLASS = -1
 _COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
@@ -301,7 +300,7 @@ class Following:
             if post.version.gone:
                 raise
             _log.warning("lookups failed", extra={"version": post.version.name, "reason": first_line(error)})
-            return [Probed(_NO_CLASS, BASE, False)] * post.watch.settings
+            return lookups_failed(post)
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:

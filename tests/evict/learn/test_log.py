@@ -183,7 +183,7 @@ def test_names_become_numbers_that_tell_them_apart(names: list[int | bytes | str
 def test_whatever_goes_wrong_it_goes_on_to_look_for_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any error but a few ended its thread: the cache kept its version for good, and nobody was told."""
+    """Any error but a few ended its thread: the cache kept its version for good, and no one was told."""
     pytest.importorskip("lightgbm")
     looks = []
 
