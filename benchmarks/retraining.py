@@ -198,7 +198,7 @@ def latencies(turns: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def seconds(retraining: Retraining) -> dict[str, Any]:
-    """Return the time per step of a retraining."""
+    """Return what a retraining took: from begin to end, and processor time by step."""
     spent: dict[str, float] = retraining.change.details.get("seconds", {})
     trained = {name: value for name, value in spent.items() if name.startswith("train ")}
     return {

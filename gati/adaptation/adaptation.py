@@ -101,7 +101,7 @@ class Adaptation:
         store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
         self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
-        timer = (lambda: 0.0) if deterministic else time.perf_counter  # the time of training must not matter
+        timer = (lambda: 0.0) if deterministic else time.thread_time  # the time of training must not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock

@@ -48,7 +48,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Retrained:
-    """The new settings and the serving exits, measured on the same inputs; `seconds` by step.
+    """The new settings and the serving exits, measured on the same inputs; `seconds` of `clock` by step.
 
     `aimed` is the setting to deploy if only one can be; `after` is measured with it. `settings` is empty if
     no cache is good enough to answer anything.
@@ -92,15 +92,15 @@ def retrain(
     recipe: TuneRecipe | None = None,
     version: str | None = None,
     seed: int = 0,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.thread_time,
 ) -> Retrained:
     """Retrain the deployed caches of `served` on `window`, oldest input first.
 
     The caches of `library`, the library's own composition, compete as well, unchanged: each retraining starts
     from what serves, and an earlier one may have made that worse. `original` is mixed in with a quarter of
     the training draws. `accuracy` and `confidence` are the composition's unless given. `recipe` bounds the
-    training of each deployed cache, `new.recipe` that of each new one. It uses the calling thread's number of
-    torch threads; neither engine nor base model is changed.
+    training of each deployed cache, `new.recipe` that of each new one, in seconds of `clock`. It uses the
+    calling thread's number of torch threads; neither engine nor base model is changed.
 
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """

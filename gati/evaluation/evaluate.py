@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
 from gati.errors import DataError, LibraryError
 from gati.evaluation.by_class import ClassCount, count_classes
+from gati.evaluation.timing import IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.model.data import load_data
@@ -33,6 +34,8 @@ _KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True
 _WARM_UP_REQUESTS = 20
 _EAGER_SAMPLES = 200
 _CHUNK = 256  # inputs preprocessed at a time, outside the timing
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ def evaluate(
 
     `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` uses only the
     first inputs; each input is measured `repetitions` times. A request is a preprocessed tensor [1, ...];
-    base and Gati alternate in going first. `progress(done, of)` is called periodically. Disturbed
+    base and Gati take turns of 64 requests each. `progress(done, of)` is called periodically. Disturbed
     measurements are repeated; if they are still disturbed, the result is marked.
     `class_names` and `label_map` are as for `explore` and default to those stored there. If labels do not fit
     the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen.
@@ -257,51 +260,45 @@ class _Measuring:
         if start == 0:
             _warm_up(engine, self._eager, rows)
         every = max(1, len(data) // _EAGER_SAMPLES)
-        for offset, x in enumerate(rows_of(rows)):
+        for number, row in enumerate(rows.split(IN_A_ROW)):
             for repetition in range(self._repetitions):
-                gati_first = (offset + repetition) % 2 == 1
-                self._take_turns(x.clone(), times, gati_first=gati_first, keep=keep and repetition == 0)
-            if self._eager is not None and (start + offset) % every == 0:
-                self._timed(self._eager, engine.shortened(x.clone()), times.eager_ms)
+                gati_first = (number + repetition) % 2 == 1
+                self._take_turns(row, times, gati_first=gati_first, keep=keep and repetition == 0)
+            sampled = row[-(start + number * IN_A_ROW) % every :: every]
+            if self._eager is not None and len(sampled):
+                self._timed(self._eager, map(engine.shortened, rows_of(sampled)), times.eager_ms)
         if keep and engine.precision != "f32":
             self.answers.reference[start:] = engine.reference(rows).tolist()
         if keep and self._progress is not None:
             self._progress(start + len(rows), len(data))
         return times
 
-    def _take_turns(self, x: Tensor, times: _Times, *, gati_first: bool, keep: bool) -> None:
+    def _take_turns(self, row: Tensor, times: _Times, *, gati_first: bool, keep: bool) -> None:
         if gati_first:
-            gati = self._gati_turn(x, times)
-            base = self._base_turn(x, times)
+            gati = self._gati_turn(row, times)
+            base = self._base_turn(row, times)
         else:
-            base = self._base_turn(x, times)
-            gati = self._gati_turn(x, times)
+            base = self._base_turn(row, times)
+            gati = self._gati_turn(row, times)
         times.exits += [prediction.exit for prediction in gati]
         if keep:
             self.answers.gati += gati
             self.answers.reference += [prediction.class_index for prediction in base]
 
-    def _base_turn(self, x: Tensor, times: _Times) -> Any:
-        engine = self._engine
-        if engine.overlapped:
-            # Return all cores to the plain network; one untimed request wakes them.
-            engine.close()
-            engine.base(x)
-        return self._timed(engine.base, x, times.base_ms)
+    def _base_turn(self, row: Tensor, times: _Times) -> list[Prediction]:
+        self._engine.close()  # the plain network must not miss the cores of overlapped lookups
+        return self._timed(lambda x: self._engine.base(x)[0], rows_of(row), times.base_ms)
 
-    def _gati_turn(self, x: Tensor, times: _Times) -> Any:
-        engine = self._engine
-        if engine.overlapped:
-            engine.open()
-            engine(x)
-        return self._timed(engine, x, times.gati_ms)
+    def _gati_turn(self, row: Tensor, times: _Times) -> list[Prediction]:
+        self._engine.open()
+        return self._timed(lambda x: self._engine(x)[0], rows_of(row), times.gati_ms)
 
-    def _timed(self, call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
-        """Time a call. Results are on the CPU, so the device has finished when it returns."""
-        start_ns = self._machine.now_ns()
-        result = call(x)
-        times_ms.append((self._machine.now_ns() - start_ns) / 1e6)
-        return result
+    def _timed(
+        self, ask: Callable[[Tensor], _T], requests: Iterable[Tensor], times_ms: list[float]
+    ) -> list[_T]:
+        answers, taken_ms = answer_in_a_row(ask, list(requests), self._machine)
+        times_ms += taken_ms
+        return answers
 
 
 def _eager(module: nn.Module | None) -> Callable[[Tensor], Any] | None:

@@ -1,13 +1,15 @@
-"""Latency of several methods, measured alternately, and throughput with several clients."""
+"""Latency of several methods, measured in turns, and throughput with several clients."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,9 +20,10 @@ from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
 
 WARM_UP_REQUESTS = 20
-_CHUNK = 128  # requests in a round
+IN_A_ROW = 64  # requests in a turn
+_WAKING_REQUESTS = 5  # untimed at the beginning of a turn
 
-
+_T = TypeVar("_T")
 Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and exit
 
 
@@ -61,21 +64,26 @@ def measure_latency(
     progress: Callable[[int, int], None] | None = None,
     machine: Machine = MACHINE,
 ) -> Steady[Times]:
-    """Answer inputs 0..count-1 with every contender alternately, `repetitions` times.
+    """Answer inputs 0..count-1 with every contender, `repetitions` times.
 
-    `inputs(i)` is [1, ...]. The order rotates by one with each request. Disturbed rounds are measured again;
-    the result reports those that stayed disturbed.
+    `inputs(i)` is [1, ...]. Contenders take turns of up to 64 requests, and in going first. Disturbed
+    rounds are measured again; the result reports those that stayed disturbed.
     """
 
-    def measure(repetition: int, requests: range) -> Times:
+    def measure(number: int, repetition: int, requests: range) -> Times:
         times: Times = {contender.name: {} for contender in contenders}
-        for request in requests:
-            x = inputs(request)
-            for turn in range(len(contenders)):
-                contender = contenders[(request + repetition + turn) % len(contenders)]
-                keep = repetition == 0 and len(contender.answers) == request
-                exit, taken_ms = _take_turn(contender, x.clone(), machine, keep=keep)
-                times[contender.name].setdefault(exit, []).append(taken_ms)
+        for turn in range(len(contenders)):
+            contender = contenders[(number + turn) % len(contenders)]
+            keep = repetition == 0 and len(contender.answers) == requests.start
+            with _opened(contender):
+                predictions, taken_ms = answer_in_a_row(
+                    contender.answer, list(map(inputs, requests)), machine
+                )
+            for prediction, each_ms in zip(predictions, taken_ms, strict=True):
+                times[contender.name].setdefault(prediction.exit, []).append(each_ms)
+            if keep:
+                contender.answers += [prediction.class_index for prediction in predictions]
+                contender.hits += sum(prediction.exit != BASE for prediction in predictions)
         done = repetition * count + requests.stop
         if progress is not None and done > reported[-1]:
             reported.append(done)
@@ -83,7 +91,7 @@ def measure_latency(
         return times
 
     reported = [0]  # repeated rounds are not reported again
-    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    chunks = [range(start, min(start + IN_A_ROW, count)) for start in range(0, count, IN_A_ROW)]
     passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
     with quiet():
         for contender in contenders:
@@ -92,7 +100,8 @@ def measure_latency(
             for request in range(WARM_UP_REQUESTS):
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()
-        found = measure_steadily([partial(measure, *each) for each in passes], _alike, machine=machine)
+        rounds = [partial(measure, number, *each) for number, each in enumerate(passes)]
+        found = measure_steadily(rounds, _alike, machine=machine)
     for contender in contenders:
         contender.times_ms = [[] for _ in range(repetitions)]
         for (repetition, _), times in zip(passes, found.rounds, strict=True):
@@ -106,21 +115,37 @@ def _alike(times: Times) -> list[list[float]]:
     return sorted(every, key=len, reverse=True)
 
 
-def _take_turn(contender: BenchEntry, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
+def answer_in_a_row(
+    ask: Callable[[Tensor], _T], requests: Sequence[Tensor], machine: Machine = MACHINE
+) -> tuple[list[_T], list[float]]:
+    """Answer requests [1, ...] one after the other; return the answers and their milliseconds.
+
+    A service runs one method. If methods alternated with each request, each would find the processor's caches
+    full of another one's weights, except for a base model between early answers: it would be too fast.
+    A few untimed requests come first. Results must be on the CPU, so that a device has finished.
+    """
+    for request in requests[:_WAKING_REQUESTS]:
+        ask(request.clone())
+    answers, times_ms = [], []
+    for request in requests:
+        x = request.clone()
+        start_ns = machine.now_ns()
+        answers.append(ask(x))
+        times_ms.append((machine.now_ns() - start_ns) / 1e6)
+    return answers, times_ms
+
+
+@contextmanager
+def _opened(contender: BenchEntry) -> Iterator[None]:
+    """Overlapped lookups reserve cores, which the other contenders must not miss."""
     overlapped = contender.early and contender.engine.overlapped
     if overlapped:
-        # It reserves cores, which other methods must not miss. One untimed request wakes them.
         contender.engine.open()
-        contender.answer(x.clone())
-    start_ns = machine.now_ns()
-    prediction = contender.answer(x)
-    taken_ms = (machine.now_ns() - start_ns) / 1e6
-    if overlapped:
-        contender.engine.close()
-    if keep:
-        contender.answers.append(prediction.class_index)
-        contender.hits += prediction.exit != BASE
-    return prediction.exit, taken_ms
+    try:
+        yield
+    finally:
+        if overlapped:
+            contender.engine.close()
 
 
 def measure_throughput(
