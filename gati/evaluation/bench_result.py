@@ -90,7 +90,7 @@ class BenchMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Every way to answer, measured alternately on the same inputs in one process.
+    """Every way to answer, measured in turns on the same inputs in one process.
 
     If `disturbed`, the machine was busy with other work even when latencies were measured again: latencies
     and gains are unreliable, and `disturbance` says why.

@@ -320,7 +320,7 @@ def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tupl
 
 
 def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
-    """Time the plain network on every engine that starts within seconds, alternating between engines."""
+    """Time the plain network on every engine that starts within seconds, in turns."""
     with TemporaryDirectory() as folder:
         return _timed_engines(cut, answered, examination, Path(folder))
 
