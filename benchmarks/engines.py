@@ -1,9 +1,9 @@
-"""Compare Gati and the plain network on every engine, alternating in one process.
+"""Compare Gati and the plain network on every engine, in turns in one process.
 
     python -m benchmarks.engines LIBRARY --data TEST.npz --composition NAME [NAME ...]
 
 First make one composition per engine (`gati compose LIBRARY --backend openvino --name openvino-0.97`). All
-contenders answer each request in turn. `gain` is over the plain network on the same engine, `gain_fastest`
+contenders take turns of 64 requests. `gain` is over the plain network on the same engine, `gain_fastest`
 over the fastest plain network of any precision. Agreement is with the float32 network. `oracle` is the gain
 if every input exits at its earliest correct lookup and lookups are free. Prints JSON.
 """
