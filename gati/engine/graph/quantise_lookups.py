@@ -7,7 +7,9 @@ float32: 256 score values are too few for thresholds.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +17,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import torch
 from torch import Tensor
 
+from gati.engine.graph.biases import Floats, correct_biases
 from gati.engine.graph.convert import Converter
 from gati.engine.graph.stages import GraphStage, GraphStages
 
 _WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
 _IN_INTEGERS = (*_WITH_WEIGHTS, "Relu", "Clip", "MaxPool")
+_SOME_INPUTS = 128  # of those for calibration: for means, and to compare answers
+_CLOSE_ENOUGH = 0.99  # share of equal answers
+_SHARE_OF_AN_INPUT = 0.02  # in the moving average of smallest and largest values
 
 
 class QuantisingConverter(Converter):
@@ -55,44 +60,81 @@ class QuantisingConverter(Converter):
         return super().__call__(stage, name)
 
 
-def quantise_lookup(model: onnx.ModelProto, hidden: npt.NDArray[np.float32]) -> onnx.ModelProto:
+def quantise_lookup(model: onnx.ModelProto, hidden: Floats) -> onnx.ModelProto:
     """Quantise a converted lookup, calibrated on hidden outputs [n, ...] one at a time.
 
-    Weights get one scale per output channel, activations one per tensor. A lookup with fewer than two layers
-    with weights is returned unchanged, since the last one is never quantised.
+    Weights get one scale per output channel, activations one per tensor. Activations range over all values
+    that were seen; if answers then differ too often, over the typical largest values of an input. Each is
+    tried with and without corrected biases (`gati.engine.graph.biases`), and what is closest to the given
+    answers is kept. A lookup with fewer than two layers with weights is returned unchanged: the last one is
+    never quantised.
     """
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-
     layers = [node for node in model.graph.node if node.op_type in _WITH_WEIGHTS]
     if len(layers) < 2:
         return model
+    rows = [np.ascontiguousarray(row) for row in np.split(hidden, len(hidden))]
+    first, last = rows[:_SOME_INPUTS], rows[-_SOME_INPUTS:]
+    given = _probabilities(model, last)
+    closest, least = model, math.inf
+    for typical in (False, True):
+        plain = _quantised(model, layers[-1].name, rows, typical=typical)
+        corrected = copy.deepcopy(plain)
+        correct_biases(corrected, model, first)
+        equal = 0.0
+        for candidate in (plain, corrected):
+            answers = _probabilities(candidate, last)
+            difference = float(((answers - given) ** 2).sum(1).mean())
+            if difference < least:
+                closest, least = candidate, difference
+            equal = max(equal, float((answers.argmax(1) == given.argmax(1)).mean()))
+        if equal >= _CLOSE_ENOUGH:
+            break
+    return closest
+
+
+def _quantised(
+    model: onnx.ModelProto, last: str, rows: Sequence[Floats], *, typical: bool
+) -> onnx.ModelProto:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    moving = {"CalibMovingAverage": True, "CalibMovingAverageConstant": _SHARE_OF_AN_INPUT}
     with TemporaryDirectory() as folder, _quiet():
         given, result = Path(folder) / "given.onnx", Path(folder) / "quantised.onnx"
         onnx.save(model, given)
         quantize_static(
             given,
             result,
-            _Rows(model.graph.input[0].name, hidden),
+            _Rows(model.graph.input[0].name, rows),
             quant_format=QuantFormat.QDQ,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
             op_types_to_quantize=list(_IN_INTEGERS),
-            nodes_to_exclude=[layers[-1].name],
+            nodes_to_exclude=[last],
+            extra_options=moving if typical else {},
         )
         return onnx.load(result)
+
+
+def _probabilities(model: onnx.ModelProto, rows: Sequence[Floats]) -> Floats:
+    """The lookup's probabilities [n, K]."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    reads, gives = model.graph.input[0].name, model.graph.output[0].name
+    return np.concatenate([session.run([gives], {reads: row})[0] for row in rows])
 
 
 class _Rows:
     """Calibration inputs for ONNX Runtime, which reads one at a time until None."""
 
-    def __init__(self, name: str, hidden: npt.NDArray[np.float32]) -> None:
+    def __init__(self, name: str, rows: Sequence[Floats]) -> None:
         self._name = name
-        self._rows: Iterator[npt.NDArray[np.float32]] = iter(np.split(hidden, len(hidden)))
+        self._rows = iter(rows)
 
     def get_next(self) -> dict[str, Any] | None:
         row = next(self._rows, None)
-        return None if row is None else {self._name: np.ascontiguousarray(row)}
+        return None if row is None else {self._name: row}
 
 
 def _hidden_outputs(stages: GraphStages, inputs: Tensor) -> dict[Hashable, Tensor]:
