@@ -1,4 +1,4 @@
-"""Latency of the graph_names network on each backend: a short comparison finds those worth measuring in full.
+"""Latency of the plain network on each backend: a short comparison finds those worth measuring in full.
 
 The backends take turns, a few requests at a time, so that a slow phase of the machine affects all of them and
 each has its weights in the processor's caches. The result is stored as `profiles/networks.json`.
