@@ -82,6 +82,27 @@ def test_the_answers_come_closer_on_inputs_that_were_not_used(model: onnx.ModelP
     assert error(corrected, model, unseen) < 0.8 * error(plain, model, unseen)
 
 
+def test_convolutions_over_time_are_corrected_too() -> None:
+    class OverTime(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv1d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
+            self.last = nn.Linear(CHANNELS, CLASSES)
+
+        def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            probabilities = (30.0 * self.last(self.first(hidden).relu().mean(2))).softmax(1)
+            return probabilities, probabilities.amax(1)
+
+    torch.manual_seed(0)
+    values = hidden_outputs(160).reshape(160, CHANNELS, -1)
+    given = Converter()(GraphStage(ready(OverTime()), (torch.from_numpy(values[:1]),), "time"), "time")
+    plain = _quantised(given, last_layer(given), rows_of(values[:60]), typical=False)
+    corrected = copy.deepcopy(plain)
+    correct_biases(corrected, given, rows_of(values[:60]))
+    unseen = rows_of(values[60:])
+    assert error(corrected, given, unseen) < 0.8 * error(plain, given, unseen)
+
+
 def test_only_biases_change(model: onnx.ModelProto) -> None:
     calibration = rows_of(hidden_outputs(40))
     plain = _quantised(model, last_layer(model), calibration, typical=False)

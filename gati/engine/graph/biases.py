@@ -22,14 +22,14 @@ _LARGEST = 255  # of QUInt8
 
 
 class _Layer(NamedTuple):
-    """A layer with weights whose inputs, weights and bias are quantised.
+    """A layer whose inputs, weights and bias are quantised, and the same layer as `given`.
 
-    `reads` is the tensor that it reads in the given model, which it knows within `low` and `high`.
+    `weights` are the given ones. It knows its inputs within `low` and `high`.
     """
 
     node: onnx.NodeProto
     given: onnx.NodeProto
-    reads: str
+    weights: Floats
     low: float
     high: float
 
@@ -37,12 +37,11 @@ class _Layer(NamedTuple):
 def correct_biases(quantised: onnx.ModelProto, given: onnx.ModelProto, rows: Sequence[Floats]) -> None:
     """Correct the biases of `quantised`, which ONNX Runtime made from `given`, by inputs [1, ...]."""
     tensors = {tensor.name: tensor for tensor in quantised.graph.initializer}
-    weights = {tensor.name: tensor for tensor in given.graph.initializer}
     makers = {name: node for node in quantised.graph.node for name in node.output}
     layers = _layers(quantised, given, makers, tensors)
     for layer, (mean, within) in zip(layers, _means(given, layers, rows), strict=True):
         weight, bias = (makers[name] for name in layer.node.input[1:3])
-        exact = _by_input(layer, numpy_helper.to_array(weights[layer.given.input[1]]))
+        exact = _by_input(layer, layer.weights)
         rounded = _by_input(layer, _dequantised(weight, tensors))
         shift = exact @ mean.reshape(exact.shape[0], -1, 1) - rounded @ within.reshape(exact.shape[0], -1, 1)
         stored = tensors[bias.input[0]]
@@ -56,8 +55,9 @@ def _layers(
     makers: dict[str, onnx.NodeProto],
     tensors: dict[str, onnx.TensorProto],
 ) -> list[_Layer]:
-    """The layers that can be corrected: convolutions, and linear layers with one row of inputs."""
-    before = {node.name: node for node in given.graph.node}
+    """The layers that can be corrected: convolutions and linear layers with stored weights."""
+    before = {node.name: node for node in given.graph.node if node.name}
+    stored = {tensor.name: tensor for tensor in given.graph.initializer}
     found = []
     for node in quantised.graph.node:
         if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
@@ -67,8 +67,11 @@ def _layers(
             continue  # it stays in float32
         values = makers[node.input[0]]
         scale, zero = (float(numpy_helper.to_array(tensors[name])) for name in values.input[1:3])
-        given_node = before[node.name]
-        found.append(_Layer(node, given_node, given_node.input[0], -zero * scale, (_LARGEST - zero) * scale))
+        same = before.get(node.name)
+        if same is None or same.op_type != node.op_type or same.input[1] not in stored:
+            continue
+        weights = numpy_helper.to_array(stored[same.input[1]])
+        found.append(_Layer(node, same, weights, -zero * scale, (_LARGEST - zero) * scale))
     return found
 
 
@@ -82,14 +85,15 @@ def _means(
     model.CopyFrom(given)
     names: list[str] = []
     for number, layer in enumerate(layers):
+        reads = layer.given.input[0]
         low, high, cut = (f"means/{number}/{name}" for name in ("low", "high", "cut"))
         for name, limit in ((low, layer.low), (high, layer.high)):
             model.graph.initializer.append(numpy_helper.from_array(np.array(limit, np.float32), name))
-        model.graph.node.append(helper.make_node("Clip", [layer.reads, low, high], [cut]))
-        axes = [0] if layer.node.op_type == "Gemm" else [0, 2, 3]
+        model.graph.node.append(helper.make_node("Clip", [reads, low, high], [cut]))
+        axes = [0, *range(2, layer.weights.ndim)]
         axes_name = f"means/{number}/axes"
         model.graph.initializer.append(numpy_helper.from_array(np.array(axes, np.int64), axes_name))
-        for value in (layer.reads, cut):
+        for value in (reads, cut):
             names.append(f"means/{len(names)}")
             mean = helper.make_node("ReduceMean", [value, axes_name], [names[-1]], keepdims=0)
             model.graph.node.append(mean)
