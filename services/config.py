@@ -136,6 +136,7 @@ class AdaptationConfig(_Strict):
     blocks: tuple[str, ...] | None = None  # where new caches are tried; default: three early blocks
     variants: tuple[str, ...] = ("scene(8,64,64)",)  # predictors of new caches
     look_every_s: float = Field(default=5.0, gt=0.0)
+    niceness: int = Field(default=15, ge=0, le=19)  # above 0, it computes when no other program does
 
 
 class ServeConfig(_Strict):

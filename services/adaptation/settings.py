@@ -28,4 +28,3 @@ class AdaptationSettings(AdaptationConfig, ProcessSettings):
 
     models: tuple[AdaptedModel, ...]
     threads: int = Field(default=1, ge=1)
-    niceness: int = Field(default=15, ge=0, le=19)
