@@ -72,13 +72,12 @@ def measure_latency(
 
     def measure(number: int, repetition: int, requests: range) -> Times:
         times: Times = {contender.name: {} for contender in contenders}
+        row = [inputs(request) for request in requests]
         for turn in range(len(contenders)):
             contender = contenders[(number + turn) % len(contenders)]
             keep = repetition == 0 and len(contender.answers) == requests.start
             with _opened(contender):
-                predictions, taken_ms = answer_in_a_row(
-                    contender.answer, list(map(inputs, requests)), machine
-                )
+                predictions, taken_ms = answer_in_a_row(contender.answer, row, machine)
             for prediction, each_ms in zip(predictions, taken_ms, strict=True):
                 times[contender.name].setdefault(prediction.exit, []).append(each_ms)
             if keep:
@@ -138,14 +137,11 @@ def answer_in_a_row(
 @contextmanager
 def _opened(contender: BenchEntry) -> Iterator[None]:
     """Overlapped lookups reserve cores, which the other contenders must not miss."""
-    overlapped = contender.early and contender.engine.overlapped
-    if overlapped:
-        contender.engine.open()
-    try:
+    if not contender.early:
         yield
-    finally:
-        if overlapped:
-            contender.engine.close()
+        return
+    with contender.engine:
+        yield
 
 
 def measure_throughput(

@@ -24,7 +24,7 @@ CONFIG = """
 [adaptation]
 interval_s = 4.0
 look_every_s = 0.5
-niceness = 0  # where tests run side by side, nothing is left for who waits until nobody else computes
+niceness = 0  # where tests run side by side, an idle processor is rare
 window_inputs = 900
 [models.digits]
 library = "library"

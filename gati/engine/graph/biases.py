@@ -8,6 +8,7 @@ Weight Equalization and Bias Correction", 2019, section 4.2, with means measured
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,8 +82,9 @@ def _means(
     """The mean of what each layer reads by channel [C]: as it is, and cut off at what the layer knows."""
     from onnxruntime import InferenceSession
 
-    model = onnx.ModelProto()
-    model.CopyFrom(given)
+    if not layers:
+        return []
+    model = copy.deepcopy(given)
     names: list[str] = []
     for number, layer in enumerate(layers):
         reads = layer.given.input[0]
@@ -98,8 +100,6 @@ def _means(
             mean = helper.make_node("ReduceMean", [value, axes_name], [names[-1]], keepdims=0)
             model.graph.node.append(mean)
             model.graph.output.append(helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, None))
-    if not layers:
-        return []
     session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     found = [session.run(names, {given.graph.input[0].name: row}) for row in rows]
     means: list[Floats] = [np.mean(each, axis=0) for each in zip(*found, strict=True)]
