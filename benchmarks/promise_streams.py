@@ -4,9 +4,10 @@
 
 The deciding code is real: draws, the audit queue, watches, proofs, the file that survives restarts, trials of
 new versions, their settings and those of memory. The world is synthetic: scenes change, and each setting of a
-version has an error probability per scene, usually exactly the smallest that must not be proven. New versions
-are faster than the serving one. There are retrainings, rollbacks to earlier versions, restarts, and an audit
-queue that is full half of the time.
+version has an error probability per scene, usually exactly the smallest that must not be proven. In every
+other stream, caches are wrong only about requests that memory does not know. New versions are faster than the
+serving one. There are retrainings, rollbacks to earlier versions, restarts, and an audit queue that is full
+half of the time.
 
 A stream breaks its promise if a proof releases something whose error probability exceeded the tolerance at
 every audit of that proof. The delay is that of alarms, in audits, relative to ln(R) / KL.
@@ -90,6 +91,8 @@ class World:
     """The ground truth: error rates of each version and of memory in each scene."""
 
     random: np.random.Generator
+    easy: bool = False  # caches are wrong only about requests that memory does not know
+    known: bool = False  # whether memory knows the current request
     scene: int = 0
     wrong: dict[int, tuple[float, ...]] = field(default_factory=dict)
     memory: tuple[float, ...] = ()
@@ -113,14 +116,24 @@ class World:
             return (ALPHA,) * SCENES
         return tuple(float(each) for each in self.random.choice(QUALITIES, SCENES))
 
-    def chance(self, number: int, level: int) -> float:
-        """Return the current error probability of a version at a setting; the strictest may be better."""
+    def chance(self, number: int, level: int, *, after_memory: bool) -> float:
+        """Return the current error probability of a version at a setting; the strictest may be better.
+
+        It is over all requests, or over those that memory leaves.
+        """
         stricter = number and level == 1 and number % 2 == 0
-        return self.wrong[number][self.scene] * (STRICTER if stricter else 1.0)
+        of_rest = 1.0 / (1.0 - KNOWN) if after_memory and self.easy else 1.0
+        return self.wrong[number][self.scene] * (STRICTER if stricter else 1.0) * of_rest
+
+    def chance_now(self, number: int, level: int) -> float:
+        """Return the error probability for the current request."""
+        if self.easy and self.known:
+            return 0.0
+        return self.chance(number, level, after_memory=True)
 
     def answer(self, number: int, level: int = 1) -> Prediction:
         """Return the answer of its caches to the current request."""
-        return WRONG if self.random.random() < self.chance(number, level) else RIGHT
+        return WRONG if self.random.random() < self.chance_now(number, level) else RIGHT
 
     # As deployments
     open = version
@@ -146,7 +159,7 @@ class World:
 
         def probed(x: Any, base: Prediction) -> list[Probed]:
             drawn = self.random.random()
-            lost = [drawn < self.chance(version.number, level) for level in range(1, LEVELS + 1)]
+            lost = [drawn < self.chance_now(version.number, level) for level in range(1, LEVELS + 1)]
             return [Probed(int(each), "block", not each) for each in lost]
 
         return probed
@@ -197,12 +210,12 @@ class Memory(Recall):
         return own * KNOWN if of_all else own
 
     def look(self, x: Any, place: str, *, alone: bool = False) -> Looked:
-        known = self._world.random.random() < KNOWN
+        known = self._world.known = bool(self._world.random.random() < KNOWN)
         wrong = self._world.random.random() < self.chance(of_all=False)
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
         judged = tuple(ladder.judge(0.0 if known else 1.0) for ladder in self._ladders)
         answers = judged[0 if alone else 1].confident
-        return Looked(place, FEATURELESS, seen, answers, known, judged)
+        return Looked(place, FEATURELESS, seen, answers, known, judged, judged[1].takes)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if not (drawn or tried):
@@ -235,14 +248,16 @@ class Stream:
 
     def __init__(self, seed: int, folder: Path, *, stretch: int) -> None:
         self.random = np.random.default_rng(seed)
-        self.world = World(self.random)
+        self.world = World(self.random, easy=seed % 2 == 0)
         self.day = Day()
         self._seed, self._path, self._queue = seed, folder / f"{seed}.json", Queue(stretch)
         self._alone = seed % 4 == 3  # no lookups: memory answers next to the reference
         self._starts = 0
         self._least: dict[Any, float] = {}  # lowest loss probability since the proof began
-        self._levels: dict[int, int] = {}  # proven settings, by version
-        self._since: dict[str, tuple[int, float]] = {}  # audit count at which the current error rate began
+        self._levels: dict[tuple[int, bool], int] = {}  # proven settings, by version and requests
+        self._since: dict[
+            tuple[int, bool], tuple[int, float]
+        ] = {}  # audit count at which the current error rate began
         self.world.memory = self.world.qualities()
         self.start()
 
@@ -292,21 +307,21 @@ class Stream:
         self._queue.request = number
         self._note()
         decided = self._follow.decide(1.0, lookups_pay=not self._alone)
-        looked = self.recall.look(X, "place", alone=self._follow.is_alone(decided))
-        serving = decided.post.deployed.number
-        if looked.confident and looked.seen is not None:
-            prediction = looked.seen.answer._replace(exit=RECALL)
-        else:
-            prediction = self.world.answer(serving, decided.level) if decided.lookups else TRUE
+        looked = self.recall.look(X, "place", alone=decided.alone)
+        post = decided.post
+        prediction = looked.answer if decided.recalls else None
+        if prediction is None:
+            prediction = self.world.answer(post.version.number, decided.level) if decided.lookups else TRUE
         posts = self._posts()
-        before = self.succession.serving.watch
+        before, name = post.watch, (post.version.number, post.after_memory)
         self._follow.answered(Ticket(X, number, float(number), "", prediction, looked), decided, None)
         for post in posts:
             self._proven(post)
         self.day.early += prediction.exit != BASE
         self.day.requests += 1
         if before.state == "stopped" and decided.may_hit:
-            self._alarm(str(serving), before)
+            self._alarm(name, before)
+        self.succession.follow_memory(self.recall.share_next_to_caches)
         self.succession.give_up()
 
     def _posts(self) -> list[Post[Deployed]]:
@@ -315,19 +330,20 @@ class Stream:
     def _note(self) -> None:
         """Record the lowest loss probability while each proof runs."""
         for post in self._posts():
-            number, watch = post.version.number, post.watch
-            self._levels.setdefault(number, watch.level)
+            number, watch, after = post.version.number, post.watch, post.after_memory
+            self._levels.setdefault((number, after), watch.level)
             for level, proof in enumerate(watch._ladder._proofs, 1):
-                chance, name = self.world.chance(number, level), (number, level)
+                chance = self.world.chance(number, level, after_memory=after)
+                name = number, after, level
                 if level > watch.level and not proof.passed:
                     begun = proof.audits == 0
                     self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
-            chance, name = self.world.chance(number, max(watch.level, 1)), str(number)
-            known = self._since.get(name)
+            chance = self.world.chance(number, max(watch.level, 1), after_memory=after)
+            known = self._since.get((number, after))
             if not watch.may_hit:
-                self._since.pop(name, None)
+                self._since.pop((number, after), None)
             elif known is None or known[1] != chance:
-                self._since[name] = watch.audits, chance
+                self._since[number, after] = watch.audits, chance
         for ladder in self.recall._ladders:
             chance, name = self.recall.chance(of_all=ladder.alone), (RECALL, ladder.alone)
             begun = ladder.proof is None or ladder.proof.audits == 0
@@ -335,10 +351,11 @@ class Stream:
 
     def _proven(self, post: Post[Deployed]) -> None:
         """Count the settings released by this request."""
-        number, level = post.version.number, post.watch.level
-        for each in range(self._levels.get(number, level) + 1, level + 1):
-            self._released((number, each), self.world.chance(number, each))
-        self._levels[number] = level
+        number, after, level = post.version.number, post.after_memory, post.watch.level
+        for each in range(self._levels.get((number, after), level) + 1, level + 1):
+            chance = self.world.chance(number, each, after_memory=after)
+            self._released((number, after, each), chance)
+        self._levels[number, after] = level
 
     def _released(self, name: Any, chance: float) -> None:
         self.day.released += 1
@@ -350,7 +367,7 @@ class Stream:
         else:
             self.day.stopped += 1
 
-    def _alarm(self, name: str, watch: Any) -> None:
+    def _alarm(self, name: tuple[int, bool], watch: Any) -> None:
         self.day.stopped += 1
         begun, chance = self._since.pop(name, (0, 0.0))
         if chance > 2.0 * ALPHA:

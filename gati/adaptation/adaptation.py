@@ -30,7 +30,7 @@ from gati.adaptation.answering import AnsweringEngines
 from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
@@ -234,9 +234,10 @@ class Adaptation:
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
         current = decided.deployed
         try:
-            alone = self._follow.is_alone(decided)
-            looked = self._recall.look(x, place, alone=alone) if self._recall and place is not None else None
-            prediction = self._remembered(looked)
+            looked = None
+            if self._recall is not None and place is not None:
+                looked = self._recall.look(x, place, alone=decided.alone)
+            prediction = looked.answer if looked is not None and decided.recalls else None
             with self._answering:
                 prediction = prediction or self._answer(x, decided)
         except BaseException:
@@ -292,20 +293,14 @@ class Adaptation:
         """Hit rate of about the last hundred requests; None before the first."""
         return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
 
-    def _remembered(self, looked: Looked | None) -> Prediction | None:
-        """The answer from memory, if it may be given."""
-        if looked is None or looked.seen is None or not looked.confident:
-            return None
-        if not self._remembers:
-            return None
-        return looked.seen.answer._replace(exit=RECALL)
-
     def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
         """Count a request that the network answered while its caches may answer."""
         if lookups:
             hit = prediction.exit != BASE
             self._triggers.answered(self._requests, hit=hit, time_s=time_s)
-        instead = 0.0 if self._recall is None else self._recall.more_alone
+        instead = 0.0
+        if self._recall is not None:
+            instead = self._recall.more_alone(after_memory=self._succession.after_memory)
         if self.settings.rest and self._rest.answered(prediction.exit, instead):
             why = "memory answers more without them" if instead else "they cost more than they save"
             self._tell("resting", f"lookups pause for a while: {why}")
@@ -324,6 +319,8 @@ class Adaptation:
             if self._due is not None and time_s >= self._due[0]:
                 outcome, self._due = self._due[1], None
                 self._take(outcome)
+            if self._recall is not None:
+                self._succession.follow_memory(self._recall.share_next_to_caches)
             self._succession.give_up()
             busy = self._renewing or self._due is not None or self._succession.trial is not None
             if busy or not self.settings.enabled:

@@ -89,10 +89,6 @@ class FollowUp:
                 lookups_pay=lookups_pay,
             )
 
-    def is_alone(self, decided: Decided[Deployed]) -> bool:
-        """Whether the reference answers the request if memory does not."""
-        return self._auditor.is_alone(decided)
-
     def withdraw(self, decided: Decided[Deployed]) -> None:
         """Cancel a decision: the request could not be answered."""
         if decided.looked_at:
@@ -120,7 +116,7 @@ class FollowUp:
             with self._lock:
                 self._auditor.failed(decided, ticket.given, needs.shadows)
             raise
-        found = [(post, epoch, self._looked_up(post, ticket.x, base)) for post, epoch in needs.shadows]
+        found = [(post, counting, self._looked_up(post, ticket.x, base)) for post, counting in needs.shadows]
         asked = self._auditor.own(decided, ticket.given, base)
         own = [] if asked is None else self._looked_up(asked, ticket.x, base)
         with self._lock:

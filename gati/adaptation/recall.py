@@ -29,6 +29,7 @@ from gati.adaptation.recall_ladder import Intent, RecallLadder
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
+from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Proof
 
@@ -44,8 +45,9 @@ _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the 
 class Looked(NamedTuple):
     """A request looked up in memory.
 
-    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
-    has what each ladder says. `jumped`: it is so far from all that is remembered that it begins a scene.
+    `confident`: memory may answer it; `known`: some setting that is released or under proof would; `taken`:
+    next to caches, memory answers it instead of them. `intents` has what each ladder says. `jumped`: it is so
+    far from all that is remembered that it begins a scene.
     """
 
     place: str
@@ -54,7 +56,13 @@ class Looked(NamedTuple):
     confident: bool
     known: bool
     intents: tuple[Intent, ...]
+    taken: bool = False
     jumped: bool = False
+
+    @property
+    def answer(self) -> Prediction | None:
+        """The remembered answer, if memory may answer."""
+        return self.seen.answer._replace(exit=RECALL) if self.seen is not None and self.confident else None
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -145,11 +153,21 @@ class Recall:
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
     @property
-    def more_alone(self) -> float:
-        """The share of requests left to caches that memory would answer if caches were not looked up."""
+    def share_next_to_caches(self) -> float | None:
+        """The share of recent requests that memory answers next to caches; None if it may not."""
+        ladder = self._ladders[-1]
+        return ladder.share if ladder.level else None
+
+    def more_alone(self, *, after_memory: bool) -> float:
+        """The share of requests left to caches that memory would answer if caches were not looked up.
+
+        `after_memory`: memory answers next to them; otherwise all requests are left to them.
+        """
         if len(self._ladders) < 2:
             return 0.0
         alone, others = (ladder.share for ladder in self._ladders)
+        if not after_memory:
+            return alone
         return max(0.0, alone - others) / max(1.0 - others, 1e-9)
 
     def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
@@ -177,7 +195,7 @@ class Recall:
                 self._cautious[place] = left - 1
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
-            return Looked(place, sketched, seen, confident, known, intents, jumped)
+            return Looked(place, sketched, seen, confident, known, intents, intents[-1].takes, jumped)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.

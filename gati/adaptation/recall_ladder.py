@@ -28,7 +28,8 @@ class Intent(NamedTuple):
     """What each setting would do with an input, as of `epoch`.
 
     `confident`: the loosest released setting answers it; `known`: a released or tested setting would.
-    `meant`: the loosest setting would, if inputs as far away had been checked.
+    `meant`: the loosest setting would, if inputs as far away had been checked. `takes`: the loosest released
+    setting would, or without one the strictest.
     """
 
     would_answer: tuple[bool, ...]
@@ -36,6 +37,7 @@ class Intent(NamedTuple):
     known: bool
     epoch: int
     meant: bool
+    takes: bool
 
 
 class RecallLadder:
@@ -103,7 +105,8 @@ class RecallLadder:
         confident = self.level > 0 and would[self.level - 1]
         self.share += (1.0 - _MEMORY) * (confident - self.share)
         meant = risk < self.highest_risk
-        return Intent(would, confident, any(would[: self.tested]), self._epoch, meant)
+        takes = would[max(self.level - 1, 0)]
+        return Intent(would, confident, any(would[: self.tested]), self._epoch, meant, takes)
 
     def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.

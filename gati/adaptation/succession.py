@@ -15,8 +15,8 @@ from gati.composition.composition import Composition
 from gati.errors import GatiError
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
-from gati.guard.standing import Standing, identity_of, is_proven
-from gati.guard.watch import Event
+from gati.guard.standing import Standing, identity_of, is_proven, of_rest
+from gati.guard.watch import Watch
 
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
 Work = Callable[[Callable[[], None]], Any]
@@ -66,7 +66,7 @@ class Succession(Roster[Deployed]):
         post = self._post(active) if active.number else self.serving
         waits = post is not self.serving and not post.may_hit
         if waits or why_not:  # the library's own caches were proven before that version served
-            self.serving.watch.bring_back()
+            self.serving.bring_back()
             self.standing.save()
         self.serve(self.serving if waits else post, trial=post if waits else None)
         newest, why_not_newest = self._deployments.newest()
@@ -98,7 +98,7 @@ class Succession(Roster[Deployed]):
             self._found, self.trial = outcome, self._post(outcome.deployed) if number else self.first
             self.trial.compare_anew()
             if outcome.kind == "reused":
-                self.trial.watch.prove_anew()
+                self.trial.prove_anew()
             what = f"version {number} has to prove itself: {self.how_far or 'it is certified'}"
             self._tell("probation", what, outcome.details)
 
@@ -149,18 +149,27 @@ class Succession(Roster[Deployed]):
     def _post(self, deployed: Deployed) -> Post[Deployed]:
         promise, chosen = self._promise, deployed.served.composition
 
-        def heard(event: Event) -> None:
-            self.heard(post, event)
+        identity = identity_of(chosen)
 
-        kept = self.standing.watch(
-            identity_of(chosen),
-            promise.accuracy,
-            proven=is_proven(chosen, promise.accuracy, promise.confidence),
-            settings=max(len(deployed.settings), 1),
-            on_event=heard,
+        def watch(identity: str, *, proven: bool, of_rest: bool) -> Watch:
+            return self.standing.watch(
+                identity,
+                promise.accuracy,
+                proven=proven,
+                settings=max(len(deployed.settings), 1),
+                on_event=lambda event: self.heard(post, event) if post.after_memory == of_rest else None,
+            )
+
+        proven = is_proven(chosen, promise.accuracy, promise.confidence)
+        kept = watch(identity, proven=proven, of_rest=False)
+        post = Post(
+            deployed,
+            kept,
+            [setting.composition for setting in deployed.settings],
+            nested=deployed.nested,
+            rest=lambda: watch(of_rest(identity), proven=False, of_rest=True),
+            is_after_memory=lambda: self.is_after_memory(post),
         )
-        settings = [setting.composition for setting in deployed.settings]
-        post = Post(deployed, kept, settings, nested=deployed.nested)
         if kept.level and not post.may_hit:  # proven in an earlier run
             with suppress(GatiError):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)

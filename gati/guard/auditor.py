@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
 
 from gati.engine.exits import BASE
 from gati.guard.draws import NOTHING, Drawn, Draws
-from gati.guard.posts import Post, Version
+from gati.guard.posts import Counting, Post, Version
 from gati.guard.proof import Proof
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Remembering(Protocol):
     """The interface of a memory that audits use."""
 
     @property
+    def serves(self) -> bool:
+        """Whether it may answer."""
+
+    @property
     def proving(self) -> Proof | None:
         """The current proof, unless it is hopeless."""
 
@@ -64,19 +68,24 @@ class Decided(Generic[Version]):
     """The decision about a request, made before it is answered.
 
     `may_hit`: the caches of `post` may answer, at the setting `deployed` of that proven `level`; `lookups`:
-    they are looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None
-    if the version has nothing to watch.
+    they are looked up. `counting` is the watch that counts an audit of the answer. `shadows` are looked up in
+    addition, with the watches that count them. `alone`: the reference answers if memory does not. `recalls`:
+    memory may answer, before lookups only if caches are judged by what it leaves (`after_memory`). `post` is
+    None if the version has nothing to watch.
     """
 
     post: Post[Version] | None
     answers: Version | None
     level: int
-    epoch: int
+    counting: Counting | None
     may_hit: bool
     lookups: bool
     drawn: Drawn
-    shadows: tuple[tuple[Post[Version], int], ...] = ()
+    shadows: tuple[tuple[Post[Version], Counting], ...] = ()
     tried: bool = False  # it counts for a proof of memory
+    alone: bool = False
+    after_memory: bool = False
+    recalls: bool = False
 
     @property
     def deployed(self) -> Version:
@@ -95,7 +104,7 @@ class Given(NamedTuple):
     """The answer to a request, and its lookup in memory, if there was one."""
 
     prediction: Prediction
-    looked: Any = None
+    looked: Any = None  # gati.adaptation.recall.Looked
 
     @property
     def recalled(self) -> bool:
@@ -107,11 +116,11 @@ class Needs(NamedTuple, Generic[Version]):
     """The work to do for a request.
 
     `known` is the reference's answer, if that was the answer given. `shadows` are versions whose settings are
-    to be looked up, with the epochs of their watches.
+    to be looked up, with the watches that count it.
     """
 
     known: Prediction | None
-    shadows: tuple[tuple[Post[Version], int], ...]
+    shadows: tuple[tuple[Post[Version], Counting], ...]
 
 
 class Compared(NamedTuple, Generic[Version]):
@@ -188,21 +197,26 @@ class Auditor(Generic[Version]):
         may_hit = post is None or post.may_hit or unguarded
         drawn = draws.draw(more_samples)
         lookups = may_hit and lookups_pay
+        after_memory = post is not None and post.after_memory
+        alone = post is None or (not lookups and (self.exact or not may_hit))
         proof = None if self.memory is None else self.memory.proving
         decided = Decided(
             post,
             None if post is None else post.deployed,
             0 if post is None else post.level,
-            0 if post is None else post.watch.epoch,
+            None if post is None else post.counting,
             may_hit,
             lookups,
             drawn if self.guarded else drawn._replace(audit=False),
             tuple(
-                (each, each.watch.epoch)
+                (each, each.counting)
                 for each in ((trial,) if may_hit else (post, trial))
                 if each is not None and self._is_looked_up(each, post, drawn, lookups=lookups)
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
+            alone,
+            after_memory,
+            self.memory is not None and self.memory.serves and (after_memory or alone),
         )
         if decided.looked_at and not room():
             self.left_out += 1
@@ -219,10 +233,6 @@ class Auditor(Generic[Version]):
             return drawn.sample and each is post
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
-    def is_alone(self, decided: Decided[Version]) -> bool:
-        """Whether the reference answers the request if memory does not."""
-        return not decided.lookups and (self.exact or not decided.may_hit)
-
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
         """The reference's answer, if it was the answer given."""
         exact = self.exact or not decided.may_hit
@@ -236,11 +246,21 @@ class Auditor(Generic[Version]):
         `known` is the reference's answer, if the caller has it.
         """
         drawn = decided.drawn
-        shadows = () if given.recalled else decided.shadows
+        shadows = decided.shadows if self._judges(decided, given) else ()
         tries = decided.tried and given.looked is not None
         if not (drawn.audit or drawn.sample or shadows or tries):
             return None  # drawn for caches but answered by memory, or for memory without a place
         return Needs(self.known(decided, given) or known, shadows)
+
+    def _judges(self, decided: Decided[Version], given: Given) -> bool:
+        """Whether versions that do not answer are judged by the request.
+
+        After memory, only what it would leave counts. Before that all requests do, in the same proportion: if
+        memory answers some where no caches are looked up, only audits count, which are drawn from all.
+        """
+        if not decided.after_memory:
+            return decided.drawn.audit or not decided.recalls
+        return not given.recalled or (decided.drawn.audit and not given.looked.taken)
 
     def own(self, decided: Decided[Version], given: Given, base: Prediction) -> Post[Version] | None:
         """The version that answered, if its other settings must be looked up, too; `base` is the reference's.
@@ -263,7 +283,7 @@ class Auditor(Generic[Version]):
         decided: Decided[Version],
         given: Given,
         base: Prediction,
-        shadows: Sequence[tuple[Post[Version], int, Sequence[Probed]]],
+        shadows: Sequence[tuple[Post[Version], Counting, Sequence[Probed]]],
         own: Sequence[Probed] = (),
     ) -> list[Compared[Version]]:
         """Count the outcome for the answer given, and for the would-be answers of other versions.
@@ -276,14 +296,14 @@ class Auditor(Generic[Version]):
         if decided.drawn.audit:
             found.append(self._audited(decided, given, base, own))
         left = given.prediction.exit if decided.lookups else None
-        for post, epoch, probed in shadows:
-            found.append(self._tried(post, epoch, base, probed))
+        for post, counting, probed in shadows:
+            found.append(self._tried(post, counting, base, probed))
             if self.compare is not None:
                 self.compare(post, [each.exit for each in probed], left)
         return found
 
     def failed(
-        self, decided: Decided[Version], given: Given, shadows: Sequence[tuple[Post[Version], int]]
+        self, decided: Decided[Version], given: Given, shadows: Sequence[tuple[Post[Version], Counting]]
     ) -> None:
         """Count a request for which the reference failed as a disagreement of all that were to be compared.
 
@@ -296,16 +316,15 @@ class Auditor(Generic[Version]):
         if drawn:
             self.audits += 1
             self.losses += 1
-        audited = [decided.post] if drawn and self._is_of_caches(decided, given) else []
-        for post in (*audited, *(post for post, epoch in shadows if post.watch.epoch == epoch)):
-            if post is not None and self.guarded:
-                post.watch.audited(agreed=[False] * post.watch.settings)
+        audited = self._of_caches(decided, given) if drawn else None
+        for counting in (audited, *(counting for _, counting in shadows)):
+            if counting is not None and counting.is_current and self.guarded:
+                counting.watch.audited(agreed=[False] * counting.watch.settings)
 
-    def _is_of_caches(self, decided: Decided[Version], given: Given) -> bool:
-        """Whether the watch of the version that answered counts the audit of its answer."""
-        post = decided.post
+    def _of_caches(self, decided: Decided[Version], given: Given) -> Counting | None:
+        """What counts an audit of the answer of the version's engine; None if there is nothing to count."""
         may_be_wrong = decided.lookups or (decided.may_hit and not self.exact)
-        return post is not None and may_be_wrong and not given.recalled and post.watch.epoch == decided.epoch
+        return decided.counting if may_be_wrong and not given.recalled else None
 
     def _audited(
         self, decided: Decided[Version], given: Given, base: Prediction, own: Sequence[Probed]
@@ -315,19 +334,20 @@ class Auditor(Generic[Version]):
         agrees = said.class_index == base.class_index
         self.audits += 1
         self.losses += not agrees
-        if post is not None and self._is_of_caches(decided, given):
+        counting = self._of_caches(decided, given)
+        if post is not None and counting is not None and counting.is_current:
             agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
             if decided.level:  # of what is open unproven, only its probe says which setting it is
                 agreed[decided.level - 1] = agrees
-            post.watch.audited(agreed=agreed)
+            counting.watch.audited(agreed=agreed, looked_up=decided.lookups)
         return Compared(decided.answers, said.class_index, base.class_index, said.exit)
 
     def _tried(
-        self, post: Post[Version], epoch: int, base: Prediction, probed: Sequence[Probed]
+        self, post: Post[Version], counting: Counting, base: Prediction, probed: Sequence[Probed]
     ) -> Compared[Version]:
         """Count the would-be answers of a version; returns that of the setting to prove next."""
-        watch = post.watch
+        watch = counting.watch
         said = probed[min(watch.level, len(probed) - 1)]
-        if self.guarded and watch.epoch == epoch:
+        if self.guarded and counting.is_current:
             watch.audited(agreed=[each.agreed for each in probed])
         return Compared(post.version, said.class_index, base.class_index, said.exit, shadow=True)

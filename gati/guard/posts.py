@@ -1,9 +1,15 @@
-"""A version with its watch: which of its settings may answer, and what they cost."""
+"""A version with its watches: which of its settings may answer, and what they cost.
+
+What is proven holds for the requests that it was proven on. A certificate and the audits of all requests say
+nothing about those that memory leaves: memory answers the easy ones. So a version has a second watch, which
+counts only audits of what memory leaves, and decides as soon as memory answers next to the version's caches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
 from gati.composition.composition import Composition
 from gati.guard.watch import Watch
@@ -13,8 +19,23 @@ Version = TypeVar("Version")
 _FASTER = 0.97  # a version on trial must take less than this share of the serving version's time
 
 
+class Counting(NamedTuple):
+    """The watch that counts a request, as of the `epoch` in which it was decided about."""
+
+    watch: Watch
+    epoch: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the request still counts."""
+        return self.watch.epoch == self.epoch
+
+
 class Post(Generic[Version]):
-    """A version, its watch, and its `open` settings by level.
+    """A version, its watches, and its `open` settings by level.
+
+    `of_all` is the watch of all requests; `rest` opens that of the requests that memory leaves, which decides
+    while `is_after_memory` returns True. Without `rest`, memory never answers next to the version's caches.
 
     `settings` are the ways to deploy the version, from strict to loose; empty if it has only one. `nested`:
     it is a composition of the library, and whatever a setting answers early, all looser ones answer alike.
@@ -24,13 +45,17 @@ class Post(Generic[Version]):
     def __init__(
         self,
         version: Version,
-        watch: Watch,
+        of_all: Watch,
         settings: Sequence[Composition] = (),
         *,
         nested: bool = False,
+        rest: Callable[[], Watch] | None = None,
+        is_after_memory: Callable[[], bool] = lambda: False,
     ) -> None:
         self.version = version
-        self.watch = watch
+        self.of_all = of_all
+        self._rest, self._is_after_memory = rest, is_after_memory
+        self._of_earlier = False  # what the watch of the rest knows is of earlier requests
         self.settings = tuple(settings)
         self.nested = nested
         self.open: dict[int, Version] = {}
@@ -38,6 +63,32 @@ class Post(Generic[Version]):
             self.open[max(1, len(settings))] = version
         self.opening = False
         self.compare_anew()
+
+    @property
+    def after_memory(self) -> bool:
+        """Whether it is judged by the requests that memory leaves, instead of all."""
+        return self._rest is not None and self._is_after_memory()
+
+    @property
+    def watch(self) -> Watch:
+        """The watch that decides now."""
+        return self.of_rest if self.after_memory else self.of_all
+
+    @cached_property
+    def of_rest(self) -> Watch:
+        """The watch of the requests that memory leaves; its proofs take their delta when it is first used."""
+        if self._rest is None:
+            raise AssertionError("memory does not answer next to this version")
+        watch = self._rest()
+        if self._of_earlier:
+            watch.bring_back()
+        return watch
+
+    @property
+    def counting(self) -> Counting:
+        """The watch that counts the next request."""
+        watch = self.watch
+        return Counting(watch, watch.epoch)
 
     @property
     def level(self) -> int:
@@ -70,6 +121,21 @@ class Post(Generic[Version]):
         """Whether no setting is proven and the proof has failed."""
         proof = self.watch.proof
         return self.watch.level == 0 and proof is not None and proof.hopeless
+
+    def bring_back(self) -> None:
+        """Withdraw proofs by audits, which were made on other requests. A certificate stays valid."""
+        self.of_all.bring_back()
+        self._withdraw_rest()
+
+    def prove_anew(self) -> None:
+        """Begin other proofs, with further shares of delta, unless the current ones are better than none."""
+        self.of_all.prove_anew()
+        self._withdraw_rest()
+
+    def _withdraw_rest(self) -> None:
+        self._of_earlier = True
+        if "of_rest" in self.__dict__:
+            self.of_rest.bring_back()
 
     def compare_anew(self) -> None:
         """Forget the times compared so far."""

@@ -15,7 +15,11 @@ from gati.guard.posts import Post, Version, cost_ms
 from gati.guard.proof import Proof
 from gati.guard.watch import Event
 
-RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept"]
+RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept", "probation"]
+
+_WORTH = 0.1  # share of requests that memory answers, for which caches prove themselves on the rest
+_MOST = 0.5  # memory that answers more than this goes on even if caches do not prove themselves
+_TRIED_AGAIN_AFTER = 1000  # requests; doubles each time
 
 
 class Roster(ABC, Generic[Version]):
@@ -25,12 +29,19 @@ class Roster(ABC, Generic[Version]):
     looked up in the shadow of the version that serves until enough of their settings are proven to be faster.
     Their other settings are proven while they serve. If the guard stops one of these, the library's
     composition answers instead, as far as it may, if the roster began with it (`first`).
+
+    Once memory answers, caches are judged by the requests that it leaves (`after_memory`): until they are
+    proven on these, the reference answers them. If they cannot be proven, and memory answers few requests,
+    caches that are proven on all requests answer again, and memory waits.
     """
+
+    after_memory = False
 
     def __init__(self, serving: Post[Version]) -> None:
         self.serving = self.first = serving
         self.trial: Post[Version] | None = None
         self.alarmed = False  # until caches are proven again, or better ones were looked for
+        self._waiting, self._next_wait = 0, _TRIED_AGAIN_AFTER
         self._costs = self.figures(serving)
 
     @property
@@ -96,14 +107,47 @@ class Roster(ABC, Generic[Version]):
         self.serving, self.trial, self.alarmed = post, trial, False
         self._serves(post)
 
+    def is_after_memory(self, post: Post[Version]) -> bool:
+        """Whether a version is judged by the requests that memory leaves; other versions do not follow it."""
+        return self.after_memory and any(post is each for each in (self.serving, self.trial, self.first))
+
+    def follow_memory(self, share: float | None) -> None:
+        """Call after each request, with the share that memory answers next to caches; None if it may not."""
+        self._waiting = max(0, self._waiting - 1)
+        if not self.after_memory:
+            if share is not None and share >= _WORTH and not self._waiting:
+                self._judge(after_memory=True)
+        elif share is None:
+            self._judge(after_memory=False)
+        elif self.serving.hopeless and self.serving.of_all.level and share < _MOST:
+            self._waiting, self._next_wait = self._next_wait, 2 * self._next_wait
+            self.serving.watch.prove_anew()
+            self._judge(after_memory=False)
+
+    def _judge(self, *, after_memory: bool) -> None:
+        """From now on, versions are judged by the requests that memory leaves, or by all."""
+        self.after_memory = after_memory
+        first, before = self.first, self.serving
+        if not before.may_hit and self.trial is None and first is not before and first.may_hit:
+            self.serve(first, trial=before)
+            self.on_fell_back(first)
+        else:
+            self._serves(before)
+        requests = "the requests that memory leaves" if after_memory else "all requests, without memory"
+        if self.serving.may_hit:
+            self.tell("returned", f"caches answer {requests}: they are proven on them")
+        else:
+            self.tell("probation", f"caches must prove themselves on {requests}: {self.how_far}")
+        self.settle()
+
     def bring_back(self, post: Post[Version]) -> None:
         """Withdraw what audits proved of a version that does not serve: they were of earlier requests.
 
         A certificate stays valid; so does the proof of a version on trial.
         """
-        under_way = [each.watch for each in (self.serving, self.trial) if each is not None]
-        if post.watch not in under_way:
-            post.watch.bring_back()
+        under_way = [each.of_all for each in (self.serving, self.trial) if each is not None]
+        if post.of_all not in under_way:
+            post.bring_back()
 
     def give_up(self) -> None:
         """End a failed trial, and let a serving version without prospects begin its proof anew."""

@@ -51,6 +51,11 @@ def identity_of(composition: Composition) -> str:
     return hashlib.sha256(json.dumps([*named, exits]).encode()).hexdigest()[:24]
 
 
+def of_rest(identity: str) -> str:
+    """Identifies the same caches on the requests that memory leaves."""
+    return f"{identity}-after-memory"
+
+
 def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
     """Whether a certificate covers agreement of `accuracy` at `confidence`; True without caches."""
     return not composition.exits or composition.proves(accuracy, confidence)

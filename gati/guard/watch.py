@@ -101,18 +101,19 @@ class Watch:
         """The proof of the next setting; None if all are proven."""
         return self._ladder.proof
 
-    def audited(self, *, agreed: bool | Sequence[bool]) -> None:
+    def audited(self, *, agreed: bool | Sequence[bool], looked_up: bool = True) -> None:
         """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
         Pass one bool for a version with one setting. A request that misses agrees, unless the network's own
-        answer differs from the reference's.
+        answer differs from the reference's. `looked_up` False: the network answered although its caches may,
+        which says nothing about settings that are not proven yet.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
         if level:
             self.audits += 1
             self.losses += not each[level - 1]
-        judged = self._ladder.audited(each)
+        judged = self._ladder.audited(each, tested=None if looked_up else level)
         if judged is None:
             proof = self.proof
             if self.state == "stopped" and proof is not None and proof.hopeless:

@@ -27,7 +27,7 @@ from gati.engine.exits import BASE, Prediction
 from gati.errors import first_line
 from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed, lookups_failed
 from gati.guard.draws import Draws
-from gati.guard.posts import Post
+from gati.guard.posts import Counting, Post
 from gati.guard.watch import Watch
 from gati.samples.record import Record
 from services.inference.counts import Counts
@@ -72,12 +72,11 @@ class Answering:
 class Handling:
     """The decision about a request, and the queue that answers it.
 
-    `alone`: the reference answers the request if memory does not. `place`: in the line of jobs.
+    `place`: in the line of jobs.
     """
 
     decided: Decided[Answering]
     queue: RequestQueue
-    alone: bool = False
     place: Reservation | None = None
 
     def forget(self) -> None:
@@ -170,6 +169,11 @@ class Following:
         return self._shared.settings.unguarded and watch is not None and watch.state != "stopped"
 
     @property
+    def after_memory(self) -> bool:
+        """Whether its caches are judged by the requests that memory leaves, instead of all."""
+        return self.post is not None and self.post.after_memory
+
+    @property
     def stopped(self) -> bool:
         """Whether the guard keeps the caches from answering."""
         return self.watch is not None and self.watch.state == "stopped"
@@ -215,8 +219,7 @@ class Following:
             unguarded=self._unguarded,
             places=places,
         )
-        alone = self._auditor.is_alone(decided)
-        return Handling(decided, self._queue(decided.lookups), alone, taken[0] if taken else None)
+        return Handling(decided, self._queue(decided.lookups), taken[0] if taken else None)
 
     def answered(
         self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
@@ -245,7 +248,9 @@ class Following:
         post = self.post
         has_figures = post is not None and post.deployed.composition is not None
         can_rest = has_figures and self._exact and self._base is not None
-        instead = 0.0 if self._memory is None else self._memory.more_alone
+        instead = 0.0
+        if self._memory is not None:
+            instead = self._memory.more_alone(after_memory=self.after_memory)
         if can_rest and self._rest.answered(prediction.exit, instead):
             why = "memory answers more without them" if instead else "they cost more than they save"
             _log.info("lookups pause for a while", extra={"version": self.name, "reason": why})
@@ -273,8 +278,8 @@ class Following:
             return
         base = needs.known or await _ask(self._base or self._version.queue, x)
         found = [
-            (post, epoch, await self._looked_up(post, x, base))
-            for post, epoch in needs.shadows
+            (post, counting, await self._looked_up(post, x, base))
+            for post, counting in needs.shadows
             if not post.version.gone
         ]
         asked = self._auditor.own(decided, given, base)
@@ -303,7 +308,7 @@ class Following:
             return lookups_failed(post)
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
-    def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:
+    def _would(self, found: Sequence[tuple[Post[Answering], Counting, Sequence[Probed]]]) -> Probed | None:
         """The answer that this version's caches would have given."""
         for post, _, probed in found:
             if post is self.post:

@@ -59,6 +59,8 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
         return Stands("serving", None, "every answer is the base model's")
     if watch.may_hit and following.may_hit:
         sentence = _promise(composition, watch, retrained=retrained)
+        if following.after_memory:
+            sentence += " of requests that memory leaves"
         return Stands("serving", watch.agreement, sentence, certified=not watch.proven_on)
     if following.may_hit:
         return Stands("unguarded", None, "nothing is promised: the caches answer unproven and unwatched")

@@ -15,8 +15,6 @@ from torch import Tensor
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
-from gati.engine.exits import Prediction
-from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from services.inference.loaded import needed
@@ -71,12 +69,6 @@ class ServedMemory:
     def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:
         """Look up an input [1, ...] in memory; `alone`: the reference answers it if memory does not."""
         return self.recall.look(x, place, alone=alone)
-
-    def answer(self, looked: Looked | None) -> Prediction | None:
-        """The answer from memory, if it may be given."""
-        if looked is None or looked.seen is None or not (looked.confident and self.recall.serves):
-            return None
-        return looked.seen.answer._replace(exit=RECALL)
 
     @property
     def sentence(self) -> str:

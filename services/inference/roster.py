@@ -93,7 +93,7 @@ class ServedRoster(Roster[Answering]):
         if last_run.goes_on(serving):
             last_run.followed(self, serving)
         elif last_run.is_known:
-            serving.watch.bring_back()
+            serving.bring_back()
 
     def activate(self, post: Post[Answering], may_hit: Callable[[], bool]) -> bool:
         """Let a version serve from now on, or wait until it is proven; returns whether it serves.

@@ -221,11 +221,11 @@ class InferenceService:
         draws = [version.following.draw(trial, places=memory is not None) for _ in rows]
         try:
             looked = [
-                None if memory is None else memory.look(row, request.place, alone=drawn.alone)
+                None if memory is None else memory.look(row, request.place, alone=drawn.decided.alone)
                 for row, drawn in zip(rows, draws, strict=True)
             ]
             given: list[Ask | Prediction] = [
-                (None if memory is None else memory.answer(seen))
+                (seen.answer if seen is not None and drawn.decided.recalls else None)
                 or drawn.queue.put(row, priority=priority, deadline_s=deadline_s)
                 for row, drawn, seen in zip(rows, draws, looked, strict=True)
             ]

@@ -30,6 +30,7 @@ from services.inference.remembering import ServedMemory
 from services.inference.roster import LastRun, ServedRoster
 from services.inference.runner import NICENESS
 from services.inference.settings import InferenceSettings
+from services.inference.watching import CONFIDENCE, Watching, log_change
 from services.wire.gen.ttypes import VersionSource
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 _log = logging.getLogger("gati.inference")
-
-_CONFIDENCE = 0.95  # of compositions without one
 
 
 class Versions:
@@ -70,6 +69,12 @@ class Versions:
         self._loader = ThreadPoolExecutor(1, "gati-loader", let_others_first, (NICENESS,))
         self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
         self._memory: ServedMemory | None = None
+        self._watching = Watching(
+            settings,
+            self._standing,
+            self._changed,
+            lambda post: self._roster is not None and self._roster.is_after_memory(post),
+        )
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading = 0
 
@@ -113,6 +118,8 @@ class Versions:
     def answered(self) -> None:
         """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
+            if self._memory is not None:
+                self._roster.follow_memory(self._memory.recall.share_next_to_caches)
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()
@@ -178,8 +185,8 @@ class Versions:
             opened = await loop.run_in_executor(self._loader, self._opener.open, composition, folder)
             source = VersionSource(name, composition, None if folder is None else str(folder))
             version = self._version(source, opened)
-            watches = [each.post.watch for each in self.loaded]
-            if self._roster is not None and version.post.watch not in watches:
+            watches = [each.post.of_all for each in self.loaded]
+            if self._roster is not None and version.post.of_all not in watches:
                 self._roster.come_back(version.post)
             await self._proven.open_known(version.post)
         finally:
@@ -222,17 +229,15 @@ class Versions:
         elif not exact:
             base = self._reference_answers()
         answering = Answering(name, opened.engine, queue, opened.composition, opened.probe)
-        watch = self._watch(opened)
-        remembers = self._settings.memory and self._shared.guarded
-        if self._memory is None and remembers and watch is not None and opened.composition is not None:
-            self._memory = self._new_memory(opened.composition, watch, alone=exact)
-        settings = [setting.composition for setting in opened.settings]
-        watched = () if watch is None else settings
-        post = Post(answering, watch or unwatched(), watched, nested=opened.nested)
+        watched = self._watching.post(answering, opened)
+        remembers = self._memory is None and self._watching.remembers
+        if remembers and watched is not None and opened.composition is not None:
+            self._memory = self._new_memory(opened.composition, watched.of_all, alone=exact)
+        post = watched or Post(answering, unwatched())
         self._proven.add(answering, opened.settings)
         following = Following(
             answering,
-            None if watch is None else post,
+            watched,
             base,
             self._shared,
             exact=exact,
@@ -246,7 +251,7 @@ class Versions:
         """A memory with the promise of the first version that has one."""
         return ServedMemory(
             watch.agreement,
-            (1.0 - (composition.confidence or _CONFIDENCE)) / self._settings.replicas,
+            (1.0 - (composition.confidence or CONFIDENCE)) / self._settings.replicas,
             self._standing,
             self._prober,
             network=composition.checkpoint_sha256,
@@ -268,23 +273,6 @@ class Versions:
                 reference.runner, capacity=self._settings.queue_capacity, times=reference.times
             )
         return self._reference_queue
-
-    def _watch(self, opened: Opened) -> Watch | None:
-        """The watch of a version, for its promise; None if the user's network gives all answers."""
-        chosen = opened.composition
-        if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
-            return None
-        confidence = chosen.confidence or _CONFIDENCE
-        certified = chosen.proves(chosen.accuracy_target, confidence)
-        identity = identity_of(chosen)
-        return self._standing.of(
-            identity,
-            chosen.accuracy_target,
-            proven=certified and not opened.retrained,
-            settings=max(1, len(opened.settings)),
-            delta=(1.0 - confidence) / self._settings.replicas,
-            on_event=lambda event: self._changed(identity, event),
-        )
 
     def activate(self, name: str) -> None:
         """Let a loaded version answer from now on. Raises `NotFoundError`.
@@ -323,26 +311,16 @@ class Versions:
         _log.info("version activated", extra={"version": name, "promise": promise})
         self.on_change()
 
-    def _changed(self, identity: str, event: Event) -> None:
-        """The guard stopped or released caches: report it to all versions that have them."""
+    def _changed(self, identity: str, event: Event, of_rest: bool) -> None:
+        """A guard stopped or released caches: report it to all versions that have them."""
         versions = [
             version
             for version in self._loaded.values()
-            if version.composition is not None and identity_of(version.composition) == identity
+            if version.composition is not None
+            and identity_of(version.composition) == identity
+            and version.post.after_memory == of_rest
         ]
-        stopped = event.state == "stopped"
-        what = "caches stopped by the guard" if stopped else "caches proven, they answer from now on"
-        if event.tightened and not stopped:
-            what = "a stricter setting of the caches answers"
-        _log.log(
-            logging.WARNING if event.tightened or stopped else logging.INFO,
-            what,
-            extra={
-                "versions": [each.name for each in versions],
-                "audits": event.audits,
-                "disagreements": event.losses,
-            },
-        )
+        log_change(event, [each.name for each in versions], rest=of_rest)
         for version in versions:
             if self._roster is not None:
                 self._roster.heard(version.post, event)

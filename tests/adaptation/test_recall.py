@@ -506,4 +506,5 @@ def test_next_to_caches_it_answers_by_the_ladder_of_its_own_answers() -> None:
     assert looked is not None and not looked.confident and run.recall.serves
     for _ in range(500):
         run.recall.look(x, "gate", alone=True)
-    assert run.recall.more_alone > 0.9
+    assert run.recall.more_alone(after_memory=True) > 0.9
+    assert run.recall.more_alone(after_memory=False) > 0.9 and run.recall.share_next_to_caches is None

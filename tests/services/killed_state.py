@@ -159,9 +159,8 @@ class Memory:
         """Audits of one answer that is wrong now, until memory does not answer."""
         for x, base in pictures():
             looked = self.memory.look(x, "gate", alone=True)
-            if self.memory.answer(looked) is None:
+            if looked is None or looked.answer is None:
                 continue
-            assert looked is not None
             while self.serves:
                 self.memory.recall.learn(looked, answer((base.class_index + 1) % 3), drawn=True)
                 self.settle()
@@ -198,11 +197,11 @@ def check_memory(path: Path, death: Death, whole: list[str]) -> None:
         assert again.serves == (released_in(path) > 0), death
     if again.serves and "saved" not in death.told:  # later it learns what is wrong
         shown = [each for each, _ in zip(pictures(seed=7), range(12), strict=False)]
-        given = [again.memory.answer(again.memory.look(x, "gate", alone=True)) for x, _ in shown]
+        looked = [again.memory.look(x, "gate", alone=True) for x, _ in shown]
         classes = [
-            (said.class_index, base.class_index)
-            for said, (_, base) in zip(given, shown, strict=True)
-            if said is not None
+            (each.answer.class_index, base.class_index)
+            for each, (_, base) in zip(looked, shown, strict=True)
+            if each is not None and each.answer is not None
         ]
         assert classes and all(own == base for own, base in classes), (death, classes)
     again.standings.close()

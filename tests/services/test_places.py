@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -88,7 +89,8 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         assert of_model(running, "gati_places") == 2.0
         assert of_model(running, "gati_recalled_total") > 0.0
         shown = CliRunner().invoke(app, ["adapt", "status", "--url", running.url])
-        assert "version default: serving, active" in shown.output, shown.output
+        # its caches prove themselves on what memory leaves, or have done so
+        assert re.search("version default: (serving|probation), active", shown.output), shown.output
         assert "memory: setting " in shown.output and "audits" in shown.output
         document = json.loads(
             CliRunner().invoke(app, ["adapt", "status", "--url", running.url, "--json"]).stdout

@@ -1,0 +1,92 @@
+"""The watches of a served version: of all requests, and of those that memory leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gati.adaptation.references import is_exact
+from gati.composition.composition import Composition
+from gati.guard.posts import Post
+from gati.guard.standing import identity_of, of_rest
+from gati.guard.watch import Event, Watch
+from services.inference.following import Answering
+from services.inference.keeping import ServedStanding
+from services.inference.opening import Opened
+from services.inference.settings import InferenceSettings
+
+_log = logging.getLogger("gati.inference")
+
+CONFIDENCE = 0.95  # of compositions without one
+
+Heard = Callable[[str, Event, bool], None]
+IsAfterMemory = Callable[[Post[Answering]], bool]
+
+
+class Watching:
+    """Watches versions for their promises. Not thread-safe: call from the event loop.
+
+    `heard` is called with a change of caches: their identity (`gati.guard.standing.identity_of`), the event,
+    and whether it is about the requests that memory leaves. `is_after_memory` says which of both decides.
+    """
+
+    def __init__(
+        self,
+        settings: InferenceSettings,
+        standing: ServedStanding,
+        heard: Heard,
+        is_after_memory: IsAfterMemory,
+    ) -> None:
+        self._settings, self._standing = settings, standing
+        self._heard, self._is_after_memory = heard, is_after_memory
+
+    @property
+    def remembers(self) -> bool:
+        """Whether requests may be answered from memory."""
+        return self._settings.memory and self._settings.audit_budget > 0.0
+
+    def post(self, answering: Answering, opened: Opened) -> Post[Answering] | None:
+        """A version with its watches; None if the user's network gives all answers."""
+        chosen = opened.composition
+        if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
+            return None
+        confidence = chosen.confidence or CONFIDENCE
+        certified = chosen.proves(chosen.accuracy_target, confidence) and not opened.retrained
+        post = Post(
+            answering,
+            self._watch(chosen, opened, proven=certified),
+            [setting.composition for setting in opened.settings],
+            nested=opened.nested,
+            rest=(lambda: self._watch(chosen, opened, proven=False, rest=True)) if self.remembers else None,
+            is_after_memory=lambda: self._is_after_memory(post),
+        )
+        return post
+
+    def _watch(self, chosen: Composition, opened: Opened, *, proven: bool, rest: bool = False) -> Watch:
+        identity = identity_of(chosen)
+        return self._standing.of(
+            of_rest(identity) if rest else identity,
+            chosen.accuracy_target,
+            proven=proven,
+            settings=max(1, len(opened.settings)),
+            delta=(1.0 - (chosen.confidence or CONFIDENCE)) / self._settings.replicas,
+            on_event=lambda event: self._heard(identity, event, rest),
+        )
+
+
+def log_change(event: Event, versions: list[str], *, rest: bool) -> None:
+    """One line in the log about an event of a watch."""
+    stopped = event.state == "stopped"
+    what = "caches stopped by the guard" if stopped else "caches proven, they answer from now on"
+    if event.tightened and not stopped:
+        what = "a stricter setting of the caches answers"
+    _log.log(
+        logging.WARNING if event.tightened or stopped else logging.INFO,
+        what,
+        extra={
+            "versions": versions,
+            "requests": "that memory leaves" if rest else "all",
+            "audits": event.audits,
+            "disagreements": event.losses,
+        },
+    )
