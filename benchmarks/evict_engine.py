@@ -12,9 +12,9 @@ are scaled so that the network would be busy for `--load` of the time if nothing
 
 The network's time per batch is first fitted as a + b tokens + c tokens x context + d requests, and then added
 to the clock instead of being computed, so that thousands of requests take minutes and other work on the
-machine has no effect. Everything else is the real engine: admission, pages, policy, predictor and its fits
-take their real CPU time. When idle, the clock jumps to the next arrival. `--computed` runs a smaller network
-instead; `--fits elsewhere` leaves out the time of the predictor's fits, as if a service made them.
+machine has no effect. Everything else is the real engine: admission, pages, policy and predictor take their
+real CPU time. Fits, which an engine makes in the background, take no time here, so that results do not depend
+on the machine. When idle, the clock jumps to the next arrival. `--computed` runs a smaller network instead.
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ class Replaying:
         prompts: Sequence[tuple[int, ...]],
         at_s: Sequence[float],
         *,
-        fits_here: bool = True,
         seed: int = 0,
     ) -> None:
         self.clock = decoder.clock if isinstance(decoder, AddedTime) else EngineClock()
@@ -165,22 +164,12 @@ class Replaying:
         self.engine = PrefixEngine(
             decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
         )
-        if not fits_here and isinstance(self.engine._pages._books.predictor, Reuse):
-            self._fit_elsewhere(self.engine._pages._books.predictor)
+        if isinstance(self.engine._pages._books.predictor, Reuse):
+            _fit_at_once(self.engine._pages._books.predictor)
         self.times_s = np.full(len(prompts), np.nan)  # to first tokens, in order of arrival
         self._open: list[tuple[int, Generation]] = []
         self._coming = deque(zip(at_s, prompts, strict=True))
         self.idle_s = 0.0
-
-    def _fit_elsewhere(self, predictor: Reuse) -> None:
-        refit = predictor.refit
-
-        def untimed() -> None:
-            self.clock.pause()
-            refit()
-            self.clock.resume()
-
-        predictor.refit = untimed  # type: ignore[method-assign]
 
     def serve(self, count: int) -> bool:
         """Step until `count` more requests are admitted; False after the last request."""
@@ -203,6 +192,16 @@ class Replaying:
             assert each.time_to_first_token_s is not None
             self.times_s[number] = each.time_to_first_token_s
         return bool(goal)
+
+
+def _fit_at_once(predictor: Reuse) -> None:
+    begin = predictor._begin_refit
+
+    def waited() -> None:
+        begin()
+        predictor.wait()
+
+    predictor._begin_refit = waited  # type: ignore[method-assign]
 
 
 def tokens_of(block: int) -> bytes:
@@ -237,7 +236,6 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
         "prompt_tokens": sum(map(len, prompts)),
         "network_s": cost._asdict(),
         "load_without_cache": given.load,
-        "fits": given.fits,
         "seed": given.seed,
         "seconds_a_second_of_the_trace": scale,
         "system_load": os.getloadavg(),
@@ -251,7 +249,6 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
                 policy,
                 prompts,
                 at_s.tolist(),
-                fits_here=given.fits == "here",
                 seed=given.seed,
             )
             for policy in policies
@@ -403,7 +400,6 @@ def main() -> None:
     )
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--computed", action="store_true")
-    parser.add_argument("--fits", choices=("here", "elsewhere"), default="here")
     parser.add_argument("--seed", type=int, default=0, help="0: the arrivals of the trace")
     parser.add_argument("--turn", type=int, default=20)
     parser.add_argument("--json", type=Path)

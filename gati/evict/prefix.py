@@ -72,7 +72,7 @@ class PrefixCache:
         converses = policy in POLICIES and POLICIES[policy].converses
         if service is not None and predictor != "reuse":
             raise EvictError(f"give either predictor ({predictor!r}) or service, not both")
-        named = following if service is not None else predictor_named(predictor)
+        named = following if service is not None else predictor_named(predictor, apart=True)
         maker = hinted(gap_s) if converses else named
         self._cache = build(policy, blocks, maker, seed=seed, cost_growth=PathCosts(cost_growth).growth)
         self._link = None if service is None else LearningLink(self._cache, service)

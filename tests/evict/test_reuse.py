@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -290,11 +291,14 @@ def test_a_refit_that_fails_is_counted_and_the_model_stays(
     for at, ids in enumerate(trace.requests):
         now_s = float(trace.time_s[at])
         if at == 300:
+            predictor.wait()
+            cache.match(trace.requests[0])
             monkeypatch.setattr(reuse, "fit_hazards", failing)
             models.append(predictor.model)
         match = cache.match(ids)
         cache.insert(match)
         cache.release(match)
+        predictor.wait()  # whatever the thread's speed, there is a second attempt
     figures = cache.figures()
     assert figures["refits"] >= 1 and figures["failed_refits"] >= 2
     assert models == [predictor.model] and predictor.model is not None
@@ -302,6 +306,35 @@ def test_a_refit_that_fails_is_counted_and_the_model_stays(
     assert said == ["predictions stay as they are, because a refit failed: no memory is left"]
     with pytest.raises(MemoryError):  # who asks for it learns of it
         predictor.refit()
+
+
+def test_no_request_waits_for_a_fit_and_the_next_one_uses_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an engine a thread fits; what it finds is what a fit in the request finds."""
+    trace = conversations(600, 0)
+    may_end, given = threading.Event(), list[Any]()
+
+    def slow(labels: Any, **options: Any) -> Any:
+        assert may_end.wait(60.0)
+        given.append((labels, options))
+        return fit_hazards(labels, **options)
+
+    fit_hazards = reuse.fit_hazards
+    monkeypatch.setattr(reuse, "fit_hazards", slow)
+    cache = build("gati", 60, lambda capacity, seed: Reuse(capacity, settings=QUICK, apart=True))
+    predictor = cast(Reuse, cache.predictor)
+    for number, ids in enumerate(trace.requests):
+        cache.access(ids, float(trace.time_s[number]))
+    assert not given and predictor.model is None and predictor.figures()["refits"] == 0
+    may_end.set()
+    predictor.wait()
+    assert predictor.figures()["refits"] == 1 and predictor.model is None
+    last_s = float(trace.time_s[-1])
+    cache.access(trace.requests[-1], last_s + 1.0)
+    (labels, options) = given[0]
+    again = fit_hazards(labels, **options)
+    assert predictor.model is not None and again is not None
+    np.testing.assert_array_equal(predictor.model.hazards(labels.features), again.hazards(labels.features))
+    predictor.wait()
 
 
 def failing(*_: Any, **__: Any) -> None:

@@ -133,7 +133,7 @@ class VersionFitter:
 
     def _fit(self) -> None:
         self._due = max(self._settings.due_after(self._due), self._samples.taken_in_all + 1)
-        model = self._settings.fit(self._samples, self._now_s, self._seed + self._counts["fits"])
+        model = self._settings.fit(self._samples.labels(self._now_s), self._seed + self._counts["fits"])
         if model is None:
             return
         self._counts["fits"] += 1

@@ -15,7 +15,7 @@ from gati.evict.plugins.books import EngineBooks
 from gati.evict.policy.registry import POLICIES, policy_named
 from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.conversing import hinted
-from gati.evict.predict.named import predictor_named
+from gati.evict.predict.named import Maker, predictor_named
 from gati.evict.replays.replay import build
 from gati.evict.seeds import check_seed
 
@@ -45,7 +45,9 @@ class PluginSettings:
 
         With a `service`, close it when the engine's cache is reset. Raises EvictError for what cannot work.
         """
-        maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
+        maker: Maker = following
+        if self.service is None:
+            maker = predictor_named(self.predictor, flat=flat, apart=True)
         if POLICIES[self.policy].converses:
             maker = hinted(self.gap_s)
         books = build(

@@ -56,10 +56,15 @@ def continuation_oracle(trace: Trace, *, gap_s: float) -> Maker:
     return lambda capacity, seed: ContinuationOracle(goes_on, gap_s)
 
 
-def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:
-    """A factory of predictors by name; oracles need the `trace`. Raises EvictError for unknown names."""
+def predictor_named(
+    name: str, trace: Trace | None = None, *, flat: bool = False, apart: bool = False
+) -> Maker:
+    """A factory of predictors by name; oracles need the `trace`. `apart`: they fit in the background.
+
+    Raises EvictError for unknown names.
+    """
     if name == "reuse":
-        return lambda capacity, seed: Reuse(capacity, flat=flat, seed=seed)
+        return lambda capacity, seed: Reuse(capacity, flat=flat, apart=apart, seed=seed)
     kind, _, value = name.partition(":")
     if kind in ("oracle", "noise", "lognormal") and bool(value) == (kind != "oracle"):
         if trace is None:
@@ -71,7 +76,7 @@ def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False
         return lambda capacity, seed: made(trace, amount, seed=seed)
     if Path(name).is_dir():
         model = load_model(Path(name))
-        return lambda capacity, seed: Reuse(capacity, model=model, flat=flat, seed=seed)
+        return lambda capacity, seed: Reuse(capacity, model=model, flat=flat, apart=apart, seed=seed)
     raise EvictError(f"unknown predictor {name!r}; choose one of {', '.join(PREDICTORS)}")
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from gati.evict.predict.hazard import (
     seconds_a_hit,
 )
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
-from gati.evict.predict.samples import ReuseSamples, next_fit
+from gati.evict.predict.samples import Labels, ReuseSamples, next_fit
 
 _log = logging.getLogger("gati.evict")
 
@@ -56,10 +57,10 @@ class ReuseSettings:
         """The number of samples at the next fit, after a fit at `samples`."""
         return next_fit(samples, self.growth, self.longest_step)
 
-    def fit(self, samples: ReuseSamples, now_s: float, seed: int) -> HazardModel | None:
-        """Fit to the labels known at `now_s`; None if these are too few."""
+    def fit(self, labels: Labels, seed: int) -> HazardModel | None:
+        """Fit to these labels; None if they are too few."""
         return fit_hazards(
-            samples.labels(now_s),
+            labels,
             bins=self.bins,
             rounds=self.rounds,
             leaves=self.leaves,
@@ -80,8 +81,9 @@ class Reuse:
     """Predicts for a cache of `capacity` blocks. `model` is a model that was fitted before.
 
     It refits while it serves, unless `fits` is false. If that fails, it goes on with the model that it has.
-    `offer` passes it a model fitted elsewhere. Raises EvictError if it is to fit without LightGBM, or with a
-    seed out of range.
+    With `apart`, a background thread fits and no request waits; how long it takes decides which request is
+    the first to use the model. `offer` passes it a model fitted elsewhere. Raises EvictError if it is to
+    fit without LightGBM, or with a seed out of range.
     """
 
     def __init__(
@@ -92,12 +94,16 @@ class Reuse:
         model: HazardModel | None = None,
         flat: bool = False,
         fits: bool = True,
+        apart: bool = False,
         seed: int = 0,
     ) -> None:
         if fits:
             check_fitting(seed)  # fail now, not at the first fit, hours later
         self._settings = settings or ReuseSettings()
         self._fits = fits
+        # its thread ends with it
+        self._apart = ThreadPoolExecutor(1, "gati-refits") if fits and apart else None
+        self._fitting: Future[None] | None = None
         self._samples = ReuseSamples(self._settings.window if fits else 1)
         watching = self._samples if fits else Observer()
         self._history = RequestHistory(self._settings.history_blocks * capacity, watching, flat=flat)
@@ -132,10 +138,9 @@ class Reuse:
         """Learn from the request; if due, refit first, on everything before it."""
         self._now_s = time_s
         self._request += 1
-        if self._offers:
-            self._take(self._offers.popleft())
+        self._take_offer()
         if self._fits and self._samples.taken_in_all >= self._due:
-            self._try_refit()
+            self._begin_refit()
         ends, self._request_features = self._history.access(ids, request, time_s)
         if self._model is not None:
             if self._known is None:
@@ -180,23 +185,41 @@ class Reuse:
     def refit(self) -> None:
         """Fit to everything known now, and recompute all predictions; if it raises, the model stays."""
         self._due = self._settings.due_after(self._due)
-        began = time.perf_counter()
-        model = self._settings.fit(self._samples, self._now_s, self._seed + self._refits)
-        if model is None:
-            return
-        tables = self._table(model, self._features)
-        self._model, self._tables, self._known = model, tables, None
-        self._refits += 1
-        self._until_s[:] = -np.inf
-        self._fitting_s += time.perf_counter() - began
+        self._refit(self._samples.labels(self._now_s))
+        self._take_offer()
 
-    def _try_refit(self) -> None:
+    def wait(self) -> None:
+        """Wait until no fit is under way; its model is used from the next request on."""
+        if self._fitting is not None:
+            self._fitting.result()
+
+    def _begin_refit(self) -> None:
+        """Refit here, or in the background unless a fit is under way there."""
+        if self._fitting is not None and not self._fitting.done():
+            return
+        self._due = self._settings.due_after(self._due)
+        labels = self._samples.labels(self._now_s)
+        if self._apart is not None:
+            self._fitting = self._apart.submit(self._try_refit, labels)
+            return
+        self._try_refit(labels)
+        self._take_offer()
+
+    def _try_refit(self, labels: Labels) -> None:
         try:
-            self.refit()
+            self._refit(labels)
         except Exception as error:  # whatever the reason: serving does not depend on learning
             self._failed_refits += 1
             if self._failed_refits == 1:  # said once
                 _log.warning("predictions stay as they are, because a refit failed: %s", error)
+
+    def _refit(self, labels: Labels) -> None:
+        began = time.perf_counter()
+        model = self._settings.fit(labels, self._seed + self._refits)
+        if model is not None:
+            self.offer(model)
+            self._refits += 1
+            self._fitting_s += time.perf_counter() - began
 
     def offer(self, model: HazardModel) -> None:
         """Use this model from the next request on. The calling thread computes most of the predictions.
@@ -206,6 +229,10 @@ class Reuse:
         since = self._request
         features = self._features.copy()  # rows written meanwhile are predicted again in `_take`
         self._offers.append(_Offer(model, self._table(model, features), since))
+
+    def _take_offer(self) -> None:
+        if self._offers:
+            self._take(self._offers.popleft())
 
     def _take(self, offer: _Offer) -> None:
         tables = np.zeros((len(self._seen_s), offer.model.bins))
