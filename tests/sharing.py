@@ -96,6 +96,7 @@ def trace_once(export: Callable[[nn.Module, Tensor], Any]) -> Callable[[nn.Modul
             known[key] = (program.graph_module, program.graph_signature, weights, constants)
         graph_module, signature, weights, constants = known[key]
         return SimpleNamespace(
+            graph=graph_module.graph,
             graph_module=graph_module,
             graph_signature=signature,
             state_dict={name: own[name] for name in weights},
