@@ -57,15 +57,14 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
     watch = following.watch
     if watch is None or composition is None:
         return Stands("serving", None, "every answer is the base model's")
+    of = " of requests that memory leaves" if following.after_memory else ""
     if watch.may_hit and following.may_hit:
-        sentence = _promise(composition, watch, retrained=retrained)
-        if following.after_memory:
-            sentence += " of requests that memory leaves"
+        sentence = _promise(composition, watch, retrained=retrained) + of
         return Stands("serving", watch.agreement, sentence, certified=not watch.proven_on)
     if following.may_hit:
         return Stands("unguarded", None, "nothing is promised: the caches answer unproven and unwatched")
     state: State = "probation" if watch.may_hit else watch.state
-    return Stands(state, None, f"{_waiting(watch)}; the base model answers")
+    return Stands(state, None, f"{_waiting(watch, of)}; the base model answers")
 
 
 @lru_cache
@@ -85,14 +84,14 @@ def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
     return f"{said}, certified with {100.0 * confidence:g} % confidence"
 
 
-def _waiting(watch: Watch) -> str:
+def _waiting(watch: Watch, of: str) -> str:
     proof = watch.proof
     if watch.may_hit:
-        return f"proven on {watch.proven_on} audits, its setting is being opened"
+        return f"proven on {watch.proven_on} audits{of}, its setting is being opened"
     if proof is None:
         raise AssertionError("caches that do not serve are being proven")
     differ = f", {proof.losses} of them losses" if proof.losses else ""
-    progress = f"{proof.audits} of about {needed(proof.agreement, proof.delta)} audits{differ}"
+    progress = f"{proof.audits} of about {needed(proof.agreement, proof.delta)} audits{of}{differ}"
     return f"on probation: {progress}" if watch.state == "probation" else f"stopped by the guard: {progress}"
 
 

@@ -33,7 +33,12 @@ def settings(**known: Any) -> InferenceSettings:
 
 
 def said(
-    watch: Watch | None, *, retrained: bool = False, by_class: tuple[ClassCounts, ...] = (), **known: Any
+    watch: Watch | None,
+    *,
+    retrained: bool = False,
+    by_class: tuple[ClassCounts, ...] = (),
+    of_rest: Watch | None = None,
+    **known: Any,
 ) -> Stands:
     standings, counts = ServedStanding(None), Counts()
     queue: Any = None
@@ -43,11 +48,28 @@ def said(
     engine: Any = None
     answering = Answering("a", engine, queue, composition)
     post = None if watch is None else Post(answering, watch)
+    if watch is not None and of_rest is not None:
+        post = Post(answering, watch, rest=lambda: of_rest, is_after_memory=lambda: True)
     return stands(composition, Following(answering, post, queue, shared), retrained=retrained)
 
 
 def watch_of(*, proven: bool) -> Watch:
     return ServedStanding(None).watch("a", 0.97, proven=proven)
+
+
+def test_next_to_memory_it_is_said_of_which_requests_something_is_proven() -> None:
+    of_all, of_rest = watch_of(proven=True), watch_of(proven=False)
+    waits = said(of_all, of_rest=of_rest)
+    assert of_rest.proof is not None
+    needed = of_rest.proof.required
+    assert (waits.state, waits.certified) == ("probation", False)
+    progress = f"0 of about {needed} audits of requests that memory leaves"
+    assert waits.sentence == f"on probation: {progress}; the base model answers"
+    while not of_rest.may_hit:
+        of_rest.audited(agreed=True)
+    proven = said(of_all, of_rest=of_rest)
+    assert proven.state == "serving" and not proven.certified
+    assert proven.sentence.endswith(f"proven on {needed} audits of requests that memory leaves")
 
 
 def test_what_is_promised_is_said_with_what_it_rests_on() -> None:
