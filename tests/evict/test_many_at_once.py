@@ -113,7 +113,7 @@ def test_a_few_are_those_with_the_highest_scores_then_the_oldest(leaves: int, di
     left = sorted(
         (-policy.scores[run.slot], policy._recency[run.slot], run.ids[0]) for run in tree if not run.locks
     )
-    for count in (1, 2, 3, 8, 8, 8):
+    for count in (0, 1, 2, 3, 8, 8, 8):
         count = min(count, len(left))
         assert policy.evict(count, []) == [block for _, _, block in left[:count]]
         left = left[count:]

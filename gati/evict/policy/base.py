@@ -150,15 +150,18 @@ class TablePolicy(EvictionPolicy):
         return np.where(self._leaf[: len(scores)], scores, -np.inf)
 
     def _least_of(self, among: Floats, count: int) -> float:
-        """A score that at least `count` leaves reach, and few more: of the best per group, the `count`-th.
+        """A score that at least `count` leaves reach, if there are so many, and few more.
 
-        Slots of a group are `_GROUPS` apart: runs loaded together have adjacent slots and similar scores.
+        Of many slots, it is the `count`-th of the best per group. Slots of a group are `_GROUPS` apart: runs
+        loaded together have adjacent slots and similar scores.
         """
         rows = len(among) // _GROUPS
-        if rows < 2:
+        if rows > 1:
+            among = np.maximum.reduce(among[: rows * _GROUPS].reshape(rows, _GROUPS))
+        if not 0 < count < len(among):
             return -np.inf
-        best = np.maximum.reduce(among[: rows * _GROUPS].reshape(rows, _GROUPS))
-        return float(np.partition(best, _GROUPS - count)[_GROUPS - count])
+        place = len(among) - count
+        return float(np.partition(among, place)[place])
 
     def _best(self, among: Floats) -> int:
         """The slot with the highest score; of several, the one that LRU evicts first."""
