@@ -7,6 +7,9 @@ from functools import cache
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from gati.evict.predict.base import grown
 from gati.evict.trace.records import Trace, make_trace
 
 Request = tuple[int, ...]
@@ -146,7 +149,7 @@ class Scripted:
         self._said = said
         self._stretch = stretch
         self._now: list[float] = []
-        self._kept: dict[int, float] = {}
+        self._kept = np.zeros(64)
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
         ends = [*range(self._stretch, len(ids), self._stretch), len(ids)]
@@ -154,15 +157,16 @@ class Scripted:
         return ends
 
     def assign(self, slot: int, stretch: int) -> None:
+        self._kept = grown(self._kept, slot + 1)
         self._kept[slot] = self._now[stretch]
 
     def copy(self, source: int, target: int) -> None:
+        self._kept = grown(self._kept, max(source, target) + 1)
         self._kept[target] = self._kept[source]
 
     def scores(self, count: int) -> Any:
-        import numpy as np
-
-        return np.array([self._kept.get(slot, 0.0) for slot in range(count)])
+        self._kept = grown(self._kept, count)
+        return self._kept[:count].copy()
 
     def figures(self) -> dict[str, Any]:
         return {}
