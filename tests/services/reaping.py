@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from importlib import import_module
 from typing import Any
 
 _VERSION = re.compile(r"/versions/\d{8}$")
@@ -18,6 +19,8 @@ _SERVICES = {"services.inference", "services.adaptation"}
 
 def reap(died: str) -> None:
     """Let this process die at the next stage that is not in the file `died`, if it is a service."""
+    if "serve" in sys.orig_argv:
+        _begin_again_soon()
     if not _SERVICES & set(sys.orig_argv):
         return
 
@@ -35,6 +38,12 @@ def reap(died: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+
+
+def _begin_again_soon() -> None:
+    """Let a server that starts processes again wait seconds, not half a minute, after many deaths."""
+    supervisor: Any = import_module("services.supervisor")
+    supervisor._LONGEST_PAUSE_S = 2.0
 
 
 def _stage(source: str, target: str) -> str:
