@@ -215,7 +215,7 @@ class Memory(Recall):
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
         judged = tuple(ladder.judge(0.0 if known else 1.0) for ladder in self._ladders)
         answers = judged[0 if alone else 1].confident
-        return Looked(place, FEATURELESS, seen, answers, known, judged, judged[1].takes)
+        return Looked(place, FEATURELESS, seen, answers, known, judged)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if not (drawn or tried):
@@ -255,9 +255,8 @@ class Stream:
         self._starts = 0
         self._least: dict[Any, float] = {}  # lowest loss probability since the proof began
         self._levels: dict[tuple[int, bool], int] = {}  # proven settings, by version and requests
-        self._since: dict[
-            tuple[int, bool], tuple[int, float]
-        ] = {}  # audit count at which the current error rate began
+        # the audit count at which the current error rate began, and that rate
+        self._since: dict[tuple[int, bool], tuple[int, float]] = {}
         self.world.memory = self.world.qualities()
         self.start()
 

@@ -45,9 +45,8 @@ _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the 
 class Looked(NamedTuple):
     """A request looked up in memory.
 
-    `confident`: memory may answer it; `known`: some setting that is released or under proof would; `taken`:
-    next to caches, memory answers it instead of them. `intents` has what each ladder says. `jumped`: it is so
-    far from all that is remembered that it begins a scene.
+    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
+    has what each ladder says. `jumped`: it is so far from all that is remembered that it begins a scene.
     """
 
     place: str
@@ -56,8 +55,12 @@ class Looked(NamedTuple):
     confident: bool
     known: bool
     intents: tuple[Intent, ...]
-    taken: bool = False
     jumped: bool = False
+
+    @property
+    def taken(self) -> bool:
+        """Whether memory answers it instead of caches, where both may."""
+        return self.intents[-1].takes
 
     @property
     def answer(self) -> Prediction | None:
@@ -195,7 +198,7 @@ class Recall:
                 self._cautious[place] = left - 1
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
-            return Looked(place, sketched, seen, confident, known, intents, intents[-1].takes, jumped)
+            return Looked(place, sketched, seen, confident, known, intents, jumped)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.

@@ -70,8 +70,7 @@ class Versions:
         self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
         self._memory: ServedMemory | None = None
         self._watching = Watching(
-            settings,
-            self._standing,
+            self._shared,
             self._changed,
             lambda post: self._roster is not None and self._roster.is_after_memory(post),
         )

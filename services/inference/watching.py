@@ -10,10 +10,8 @@ from gati.composition.composition import Composition
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of, of_rest
 from gati.guard.watch import Event, Watch
-from services.inference.following import Answering
-from services.inference.keeping import ServedStanding
+from services.inference.following import Answering, Shared
 from services.inference.opening import Opened
-from services.inference.settings import InferenceSettings
 
 _log = logging.getLogger("gati.inference")
 
@@ -30,20 +28,13 @@ class Watching:
     and whether it is about the requests that memory leaves. `is_after_memory` says which of both decides.
     """
 
-    def __init__(
-        self,
-        settings: InferenceSettings,
-        standing: ServedStanding,
-        heard: Heard,
-        is_after_memory: IsAfterMemory,
-    ) -> None:
-        self._settings, self._standing = settings, standing
-        self._heard, self._is_after_memory = heard, is_after_memory
+    def __init__(self, shared: Shared, heard: Heard, is_after_memory: IsAfterMemory) -> None:
+        self._shared, self._heard, self._is_after_memory = shared, heard, is_after_memory
 
     @property
     def remembers(self) -> bool:
         """Whether requests may be answered from memory."""
-        return self._settings.memory and self._settings.audit_budget > 0.0
+        return self._shared.settings.memory and self._shared.guarded
 
     def post(self, answering: Answering, opened: Opened) -> Post[Answering] | None:
         """A version with its watches; None if the user's network gives all answers."""
@@ -64,12 +55,12 @@ class Watching:
 
     def _watch(self, chosen: Composition, opened: Opened, *, proven: bool, rest: bool = False) -> Watch:
         identity = identity_of(chosen)
-        return self._standing.of(
+        return self._shared.standing.of(
             of_rest(identity) if rest else identity,
             chosen.accuracy_target,
             proven=proven,
             settings=max(1, len(opened.settings)),
-            delta=(1.0 - (chosen.confidence or CONFIDENCE)) / self._settings.replicas,
+            delta=(1.0 - (chosen.confidence or CONFIDENCE)) / self._shared.settings.replicas,
             on_event=lambda event: self._heard(identity, event, rest),
         )
 

@@ -8,29 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
-from gati.composition.composition import Composition
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL, Auditor, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 from gati.guard.proof import Proof
-from gati.guard.roster import Roster, RosterChange
+from gati.guard.roster import Roster
 from gati.guard.standing import Standing, of_rest
 from gati.guard.watch import Watch
+from tests.guard.named import RIGHT, TRUE, WRONG, NamedVersions, said
 
 AGREEMENT, DELTA = 0.8, 0.1
 ALPHA = 1.0 - AGREEMENT
 EASY = 0.6  # share of requests that memory knows
 AGAIN_AFTER = 1000  # requests until memory is tried again
-
-
-def said(class_index: int, exit: str) -> Prediction:
-    return Prediction(class_index, torch.tensor([0.5, 0.5]), exit, "v")
-
-
-TRUE, RIGHT, WRONG = said(0, BASE), said(0, "block"), said(1, "block")
 
 
 class Looked(NamedTuple):
@@ -52,11 +44,11 @@ class Memory:
         pass
 
 
-class Versions(Roster[str]):
-    """Versions that are but names; settings open at once."""
+class Versions(NamedVersions):
+    """Begins with certified caches; each version has a watch of all requests and one of the rest."""
 
     def __init__(self, standing: Standing, settings: int) -> None:
-        self.standing, self.told = standing, list[str]()
+        self.standing = standing
         super().__init__(self.post("library", settings, proven=True))
 
     def post(self, name: str, settings: int, *, proven: bool) -> Post[str]:
@@ -76,27 +68,6 @@ class Versions(Roster[str]):
             is_after_memory=lambda: self.is_after_memory(post),
         )
         return post
-
-    def tell(self, kind: RosterChange, message: str) -> None:
-        self.told.append(kind)
-
-    def begin_opening(self, post: Post[str], level: int, kind: RosterChange, counted: str) -> None:
-        self.opened(post, level, f"{post.version}-{level}", kind, counted)
-
-    def figures(self, post: Post[str]) -> Composition | None:
-        return None
-
-    def on_serving(self, post: Post[str]) -> None:
-        pass
-
-    def on_promoted(self, post: Post[str]) -> None:
-        pass
-
-    def on_fell_back(self, post: Post[str]) -> None:
-        pass
-
-    def on_given_up(self, post: Post[str]) -> None:
-        pass
 
 
 class Stream:

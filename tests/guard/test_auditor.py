@@ -10,47 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.composition.composition import Composition
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import Auditor, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 from gati.guard.proof import Proof, Spending
-from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing
 from gati.guard.watch import Event, Watch
+from tests.guard.named import RIGHT, TRUE, WRONG, NamedVersions, said
 
 AGREEMENT, DELTA = 0.8, 0.1
 ALPHA = 1.0 - AGREEMENT
 LEVELS = 3
 
 
-def said(class_index: int, exit: str) -> Prediction:
-    return Prediction(class_index, torch.tensor([0.5, 0.5]), exit, "v")
-
-
-TRUE, RIGHT, WRONG = said(0, BASE), said(0, "block"), said(1, "block")
-
-
-class Names(Roster[str]):
-    """Versions that are but names; settings open at once."""
-
-    def __init__(self, serving: Post[str]) -> None:
-        self.told: list[str] = []
-        super().__init__(serving)
-
-    def tell(self, kind: RosterChange, message: str) -> None:
-        self.told.append(kind)
-
-    def begin_opening(self, post: Post[str], level: int, kind: RosterChange, counted: str) -> None:
-        self.opened(post, level, f"{post.version}-{level}", kind, counted)
-
-    def figures(self, post: Post[str]) -> Composition | None:
-        return None
+class Names(NamedVersions):
+    """`told` has what happens to versions, too."""
 
     def on_serving(self, post: Post[str]) -> None:
         self.told.append("serving")
