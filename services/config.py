@@ -63,6 +63,7 @@ class ModelConfig(_Strict):
     # answer unwatched, and other caches never answer, because nothing can prove them.
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests on which unproven caches are tried
+    proof_s: float = Field(default=10.0, ge=0.0)  # least duration of their proofs, so that requests differ
     memory: bool = True  # requests that name a `place` may be answered from memory, once that is proven
     places: int = Field(default=64, ge=1)  # in memory; beyond them, the least recently used is dropped
     unguarded: bool = False  # with audit_budget = 0: unproven caches answer, too; nothing is promised

@@ -238,6 +238,7 @@ def _settings(
         largest_batch=own.largest_batch,
         audit_budget=own.audit_budget,
         trials=own.trials,
+        proof_s=own.proof_s,
         memory=own.memory,
         places=own.places,
         unguarded=own.unguarded,

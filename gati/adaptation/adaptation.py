@@ -56,6 +56,7 @@ from gati.errors import GatiError
 from gati.guard.auditor import RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
+from gati.guard.proof import Duration
 from gati.guard.standing import Standing
 from gati.priority import RunningRequests
 from gati.samples.record import Record
@@ -123,7 +124,10 @@ class Adaptation:
             )
         false_alarm = self.settings.audits_to_false_alarm
         standings = Standing(
-            1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm, origin=origin
+            *(1.0 - promise.confidence, standing),
+            audits_to_false_alarm=false_alarm,
+            lasts=Duration(self.settings.proof_s, lambda: self._now_s),
+            origin=origin,
         )
         self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
@@ -141,9 +145,7 @@ class Adaptation:
         self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
         if self.settings.enabled and self.settings.recall:
             self._recall = Recall(
-                promise.accuracy,
-                standings.spending.next,
-                self.settings.audits_to_false_alarm,
+                *(promise.accuracy, standings.spending.next, false_alarm),
                 leave=self._auditing.submit,
                 on_change=self._recalling,
                 alone=self.settings.rest and exact,
@@ -231,7 +233,8 @@ class Adaptation:
         and audits, and is never returned. Raises DataError for an input of another shape.
         """
         began = self._clock()
-        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
+        new = self._recall is not None and self._recall.in_new_scene(place)
+        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, new_scene=new)
         current = decided.deployed
         try:
             looked = None

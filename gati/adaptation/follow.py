@@ -74,10 +74,10 @@ class FollowUp:
         """Requests drawn for an audit or sample, but skipped for lack of time."""
         return self._auditor.left_out
 
-    def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided[Deployed]:
+    def decide(self, more_samples: float, *, lookups_pay: bool, new_scene: bool = False) -> Decided[Deployed]:
         """Decide about the next request, before its answer is known.
 
-        `more_samples` is the share to sample now.
+        `more_samples` is the share to sample now. `new_scene`: what its place shows has just changed.
         """
         with self._lock:
             return self._auditor.decide(
@@ -87,6 +87,7 @@ class FollowUp:
                 room=self._worker.reserve,
                 more_samples=more_samples,
                 lookups_pay=lookups_pay,
+                new_scene=new_scene,
             )
 
     def withdraw(self, decided: Decided[Deployed]) -> None:

@@ -40,6 +40,8 @@ _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
+_NEW_SCENE = 20  # requests of a scene that is still new
+_NEW_SCENES = 100
 
 
 class Looked(NamedTuple):
@@ -122,6 +124,8 @@ class Recall:
         self._checked: dict[int, CheckedDistances] = {}  # by scene
         self._scenes = 0  # begun by jumps
         self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
+        self._new_scenes: dict[int, int] = {}  # how many requests each has shown so far
+        self._unfamiliar: set[str] = set()  # places whose last request was of a new scene
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
         resumed = None if known is None else self._resumed(known, new, cases)
@@ -173,6 +177,11 @@ class Recall:
             return alone
         return max(0.0, alone - others) / max(1.0 - others, 1e-9)
 
+    def in_new_scene(self, place: str | None) -> bool:
+        """Whether the place has just shown something new, of which proofs by earlier requests say nothing."""
+        with self._lock:
+            return place in self._unfamiliar
+
     def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
         """Look up an input [1, ...] of that place; None if it is not finite.
 
@@ -196,6 +205,9 @@ class Recall:
             if (left := self._cautious.pop(place, 0)) > 0:
                 covered = False
                 self._cautious[place] = left - 1
+            self._unfamiliar.discard(place)
+            if jumped or (seen is not None and self._is_new(seen.scene)):
+                self._unfamiliar.add(place)
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
             return Looked(place, sketched, seen, confident, known, intents, jumped)
@@ -305,8 +317,22 @@ class Recall:
         """The scene of an input that is remembered: that of what looks most like it, or a new one."""
         if looked.seen is None:
             return 0
-        self._scenes += looked.jumped
-        return self._scenes if looked.jumped else looked.seen.scene
+        if not looked.jumped:
+            return looked.seen.scene
+        self._scenes += 1
+        self._new_scenes[self._scenes] = 0
+        if len(self._new_scenes) > _NEW_SCENES:
+            del self._new_scenes[next(iter(self._new_scenes))]
+        return self._scenes
+
+    def _is_new(self, scene: int) -> bool:
+        """Count a request of the scene; returns whether the scene is new."""
+        shown = self._new_scenes.pop(scene, None)
+        if shown is None:
+            return False
+        if shown + 1 < _NEW_SCENE:
+            self._new_scenes[scene] = shown + 1
+        return True
 
     def _memory(self, looked: Looked) -> Memory:
         if looked.place not in self._places:
@@ -314,6 +340,7 @@ class Recall:
                 forgotten = next(iter(self._places))
                 del self._places[forgotten]
                 self._cautious.pop(forgotten, None)
+                self._unfamiliar.discard(forgotten)
                 self.forgotten += 1
             self._places[looked.place] = Memory(len(looked.sketched))
         return self._places[looked.place]

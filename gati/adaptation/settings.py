@@ -45,7 +45,8 @@ class AdaptSettings:
     caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept, by default 700.
     `audit_budget` is the share of the base model's time spent on audits in addition to samples;
     `audits_to_false_alarm` is the mean number of audits until a false alarm. While the base model answers and
-    caches are on probation, the share `probation` of requests is looked up in the background.
+    caches are on probation, the share `probation` of requests is looked up in the background. A proof takes
+    at least `proof_s`: what follows within moments is alike.
 
     Retraining: every `interval_s`, on alarm, and when the hit rate falls below the share `falls_to` of the
     promised one. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
@@ -69,6 +70,7 @@ class AdaptSettings:
     audit_budget: float = 0.05
     audits_to_false_alarm: float = 10_000.0
     probation: float = 1.0
+    proof_s: float = 10.0
     accuracy: float | None = None
     confidence: float | None = None
     margin: float = 0.0
@@ -97,6 +99,9 @@ class AdaptSettings:
         for name in ("margin", "falls_to"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")
+        for name in ("delay_s", "proof_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0):
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be 0 or more seconds")
         if self.recent_inputs < 1:
             raise AdaptError("recent_inputs must be at least 1")
         least = math.ceil(_LEAST_PART / min(self.held_share, 1.0 - self.held_share))
@@ -105,8 +110,6 @@ class AdaptSettings:
                 f"window_inputs is {self.window_inputs!r}, must be at least {least} with held_share "
                 f"{self.held_share:g}: less is too little to train on or to choose settings on"
             )
-        if not (math.isfinite(self.delay_s) and self.delay_s >= 0.0):
-            raise AdaptError(f"delay_s is {self.delay_s!r}, must be 0 or more seconds")
 
 
 class Answered(NamedTuple):

@@ -187,15 +187,21 @@ class Auditor(Generic[Version]):
         lookups_pay: bool = True,
         unguarded: bool = False,
         places: bool = True,
+        new_scene: bool = False,
     ) -> Decided[Version]:
         """Decide about the next request to `post`, before its answer is known.
 
         `trial` is the version that waits to take over. `more_samples` is the share to sample now. `room`
         reserves a place in the queue; if it is full, the request is skipped, whatever its answer.
-        `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up.
+        `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up. `new_scene`:
+        what audits have proven, they did not prove on such a request, so the reference answers, and versions
+        are audited with it.
         """
-        may_hit = post is None or post.may_hit or unguarded
+        doubted = new_scene and self.guarded and post is not None and post.watch.proven_on > 0
+        may_hit = post is None or unguarded or (post.may_hit and not doubted)
         drawn = draws.draw(more_samples)
+        if doubted:
+            drawn = drawn._replace(audit=True)
         lookups = may_hit and lookups_pay
         after_memory = post is not None and post.after_memory
         alone = post is None or (not lookups and (self.exact or not may_hit))

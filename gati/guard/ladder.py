@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from gati.errors import AdaptError
 from gati.guard.detector import Guard
-from gati.guard.proof import Proof
+from gati.guard.proof import AT_ONCE, Duration, Proof
 
 _RETRIED_AFTER = 10  # in multiples of the audits that perfect caches need to pass
 
@@ -44,8 +44,8 @@ class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
     `proven`: all settings may answer immediately; `certified` of them have not been withdrawn since. `spend`
-    gives the delta of each attempt to prove some. `of_all`: the reference answers what they do not. Not
-    thread-safe. Raises AdaptError for values that make no promise.
+    gives the delta of each attempt to prove some. `of_all`: the reference answers what they do not. A proof
+    `lasts` at least so long. Not thread-safe. Raises AdaptError for values that make no promise.
     """
 
     def __init__(
@@ -57,11 +57,12 @@ class Ladder:
         proven: bool = False,
         of_all: bool = False,
         audits_to_false_alarm: float = 10_000.0,
+        lasts: Duration = AT_ONCE,
     ) -> None:
         if settings < 1:
             raise AdaptError(f"a ladder has at least one setting, got {settings}")
         self.agreement = agreement
-        self._spend, self._of_all = spend, of_all
+        self._spend, self._of_all, self._lasts = spend, of_all, lasts
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
         self._proofs: list[Proof] = []
         self._left = [
@@ -138,7 +139,7 @@ class Ladder:
         if self.level > before:
             proof = self._proofs[self.level - 1]
             return Judgement("released", proof.audits, proof.losses)
-        if self.level and proof is not None and proof.audits >= _RETRIED_AFTER * proof.required:
+        if self.level and proof is not None and proof.takes_over(_RETRIED_AFTER):
             self._restart(self.level)
         return None
 
@@ -158,7 +159,7 @@ class Ladder:
             return
         delta = self._spend()
         for at in range(first, len(self)):
-            self._proofs[at] = Proof(self.agreement, delta)
+            self._proofs[at] = Proof(self.agreement, delta, self._lasts)
             self._left[at] = 0
             self._guards[at].reset()
 
@@ -171,13 +172,15 @@ class Ladder:
         } | ({"left": list(self._left)} if self._of_all else {})
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any], *, spend: Callable[[], float]) -> Ladder:
+    def from_json(
+        cls, document: Mapping[str, Any], *, spend: Callable[[], float], lasts: Duration = AT_ONCE
+    ) -> Ladder:
         """Restore the state from `to_json`, without spending any delta.
 
         Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
         """
         guards = [Guard.from_json(each) for each in document["guards"]]
-        proofs = [Proof.from_json(each) for each in document["proofs"]]
+        proofs = [Proof.from_json(each, lasts) for each in document["proofs"]]
         level = int(document["level"])
         if not guards or len(guards) != len(proofs) or not 0 <= level <= len(guards):
             raise ValueError(f"level {level} does not fit {len(guards)} guards and {len(proofs)} proofs")
@@ -185,7 +188,7 @@ class Ladder:
             raise ValueError("the guard is in alarm, but the caches serve")
         if len({guard.agreement for guard in guards} | {proof.agreement for proof in proofs[level:]}) != 1:
             raise ValueError("the settings of a ladder must share one promise")
-        ladder = cls(len(guards), guards[0].agreement, spend, proven=True)
+        ladder = cls(len(guards), guards[0].agreement, spend, proven=True, lasts=lasts)
         ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
         ladder.certified = 0
         if "left" in document:

@@ -13,12 +13,16 @@ probability at least alpha".
 
 One proof errs with probability delta; several proofs on one stream err with at most the sum of their deltas.
 `Spending` hands out shares of one delta that never add up to more: the k-th is delta / (k * (k + 1)).
+
+Audits of a moment say little about the next: frames of a video are alike. So a proof can be required to take
+some time (`Duration`), and is complete when the evidence suffices after that time. It may wait, as W may.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,18 +38,32 @@ _PROMISING = 0.75  # share of the tolerated losses
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # assumed true disagreement, as shares of the tolerated one
 
 
+@dataclass(frozen=True)
+class Duration:
+    """From its first audit on, a proof takes at least `least_s` seconds of `clock`."""
+
+    least_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+
+AT_ONCE = Duration()
+
+
 @dataclass
 class Proof:
     """Collects audits of caches that do not answer yet; `passed` once agreement is proven at level `delta`.
 
-    Raises AdaptError for values out of range.
+    `lasts` is how long that takes at least. Raises AdaptError for values out of range.
     """
 
     agreement: float
     delta: float = 0.05
+    lasts: Duration = AT_ONCE
     audits: int = field(default=0, init=False)
     losses: int = field(default=0, init=False)
     passed: bool = field(default=False, init=False)
+    _ripe: bool = field(init=False, repr=False)  # it has taken long enough
+    _began_s: float | None = field(default=None, init=False, repr=False)
     _bets: NDArray[np.float64] = field(init=False, repr=False)
     _grown: tuple[NDArray[np.float64], NDArray[np.float64]] = field(init=False, repr=False)  # agreed, loss
     _log_capital: NDArray[np.float64] = field(init=False, repr=False)
@@ -54,6 +72,7 @@ class Proof:
         for name, value in (("agreement", self.agreement), ("delta", self.delta)):
             if not 0.0 < value < 1.0:
                 raise AdaptError(f"{name} is {value!r}, must lie strictly between 0 and 1, for example 0.05")
+        self._ripe = not self.lasts.least_s
         alpha = 1.0 - self.agreement
         true = alpha * np.array(_SHARES)
         self._bets = (alpha - true) / (alpha * (1.0 - alpha))  # growth-optimal against each
@@ -81,7 +100,13 @@ class Proof:
     @property
     def how_far(self) -> str:
         """Progress as readable text: `0.99: 212 of about 300 audits`."""
-        return f"{self.agreement:g}: {self.audits} of about {self.required} audits"
+        said = f"{self.agreement:g}: {self.audits} of about {self.required} audits"
+        waits = not self._ripe and self.audits >= self.required
+        return f"{said} in at least {self.lasts.least_s:g} s" if waits else said
+
+    def takes_over(self, times: int) -> bool:
+        """Whether it has taken `times` the audits that perfect caches need, and long enough."""
+        return self._ripe and self.audits >= times * self.required
 
     @property
     def hopeless(self) -> bool:
@@ -90,15 +115,24 @@ class Proof:
         Where clearly fewer were losses than is tolerated, it may take up to ten times.
         """
         promising = self.losses <= _PROMISING * (1.0 - self.agreement) * self.audits
-        return self.audits >= (_MOST_PATIENCE if promising else _PATIENCE) * self.required
+        return self.takes_over(_MOST_PATIENCE if promising else _PATIENCE)
 
     def audit(self, *, agreed: bool) -> bool:
         """Record one audit. Returns whether agreement is proven; once proven, it stays proven."""
         self.audits += 1
         self.losses += not agreed
         self._log_capital += self._grown[not agreed]
-        self.passed |= self.log_evidence >= -math.log(self.delta)
+        self._ripe = self._is_ripe()
+        self.passed |= self._ripe and self.log_evidence >= -math.log(self.delta)
         return self.passed
+
+    def _is_ripe(self) -> bool:
+        if not self.lasts.least_s:
+            return True
+        now_s = self.lasts.clock()
+        if self._began_s is None or now_s < self._began_s:  # the clock was set back
+            self._began_s = now_s
+        return now_s - self._began_s >= self.lasts.least_s
 
     def to_json(self) -> dict[str, Any]:
         """The complete state, as JSON values."""
@@ -112,9 +146,12 @@ class Proof:
         }
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Proof:
-        """Restore the state from `to_json`. Raises KeyError, TypeError, ValueError or AdaptError."""
-        proof = cls(float(document["agreement"]), float(document["delta"]))
+    def from_json(cls, document: Mapping[str, Any], lasts: Duration = AT_ONCE) -> Proof:
+        """Restore the state from `to_json`; its time begins anew.
+
+        Raises KeyError, TypeError, ValueError or AdaptError.
+        """
+        proof = cls(float(document["agreement"]), float(document["delta"]), lasts)
         capital = np.array(document["log_capital"], dtype=np.float64)
         if capital.shape != proof._log_capital.shape or np.isnan(capital).any():
             raise ValueError("log_capital is out of range")

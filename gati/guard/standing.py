@@ -28,7 +28,7 @@ from gati.composition.composition import Composition
 from gati.documents import DocumentKind
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
-from gati.guard.proof import Spending
+from gati.guard.proof import AT_ONCE, Duration, Spending
 from gati.guard.watch import Event, OnEvent, Watch
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class Standing:
     `clock` times writing, `now` gives seconds since 1970: without any audit, proofs are believed for
     `max_age_s`, and only for requests of the same `origin`, a name that is written to the file. `delta`
     bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
-    (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, except `write`.
+    (`gati.guard.proof.Spending`), and `lasts` at least so long. `path` None keeps nothing. Not thread-safe,
+    except `write`.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Standing:
         path: Path | None = None,
         *,
         audits_to_false_alarm: float = 10_000.0,
+        lasts: Duration = AT_ONCE,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         max_age_s: float = _WEEK_S,
@@ -112,7 +114,7 @@ class Standing:
         self._parts: dict[str, Callable[[], Any]] = {}
         self._kept_parts: dict[str, Any] = {}
         self._path = path
-        self._audits_to_false_alarm = audits_to_false_alarm
+        self._audits_to_false_alarm, self._lasts = audits_to_false_alarm, lasts
         self._clock = clock
         self._saved_s = -_SAVED_EVERY_S
         self._taken = self._written = 0  # snapshots
@@ -163,7 +165,7 @@ class Standing:
         known = self._known(identity)
         if known is not None:
             try:
-                watch = Watch.from_json(known, spend=spend, on_event=told)
+                watch = Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
                 self._distrust(f"{self._path}: version {identity}: {error}")
             else:
@@ -185,6 +187,7 @@ class Standing:
             proven=proven and not self.distrusted,
             settings=settings,
             audits_to_false_alarm=self._audits_to_false_alarm,
+            lasts=self._lasts,
             on_event=told,
         )
         if watch.may_hit and left < settings:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gati.guard.ladder import Ladder
-from gati.guard.proof import Proof
+from gati.guard.proof import AT_ONCE, Duration, Proof
 
 State = Literal["serving", "probation", "stopped"]
 
@@ -44,8 +44,8 @@ class Watch:
     """Decides, audit by audit, whether the caches of one version may answer, and by which of their settings.
 
     `proven` caches serve immediately: a certificate covers the promise. Others are on probation. `spend`
-    returns the delta of the next proof, like `Spending.next`. `on_event` is called with each change.
-    Not thread-safe.
+    returns the delta of the next proof, like `Spending.next`; each proof `lasts` at least so long.
+    `on_event` is called with each change. Not thread-safe.
 
     Read `may_hit` before a request and call `audited` once the reference's class is known, for requests that
     were drawn before their answers were known. `epoch` counts the changes of state: an audit that was drawn
@@ -60,10 +60,16 @@ class Watch:
         proven: bool,
         settings: int = 1,
         audits_to_false_alarm: float = 10_000.0,
+        lasts: Duration = AT_ONCE,
         on_event: OnEvent | None = None,
     ) -> None:
         self._ladder = Ladder(
-            settings, agreement, spend, proven=proven, audits_to_false_alarm=audits_to_false_alarm
+            settings,
+            agreement,
+            spend,
+            proven=proven,
+            audits_to_false_alarm=audits_to_false_alarm,
+            lasts=lasts,
         )
         self._on_event = on_event
         self.state: State = "serving" if proven else "probation"
@@ -190,14 +196,19 @@ class Watch:
 
     @classmethod
     def from_json(
-        cls, document: Mapping[str, Any], *, spend: Callable[[], float], on_event: OnEvent | None = None
+        cls,
+        document: Mapping[str, Any],
+        *,
+        spend: Callable[[], float],
+        lasts: Duration = AT_ONCE,
+        on_event: OnEvent | None = None,
     ) -> Watch:
         """Restore the state from `to_json`, without spending any delta.
 
         Raises KeyError, TypeError, ValueError or AdaptError for a document that `to_json` did not write.
         """
         proven_on = int(document.get("proven_on", 0))
-        ladder = Ladder.from_json(_with_ladder(document), spend=spend)
+        ladder = Ladder.from_json(_with_ladder(document), spend=spend, lasts=lasts)
         ladder.certify(int(document.get("certified_level", 0 if proven_on else ladder.level)))
         state: State = document["state"]
         if state not in get_args(State) or (state == "serving") != (ladder.level > 0):

@@ -194,10 +194,13 @@ class Following:
         if composition is not None:
             self._rest.replaced(composition)
 
-    def draw(self, trial: Post[Answering] | None, *, places: bool = False) -> Handling:
+    def draw(
+        self, trial: Post[Answering] | None, *, places: bool = False, new_scene: bool = False
+    ) -> Handling:
         """Decide about the next request before it is answered.
 
-        `trial` is the version that waits to take over. `places`: memory may be looked up.
+        `trial` is the version that waits to take over. `places`: memory may be looked up. `new_scene`: what
+        the request's place shows has just changed.
         """
         if trial is not self._trial or self._probes != self._draws_probe:
             self._trial = trial
@@ -218,6 +221,7 @@ class Following:
             lookups_pay=self._rest.lookups_pay,
             unguarded=self._unguarded,
             places=places,
+            new_scene=new_scene,
         )
         return Handling(decided, self._queue(decided.lookups), taken[0] if taken else None)
 

@@ -13,9 +13,11 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gati.guard.proof import Duration
 from gati.guard.standing import Snapshot, Standing
 from gati.guard.watch import OnEvent, Watch
 from services.inference.settings import InferenceSettings
@@ -31,11 +33,17 @@ class ServedStanding(Standing):
 
     Changes of state are still written before they take effect. Versions with equal caches share a watch.
     `others` are the files of other replicas. `writable` False: another process owns the file at `path`, and
-    this one only reads it.
+    this one only reads it. A proof takes at least `proof_s`.
     """
 
     def __init__(
-        self, path: Path | None, *, writable: bool = True, replicas: int = 1, others: Sequence[Path] = ()
+        self,
+        path: Path | None,
+        *,
+        writable: bool = True,
+        replicas: int = 1,
+        others: Sequence[Path] = (),
+        proof_s: float = 0.0,
     ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
         self._others = others
@@ -43,7 +51,7 @@ class ServedStanding(Standing):
         self._writable = writable
         self._shared: dict[str, Watch] = {}
         self._listeners: dict[str, OnEvent] = {}
-        super().__init__(_DELTA / replicas, path)
+        super().__init__(_DELTA / replicas, path, lasts=Duration(proof_s))
 
     @property
     def path(self) -> Path | None:
@@ -118,8 +126,9 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     Changes are kept in memory only if the file cannot be written or is locked.
     """
     folder = settings.state_folder
+    opened = partial(ServedStanding, replicas=settings.replicas, proof_s=settings.proof_s)
     if folder is None:
-        return ServedStanding(None, replicas=settings.replicas), _nothing
+        return opened(None), _nothing
     path = folder / f"{settings.label}.json"
     labels = [settings.model_copy(update={"replica": each}).label for each in range(settings.replicas)]
     others = [folder / f"{label}.json" for label in labels if label != settings.label]
@@ -129,8 +138,8 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
             "the state of versions is kept in memory only; set `state` to a folder",
             extra={"file": str(path), "reason": lock},
         )
-        return ServedStanding(path, writable=False, replicas=settings.replicas, others=others), _nothing
-    return ServedStanding(path, replicas=settings.replicas, others=others), lock.close
+        return opened(path, writable=False, others=others), _nothing
+    return opened(path, others=others), lock.close
 
 
 def _withdrawn_in(files: Sequence[Path]) -> dict[str, int]:

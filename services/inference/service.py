@@ -218,7 +218,8 @@ class InferenceService:
         memory = self._versions.memory_for(version) if request.version is None and request.place else None
         standing = version.standing
         trial = None if pending is None else pending.post
-        draws = [version.following.draw(trial, places=memory is not None) for _ in rows]
+        new_scene = memory is not None and memory.recall.in_new_scene(request.place)
+        draws = [version.following.draw(trial, places=memory is not None, new_scene=new_scene) for _ in rows]
         try:
             looked = [
                 None if memory is None else memory.look(row, request.place, alone=drawn.decided.alone)

@@ -28,6 +28,7 @@ class InferenceSettings(ProcessSettings):
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0: no guard
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests on which unproven caches are tried
+    proof_s: float = Field(default=10.0, ge=0.0)  # least duration of a proof of caches
     memory: bool = True  # requests that name a place may be answered from memory
     places: int = Field(default=64, ge=1)  # in memory; beyond them, the least recently used is dropped
     unguarded: bool = False  # with audit_budget = 0: unproven caches answer, too

@@ -286,6 +286,23 @@ def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
     assert losses <= 3  # 20 if the regression alone decides
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_new_scene_is_told_of_its_place_for_the_next_requests(seed: int) -> None:
+    """Also where what passed the camera began that scene before."""
+    place, run = Turning(seed), Run(seed=seed)
+    shown: Any = iter(place)
+    run(shown, 1200)
+    run(Turning(1), 100, "other")
+    assert not run.recall.in_new_scene("gate")
+    place.turned = True
+    told = []
+    for _ in range(25):
+        run(shown, 1)
+        told.append(run.recall.in_new_scene("gate"))
+        assert not run.recall.in_new_scene("other") and not run.recall.in_new_scene(None)
+    assert told == sorted(told, reverse=True) and 18 <= sum(told) <= 21
+
+
 def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
     checked = CheckedDistances([float(at) for at in range(100)], [False] * 100)
     assert (

@@ -218,6 +218,48 @@ def test_in_reduced_precision_what_was_not_looked_up_is_judged_too() -> None:
         assert (stream.serving.watch.audits, stream.serving.watch.losses) == (audits, audits)
 
 
+def proven_by_audits(agreement: float = AGREEMENT) -> Post[str]:
+    watch = Watch(agreement, spend=Spending(DELTA).next, proven=False)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    return Post("retrained", watch)
+
+
+def test_in_a_new_scene_the_reference_answers_what_audits_have_proven_elsewhere() -> None:
+    """A certificate is no proof of other requests, and unguarded caches were never proven."""
+    post, auditor = proven_by_audits(), Auditor[str]()
+    draws = Draws(0.0, seed=0)
+
+    def decided(post: Post[str], **options: Any) -> Any:
+        return auditor.decide(post, None, draws, room=lambda: True, new_scene=True, **options)
+
+    doubted = decided(post)
+    assert not doubted.may_hit and not doubted.lookups and doubted.alone and doubted.drawn.audit
+    assert [each for each, _ in doubted.shadows] == [post]
+    for usual in (decided(Stream(None, 0).serving), decided(post, unguarded=True)):
+        assert usual.lookups
+    assert auditor.decide(post, None, draws, room=lambda: True).lookups
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_a_version_that_knows_nothing_of_a_new_scene_is_stopped_by_its_first_requests(doubted: bool) -> None:
+    given, stopped = [], 0
+    for seed in range(20):
+        post, auditor, draws = proven_by_audits(0.97), Auditor[str](), Draws(0.05, seed=seed)
+        random = np.random.default_rng(seed)
+        wrong = 0
+        for request in range(60):
+            decided = auditor.decide(post, None, draws, room=lambda: True, new_scene=doubted and request < 20)
+            lost = bool(random.random() < 0.6)
+            answer = (WRONG if lost else RIGHT) if decided.lookups else TRUE
+            wrong += answer is WRONG
+            shadows = [(*each, [Probed(int(lost), "block", not lost)]) for each in decided.shadows]
+            auditor.settle(decided, Given(answer), TRUE, shadows)
+        given.append(wrong)
+        stopped += not post.may_hit
+    assert (np.mean(given) < 0.5 and stopped == 20) == doubted
+
+
 def test_a_trial_that_comes_to_nothing_is_given_up() -> None:
     stream = Stream(None, 0, audits=1.0)
     while stream.roster.trial is not None:

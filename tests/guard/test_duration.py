@@ -1,0 +1,105 @@
+"""A proof takes some time, because what follows within moments is alike."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gati.guard.proof import Duration, Proof, Spending
+from gati.guard.watch import Watch
+
+AGREEMENT, DELTA, RATE_HZ, LEAST_S = 0.97, 0.05, 80.0, 10.0
+
+
+class Clock:
+    """Stream time, in seconds."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def passed_after(losses: list[bool], least_s: float) -> float | None:
+    """The time at which a proof of audits at `RATE_HZ` passes; None if it never does."""
+    clock = Clock()
+    proof = Proof(AGREEMENT, DELTA, Duration(least_s, clock))
+    for at, loss in enumerate(losses):
+        clock.now_s = at / RATE_HZ
+        if proof.audit(agreed=not loss):
+            return clock.now_s
+    return None
+
+
+def test_a_perfect_proof_takes_that_long_and_no_longer() -> None:
+    assert passed_after([False] * 2000, 0.0) == pytest.approx(
+        (Proof(AGREEMENT, DELTA).required - 1) / RATE_HZ
+    )
+    assert passed_after([False] * 2000, LEAST_S) == pytest.approx(LEAST_S, abs=1.0 / RATE_HZ)
+
+
+def test_losses_after_early_evidence_count() -> None:
+    """What would have been enough after two seconds is forgotten if the version is wrong afterwards."""
+    losses = [False] * 200 + [True] * 20 + [False] * 600
+    assert passed_after(losses, 0.0) is not None
+    assert passed_after(losses, LEAST_S) is None
+
+
+def test_no_proof_fails_before_that_time() -> None:
+    clock = Clock()
+    proof = Proof(AGREEMENT, DELTA, Duration(LEAST_S, clock))
+    for at in range(100 * proof.required):
+        clock.now_s = at * (LEAST_S / 2) / (100 * proof.required)
+        proof.audit(agreed=at % 10 > 0)
+    assert not proof.hopeless
+    assert proof.how_far.endswith("in at least 10 s")
+    clock.now_s = LEAST_S
+    proof.audit(agreed=False)
+    assert proof.hopeless
+    assert not proof.how_far.endswith("in at least 10 s")
+
+
+def test_the_time_begins_with_the_first_audit_and_anew_after_a_restart_or_if_the_clock_is_set_back() -> None:
+    clock = Clock()
+    clock.now_s = 1e6
+    lasts = Duration(LEAST_S, clock)
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False, lasts=lasts)
+    clock.now_s += 100.0  # without audits
+    for _ in range(400):
+        watch.audited(agreed=True)
+    assert not watch.may_hit
+    clock.now_s += 6.0
+    watch.audited(agreed=True)
+    written = json.loads(json.dumps(watch.to_json()))
+    again = Watch.from_json(written, spend=Spending(DELTA).next, lasts=lasts)
+    again.audited(agreed=True)
+    for each, moved_s, may_hit in ((watch, 5.0, True), (again, 0.0, False), (again, 10.0, True)):
+        clock.now_s += moved_s
+        each.audited(agreed=True)
+        assert each.may_hit == may_hit
+    late = Proof(AGREEMENT, DELTA, lasts)
+    for _ in range(400):
+        late.audit(agreed=True)
+    clock.now_s = 0.0
+    assert not late.audit(agreed=True)
+    clock.now_s = LEAST_S
+    assert late.audit(agreed=True)
+
+
+def share_proven(least_s: float) -> float:
+    """Of versions that are right for three seconds and then mostly wrong for half a second, 9 % in all."""
+    rng = np.random.default_rng(0)
+    period, wrong = round(3.5 * RATE_HZ), round(0.5 * RATE_HZ)
+    proven = 0
+    for _ in range(200):
+        at = np.arange(period * 6) + rng.integers(period)
+        losses = (at % period < wrong) & (rng.random(len(at)) < 0.6)
+        proven += passed_after(losses.tolist(), least_s) is not None
+    return proven / 200
+
+
+def test_versions_that_are_wrong_in_bursts_are_not_proven_between_two_of_them() -> None:
+    assert share_proven(LEAST_S) <= DELTA
+    assert share_proven(0.0) > 0.25  # the simulation would notice
