@@ -311,6 +311,21 @@ def test_training_stops_when_its_time_is_up(served: Served, window: Window) -> N
     assert all(seconds < 60.0 for name, seconds in result.seconds.items() if name.startswith("train"))
 
 
+def test_a_student_has_more_time_as_it_is_larger(tmp_path: Path, window: Window) -> None:
+    """It had an eighth of the steps that it takes where time does not count, as in replays."""
+    served = make_deployed(tmp_path, variants={INPUT: "student(8)", BLOCKS[2]: "grid(16)"})
+    ticks = iter(range(10_000_000))
+    result = retrain(
+        served, window, recipe=TuneRecipe(epochs=1e6, limit_s=50.0), clock=lambda: float(next(ticks))
+    )
+    ticks_by_name = {name: seconds for name, seconds in result.seconds.items() if "retrained" in name}
+    assert {"student" in name: 500.0 <= took < 510.0 for name, took in ticks_by_name.items()} == {
+        True: True,
+        False: False,
+    }
+    assert sum(50.0 <= took < 60.0 for took in ticks_by_name.values()) == 1
+
+
 def test_making_an_optimiser_takes_none_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one of a process imports half of torch: for seconds, where a cache has a part of one."""
     now, made = [0.0], torch.optim.AdamW
