@@ -123,11 +123,9 @@ class Adaptation:
                 "gati-retraining", limit=_JOBS_WAITING, on_error=self._failed, requests=self._answering
             )
         false_alarm = self.settings.audits_to_false_alarm
+        lasts = Duration(self.settings.proof_s, lambda: self._now_s)
         standings = Standing(
-            *(1.0 - promise.confidence, standing),
-            audits_to_false_alarm=false_alarm,
-            lasts=Duration(self.settings.proof_s, lambda: self._now_s),
-            origin=origin,
+            1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm, lasts=lasts, origin=origin
         )
         self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
@@ -145,7 +143,9 @@ class Adaptation:
         self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
         if self.settings.enabled and self.settings.recall:
             self._recall = Recall(
-                *(promise.accuracy, standings.spending.next, false_alarm),
+                promise.accuracy,
+                standings.spending.next,
+                false_alarm,
                 leave=self._auditing.submit,
                 on_change=self._recalling,
                 alone=self.settings.rest and exact,

@@ -28,7 +28,7 @@ from gati.types import Placement, TrialId
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
 _PART = 256  # inputs per batch
-_STUDENTS = 10.0  # they are networks of their own, and a step takes as many times longer
+_STUDENT_TIME = 10.0  # times that of other caches, as a step takes so many times longer
 _ORIGINAL_SHARE = 0.25  # share of original data in the training draws
 
 
@@ -104,16 +104,15 @@ class Work:
         return found
 
     def retrained(self, recipe: TuneRecipe) -> list[Contender]:
-        """The serving caches after further training; those that read the input have `_STUDENTS` the time."""
+        """The serving caches after further training; students have `_STUDENT_TIME` times the limit."""
         found = []
         for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
             if not isinstance(leaving.cache, LearnedCache):
                 continue
             lesson = self._lesson(leaving.block)
             name = self._new_name(leaving.block, leaving.cache.variant, "retrained")
-            own = recipe
-            if reads_input(leaving.cache.variant):
-                own = replace(recipe, limit_s=_STUDENTS * recipe.limit_s)
+            times = _STUDENT_TIME if reads_input(leaving.cache.variant) else 1.0
+            own = replace(recipe, limit_s=times * recipe.limit_s)
             with self.watch.of(f"train {name}"):
                 predictor = tuned(
                     leaving.cache.predictor, lesson, own, seed=self.seed, clock=self.watch.clock

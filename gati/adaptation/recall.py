@@ -41,7 +41,7 @@ _RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
 _NEW_SCENE = 20  # requests of a scene that is still new
-_NEW_SCENES = 100
+_NEW_SCENES = 100  # most whose requests are counted
 
 
 class Looked(NamedTuple):

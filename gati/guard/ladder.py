@@ -139,7 +139,7 @@ class Ladder:
         if self.level > before:
             proof = self._proofs[self.level - 1]
             return Judgement("released", proof.audits, proof.losses)
-        if self.level and proof is not None and proof.takes_over(_RETRIED_AFTER):
+        if self.level and proof is not None and proof.has_taken(_RETRIED_AFTER):
             self._restart(self.level)
         return None
 

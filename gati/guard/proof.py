@@ -104,7 +104,7 @@ class Proof:
         waits = not self._ripe and self.audits >= self.required
         return f"{said} in at least {self.lasts.least_s:g} s" if waits else said
 
-    def takes_over(self, times: int) -> bool:
+    def has_taken(self, times: int) -> bool:
         """Whether it has taken `times` the audits that perfect caches need, and long enough."""
         return self._ripe and self.audits >= times * self.required
 
@@ -115,7 +115,7 @@ class Proof:
         Where clearly fewer were losses than is tolerated, it may take up to ten times.
         """
         promising = self.losses <= _PROMISING * (1.0 - self.agreement) * self.audits
-        return self.takes_over(_MOST_PATIENCE if promising else _PATIENCE)
+        return self.has_taken(_MOST_PATIENCE if promising else _PATIENCE)
 
     def audit(self, *, agreed: bool) -> bool:
         """Record one audit. Returns whether agreement is proven; once proven, it stays proven."""
