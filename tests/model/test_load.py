@@ -1,5 +1,6 @@
 """Every form of MODEL, and one line for everything that can go wrong with it."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +42,20 @@ def test_a_callable_of_a_file_is_loaded_and_its_folder_goes_last(tmp_path: Path)
     loaded = load_model(f"{tmp_path / 'mine.py'}:grey")
     assert sys.path[-1] == str(tmp_path)
     assert loaded.preprocessing == Preprocessing((0.0,), (1.0,), channels=1)
+
+
+def test_a_file_is_run_as_it_is_now_however_fast_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode kept from before would count as current: size and time are the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "own_net.py"
+    for channels in (16, 32):
+        file.write_text(f"from torch import nn\ndef net():\n    return nn.Linear({channels}, 4)\n")
+        os.utime(file, (1e9, 1e9))
+        linear = load_model(f"{file}:net").module
+        assert isinstance(linear, nn.Linear) and linear.in_features == channels
+    assert not (tmp_path / "__pycache__").exists()
 
 
 def test_a_users_folders_do_not_shadow_installed_packages(

@@ -30,6 +30,7 @@ window_inputs = 900
 library = "library"
 threads = 1
 audit_budget = 0.5
+proof_s = 1.0
 records = "sqlite:///{folder}/records.db"
 sampling = 1.0
 repository = "versions"

@@ -39,7 +39,7 @@ RIGHT, WRONG = 1, 2  # what the network answers to every image of the tests, and
 def serve(folder: Path, **settings: Any) -> Serving:
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     file = folder / "following.toml"
-    head = f'[models.{MODEL}]\nlibrary = "library"\nthreads = 1\n'
+    head = f'[models.{MODEL}]\nlibrary = "library"\nthreads = 1\nproof_s = 1.0\n'
     file.write_text(head + "\n".join(lines), encoding="utf-8")
     return Serving(file)
 

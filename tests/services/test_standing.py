@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,10 +27,11 @@ from tests.engine.served import composed, exit_at
 from tests.waiting import until
 
 CERTIFICATE = certify([(0, 1500)], 0.97, 0.05)
+PROOF_S = 0.3  # least duration of a proof
 
 
 def settings(**known: Any) -> InferenceSettings:
-    return InferenceSettings.model_validate({"name": "small", **known})
+    return InferenceSettings.model_validate({"name": "small", "proof_s": PROOF_S, **known})
 
 
 def said(
@@ -150,8 +152,10 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(
 
     until(noticed)
     again = running.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    begun_s = time.monotonic()
     while not again.may_hit:
         again.audited(agreed=True)
+    assert time.monotonic() - begun_s >= PROOF_S
     running.audited()
     assert again.may_hit and again.proven_on, "its own proof counts, whatever has become of the other"
     for each, free in ((running, unlock), (added, unlock_added)):
