@@ -49,7 +49,7 @@ def test_a_file_is_run_as_it_is_now_however_fast_it_changes(
 ) -> None:
     """Bytecode kept from before would count as current: size and time are the same."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    file = tmp_path / "own_net.py"
+    file = tmp_path / "changing.py"
     for channels in (16, 32):
         file.write_text(f"from torch import nn\ndef net():\n    return nn.Linear({channels}, 4)\n")
         os.utime(file, (1e9, 1e9))
