@@ -56,6 +56,11 @@ class Memory:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def newest_scene(self) -> int:
+        """The scene of the input remembered last."""
+        return self._known[self._newest][3] if self._known else 0
+
     def add(self, sketched: NDArray[np.float32], answer: Prediction, scene: int = 0) -> None:
         """Remember the base model's answer to an input of that scene, replacing the oldest one when full."""
         at = self._newest = (self._newest + 1) % _CAPACITY

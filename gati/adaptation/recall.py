@@ -48,7 +48,8 @@ class Looked(NamedTuple):
     """A request looked up in memory.
 
     `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
-    has what each ladder says. `jumped`: it is so far from all that is remembered that it begins a scene.
+    has what each ladder says. `scene` is the scene it belongs to; None: it begins one, as it is far from all
+    that is remembered of its place, or as the place is new and others are not.
     """
 
     place: str
@@ -57,7 +58,7 @@ class Looked(NamedTuple):
     confident: bool
     known: bool
     intents: tuple[Intent, ...]
-    jumped: bool = False
+    scene: int | None = 0
 
     @property
     def taken(self) -> bool:
@@ -180,7 +181,7 @@ class Recall:
     def in_new_scene(self, place: str | None) -> bool:
         """Whether the place has just shown something new, of which proofs by earlier requests say nothing."""
         with self._lock:
-            return place in self._unfamiliar
+            return place is not None and (place in self._unfamiliar or self._is_late(place))
 
     def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
         """Look up an input [1, ...] of that place; None if it is not finite.
@@ -195,22 +196,23 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
-            risk, covered, jumped = 1.0, False, False
+            risk, covered, scene = 1.0, False, self._scene_at(place, seen)
             if seen is not None:
                 self._looked.add(seen.features)
                 if self._risk is not None:
                     risk = float(self._risk(seen.features))
                 if (checked := self._checked.get(seen.scene)) is not None:
-                    covered, jumped = checked.covers(seen.distance), checked.is_jump(seen.distance)
+                    covered = checked.covers(seen.distance)
+                    scene = None if checked.is_jump(seen.distance) else scene
             if (left := self._cautious.pop(place, 0)) > 0:
                 covered = False
                 self._cautious[place] = left - 1
             self._unfamiliar.discard(place)
-            if jumped or (seen is not None and self._is_new(seen.scene)):
+            if scene is None or self._is_new(scene):
                 self._unfamiliar.add(place)
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
-            return Looked(place, sketched, seen, confident, known, intents, jumped)
+            return Looked(place, sketched, seen, confident, known, intents, scene)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.
@@ -223,17 +225,17 @@ class Recall:
             audited = drawn or tried
             changes = self._audited(looked, wrong=looked.wrong(base), drawn=drawn) if audited else []
             if drawn or not looked.known:
-                if looked.seen is not None:
-                    scene, wrong = looked.seen.scene, looked.wrong(base)
-                    self._labelled.add(looked.seen.features, wrong, scene)
+                if (seen := looked.seen) is not None:
+                    wrong = looked.wrong(base)
+                    self._labelled.add(seen.features, wrong, seen.scene)
                     self._since_fit += 1
                     if any(each.meant for each in looked.intents):
-                        self._checked.setdefault(scene, CheckedDistances()).add(
-                            looked.seen.distance, wrong=wrong
-                        )
+                        checked = self._checked.setdefault(seen.scene, CheckedDistances())
+                        checked.add(seen.distance, wrong=wrong)
                         if wrong:
                             self._cautious[looked.place] = _CAUTIOUS
-                self._memory(looked).add(looked.sketched, base, self._scene_of(looked))
+                scene = self._begun() if looked.scene is None else looked.scene
+                self._memory(looked).add(looked.sketched, base, scene)
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
             wanted = due and not self._fitting
@@ -313,17 +315,26 @@ class Recall:
         """The number of places remembered."""
         return len(self._places)
 
-    def _scene_of(self, looked: Looked) -> int:
-        """The scene of an input that is remembered: that of what looks most like it, or a new one."""
-        if looked.seen is None:
-            return 0
-        if not looked.jumped:
-            return looked.seen.scene
+    def _scene_at(self, place: str, seen: Seen | None) -> int | None:
+        """The scene of an input: that of what looks most like it, if that is known; None begins one."""
+        if seen is not None:
+            return seen.scene
+        memory = self._places.get(place)
+        if memory is not None:
+            return memory.newest_scene
+        return None if self._is_late(place) else 0
+
+    def _begun(self) -> int:
+        """Begin a scene."""
         self._scenes += 1
         self._new_scenes[self._scenes] = 0
         if len(self._new_scenes) > _NEW_SCENES:
             del self._new_scenes[next(iter(self._new_scenes))]
         return self._scenes
+
+    def _is_late(self, place: str) -> bool:
+        """Whether the place is new after others have been learned from, and places are not that many."""
+        return self._risk is not None and place not in self._places and not self.forgotten
 
     def _is_new(self, scene: int) -> bool:
         """Count a request of the scene; returns whether the scene is new."""

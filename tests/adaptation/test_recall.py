@@ -141,7 +141,7 @@ class Run:
     `alone` False: as if caches were looked up.
     """
 
-    def __init__(self, *, drawn: float = 0.25, seed: int = 0, alone: bool = True) -> None:
+    def __init__(self, *, drawn: float = 0.25, seed: int = 0, alone: bool = True, places: int = 64) -> None:
         self.alone = alone
         self.changes: list[tuple[bool, int, int]] = []
         self.spending = Spending(0.05)
@@ -151,6 +151,7 @@ class Run:
             10_000.0,
             leave=at_once,
             on_change=self._changed,
+            places=places,
         )
         self._drawn, self._random = drawn, np.random.default_rng(seed)
         self.hit: list[bool] = []
@@ -301,6 +302,32 @@ def test_a_new_scene_is_told_of_its_place_for_the_next_requests(seed: int) -> No
         told.append(run.recall.in_new_scene("gate"))
         assert not run.recall.in_new_scene("other") and not run.recall.in_new_scene(None)
     assert told == sorted(told, reverse=True) and 18 <= sum(told) <= 21
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_place_that_comes_later_begins_with_a_new_scene(seed: int) -> None:
+    """What was checked elsewhere says as little about another camera as about a camera that turned."""
+    run, first, second, later = Run(seed=seed), Turning(0), Turning(1), Turning(2)
+    for _ in range(40):  # places that begin together prove together
+        assert not run.recall.in_new_scene("first") and not run.recall.in_new_scene("second")
+        run(first, 30, "first")
+        run(second, 30, "second")
+    assert np.mean(run.hit[-100:]) > 0.9
+    shown: Any = iter(later)
+    told = []
+    for _ in range(30):
+        told.append(run.recall.in_new_scene("later"))
+        run(shown, 1, "later")
+        assert not run.recall.in_new_scene("first")
+    assert told == sorted(told, reverse=True) and told[0] and 19 <= sum(told) <= 22
+
+
+def test_where_places_are_soon_forgotten_a_new_one_is_nothing_special() -> None:
+    """As where a place is a user: else the base model would answer nearly all requests."""
+    run, place = Run(drawn=1.0, places=3), Place(3)
+    for number in range(30):
+        run(place, 50, f"user {number}")
+    assert run.recall.forgotten and not run.recall.in_new_scene("user 30")
 
 
 def test_an_input_is_answered_only_if_others_as_far_away_were_right() -> None:
