@@ -35,7 +35,7 @@ tests: $(STAMP)
 	test $$slow -eq 0 || echo "make test: the slow half failed (status $$slow)" >&2; \
 	test $$fast -ne 0 && exit $$fast; exit $$slow
 
-test-fast: $(STAMP) ## only the tests that train nothing
+test-fast: $(STAMP) ## three quarters of the tests: those that take two minutes
 	$(BIN)/python -m pytest -m "not slow" $(TWO)
 
 test-random: $(STAMP) ## the same, with examples of property tests that are new each time

@@ -51,6 +51,7 @@ print(most - before, resident_mib("VmRSS") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
 def test_a_block_that_was_freed_is_used_again_without_clearing_it() -> None:
     """In a process of its own: other tests may leave a free block that is large enough."""

@@ -117,6 +117,7 @@ def test_the_idl_folder_does_not_shadow_the_thrift_package() -> None:
     assert not list((REPOSITORY / "thrift").glob("**/*.py"))
 
 
+@pytest.mark.slow
 def test_nothing_is_swallowed() -> None:
     """An error may be translated or handled, but not dropped."""
     silent = [
@@ -134,6 +135,7 @@ def class_names(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
+@pytest.mark.slow
 def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in MODULES:
@@ -181,6 +183,7 @@ def test_the_architecture_note_names_every_room_and_no_other() -> None:
     assert all(LEVELS[former] <= LEVELS[later] for former, later in pairwise(rooms)), "not as in LAYERS"
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_rooms_shows_what_imports_what() -> None:
     picture = NOTE.partition("```mermaid")[2].partition("```")[0]
     rooms = {room.removeprefix("gati."): room for room in LEVELS if is_package(room)}
@@ -199,6 +202,7 @@ def is_package(room: str) -> bool:
     return (REPOSITORY / room.replace(".", "/")).is_dir()
 
 
+@pytest.mark.slow
 def test_no_files_import_each_other() -> None:
     names = {name_of(path) for path in MODULES}
     known = {name_of(path): {_module_of(name, names) for name in imports_of(path)} for path in MODULES}

@@ -41,6 +41,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 # Help -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_help_loads_neither_torch_nor_solvers() -> None:
     program = (
         "import sys; from gati.cli import run; run(['--help']); run(['explore', '--help']);"
@@ -190,6 +191,7 @@ def test_debug_shows_the_traceback(
     assert "Traceback" in shown and shown.splitlines()[-1].startswith("error: unexpected ZeroDivisionError")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_silent() -> None:
     command = f"{sys.executable} -m gati blocks gati.zoo:digits_resnet | head -0"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -353,6 +355,7 @@ def composition() -> Composition:
     )
 
 
+@pytest.mark.slow
 def test_pareto_shows_from_careful_to_fast_and_keeps_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,6 +372,7 @@ def test_pareto_shows_from_careful_to_fast_and_keeps_it(
     assert not (tmp_path / "compositions").exists(), "the frontier is for looking; nothing is composed"
 
 
+@pytest.mark.slow
 def test_compose_finds_the_most_agreement_within_a_latency(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_a_lost_camera_is_told_at_once_and_without_its_password(tmp_path: Path) -> None:
     library = make_deployed(tmp_path).library.directory
     said = tmp_path / "said"

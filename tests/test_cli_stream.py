@@ -20,6 +20,8 @@ from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays
 from tests.waiting import LONG_S, until
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("av")
 
 ROOT = Path(__file__).resolve().parent.parent

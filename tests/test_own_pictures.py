@@ -90,6 +90,7 @@ def true_accuracy(pictures: Path, plain: str) -> float:
     return float(np.mean(right))
 
 
+@pytest.mark.slow
 def test_names_and_labels_that_are_not_the_networks_are_left_out_everywhere(
     pictures: Path, plain: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +116,14 @@ def test_names_and_labels_that_are_not_the_networks_are_left_out_everywhere(
     assert open_model(plain).class_names is None, "what `gati serve` and `gati stream` answer with"
 
 
+@pytest.mark.slow
 def test_explore_says_what_it_left_out(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     explored(pictures, "told")
     lines = "".join(capsys.readouterr()).splitlines()
     assert sum("val has 3 classes and the network 10" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_a_label_map_gives_the_true_accuracy(pictures: Path, plain: str, true_accuracy: float) -> None:
     assert 0.5 < true_accuracy < 1.0
     test = pictures / "test"
@@ -133,6 +136,7 @@ def test_a_label_map_gives_the_true_accuracy(pictures: Path, plain: str, true_ac
     assert found.accuracy_drop is not None and found.accuracy_drop.n == 3 * PICTURES
 
 
+@pytest.mark.slow
 def test_what_explore_was_told_later_verbs_know(pictures: Path, true_accuracy: float) -> None:
     told = ["--class-names", str(pictures / "names.txt"), "--label-map", str(pictures / "map.json")]
     directory = explored(pictures, "named", *told)

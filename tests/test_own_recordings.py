@@ -128,6 +128,7 @@ def test_folders_are_evaluated_and_files_predicted_as_the_network_answers(librar
         assert [answer.class_name for answer in answers] == [one.class_name for one in engine(inputs)]
 
 
+@pytest.mark.slow
 def test_what_is_exported_says_how_its_input_is_made(library: Path, tmp_path: Path) -> None:
     gati.export(library, tmp_path / "tones.onnx")
     written = {entry.key: entry.value for entry in onnx.load(tmp_path / "tones.onnx").metadata_props}
@@ -181,6 +182,7 @@ def test_clients_send_what_was_recorded(address: str, library: Path, tones: Path
     np.testing.assert_allclose(found.as_numpy("probabilities"), told, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_query_command_sends_a_file(
     address: str, tones: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

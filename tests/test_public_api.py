@@ -62,6 +62,7 @@ BEFORE = (
 )
 
 
+@pytest.mark.slow
 def test_a_verb_is_a_verb_whatever_was_imported_before() -> None:
     programs = [
         f"import inspect, pickle, gati; {before}\n"
@@ -142,6 +143,7 @@ assert len(names) > 100
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_however_it_is_written() -> None:
     each_in_a_process_of_its_own([f"ORDER = '{order}'\n{IMPORTS}" for order in ("forwards", "backwards")])
 

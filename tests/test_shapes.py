@@ -11,6 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_shapes_are_those_of_the_annotations() -> None:
     pytest.importorskip("jaxtyping")
     pytest.importorskip("beartype")
@@ -20,6 +21,7 @@ def test_shapes_are_those_of_the_annotations() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_nobody_needs_what_executes_them() -> None:
     code = (
         "import sys, gati.caches, gati.engine.engine, gati.evaluation.by_class; "

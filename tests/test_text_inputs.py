@@ -29,6 +29,8 @@ from gati.model.packed import fit_text
 from tests.services.running import Serving, assert_same_outputs
 from tests.text_networks import LONGEST, VOCABULARY, WORDS, texts, write_table, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 MODEL = "tests.text_networks:reader"
 
 
@@ -296,7 +298,6 @@ def test_lengths_that_are_not_executed_are_not_exported(folder: Path) -> None:
         gati.export(folder / "library", folder / "text.onnx", length=20)
 
 
-@pytest.mark.slow
 def test_short_texts_have_a_file_of_their_own(folder: Path, served: Served) -> None:
     import onnxruntime
 

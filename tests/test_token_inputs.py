@@ -19,6 +19,8 @@ from gati.exploration.library import Library
 from tests.services.running import Serving, assert_same_outputs
 from tests.token_networks import LENGTH, sentences
 
+pytestmark = pytest.mark.slow
+
 MODEL = "tests.token_networks:small"
 
 

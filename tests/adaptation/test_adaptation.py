@@ -41,6 +41,8 @@ from gati.video import Frame, SourceState
 from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream
 from tests.waiting import LONG_S
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = AdaptSettings(
     interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0,
     rest=False, seed=1,
@@ -635,7 +637,7 @@ def test_where_too_little_was_sampled_it_is_told(served: Served, told: Told) -> 
     assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
 
 
-@pytest.mark.parametrize("accuracy", [0.99, pytest.param(0.995, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accuracy", [0.99, 0.995])
 def test_at_a_high_target_it_retrains_and_serves_as_far_as_is_proven(
     served: Served, told: Told, accuracy: float
 ) -> None:

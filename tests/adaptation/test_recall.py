@@ -24,6 +24,8 @@ from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Spending
 
+pytestmark = pytest.mark.slow
+
 AGREEMENT = 0.95
 CLASSES = 4
 NOTHING = Looked("", np.empty(0, dtype=np.float32), None, confident=False, known=False, intents=())

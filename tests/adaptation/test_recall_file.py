@@ -184,6 +184,7 @@ def test_what_was_withdrawn_stays_so(tmp_path: Path) -> None:
     assert not Kept(tmp_path).recall.serves
 
 
+@pytest.mark.slow
 def test_a_killed_process_forgets_no_proof(tmp_path: Path) -> None:
     """`kill -9` of a real process in the middle of requests: what it had written is whole."""
     program = """
@@ -248,6 +249,7 @@ def showing() -> Iterator[torch.Tensor]:
         yield scans[number // 40 % 2][None] + 0.005 * torch.randn((1, 1, 8, 8), generator=noise)
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_killed_recalls_at_once_when_it_goes_on(tmp_path: Path) -> None:
     """`kill -9` at the moment when memory is proven: the next run answers from it soon."""
     library = make_deployed(tmp_path).library.directory

@@ -51,6 +51,8 @@ from gati.versions.repository import ModelRepository
 from gati.versions.setting import Setting
 from tests.adaptation.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
+pytestmark = pytest.mark.slow
+
 PATIENT = TuneRecipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)
 NEW = NewCaches(("blocks.0",), recipe=replace(PATIENT, epochs=20.0))
 

@@ -153,6 +153,7 @@ def test_a_student_is_kept_and_loaded_as_any_cache(tmp_path: Path) -> None:
         assert torch.equal(expected, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 30, 50), (3, 120, 130), (300, 4), (20,)])
 def test_onnx_runtime_and_openvino_answer_the_same(shape: tuple[int, ...], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -19,6 +19,8 @@ from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_costs import costs_of
 
+pytestmark = pytest.mark.slow
+
 
 class Coarse:
     """An engine whose network loses every `each`-th input's class; lookups answer as in the tables."""

@@ -55,6 +55,7 @@ def test_the_composition_names_the_files_of_its_caches(library):
         assert leaving.cache_sha256 == hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_latency", [False, True], ids=["accuracy", "latency"])
 @pytest.mark.parametrize("gone", [False, True], ids=["replaced", "begun"])
 def test_a_library_that_was_explored_anew_meanwhile_gets_no_composition(
@@ -143,6 +144,7 @@ def test_a_library_of_skipped_variants_gives_no_caches_and_says_why(library, obj
     assert "holds no trained variant" in composition.note
 
 
+@pytest.mark.slow
 def test_the_same_library_gives_the_same_composition_twice(library):
     settings = Settings(accuracy=0.9)
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -14,6 +14,8 @@ from gati.errors import CompositionError
 from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import make_library, rewrite
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Library:

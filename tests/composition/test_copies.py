@@ -29,6 +29,7 @@ def composed(library: Library, *, per_class: bool = False) -> Composition:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_class", [False, True])
 def test_a_lost_input_counts_as_often_as_it_occurs(tmp_path: Path, per_class: bool) -> None:
     once = composed(with_copies(tmp_path / "once", 1), per_class=per_class).certificate

@@ -85,6 +85,7 @@ def test_variants_of_an_older_file_are_called_as_today(library: Library) -> None
         assert found is not None and found.lookup_ms == {f"8x6x6 {name}": 0.2, "8x6x6 grid(8)": 0.3}
 
 
+@pytest.mark.slow
 def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences of medians that are all noise: whatever is added to the network seems to take no time."""
     pytest.importorskip("onnxruntime")
@@ -104,6 +105,7 @@ def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: py
     assert as_composed(library, "onnxruntime").manifest.profile == found  # and so it is kept
 
 
+@pytest.mark.slow
 def test_a_composition_is_made_with_the_latencies_of_its_backend(library: Library) -> None:
     costs = costs_of(library)
     keep(library, costs)
@@ -130,6 +132,7 @@ def test_a_library_is_itself_on_its_own_backend_and_untouched_on_another(library
     assert Library.open(library.directory).manifest.profile.backend == own
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fastest_that_is_measured(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     for backend, speed in (("openvino", 3.0), ("onnxruntime", 5.0)):
         keep(library, costs_of(library, backend, speed))
@@ -141,6 +144,7 @@ def test_auto_takes_the_fastest_that_is_measured(library: Library, monkeypatch: 
     assert compose(library.directory, accuracy=0.95).backend == library.manifest.profile.backend
 
 
+@pytest.mark.slow
 def test_auto_stays_where_the_model_is_not_at_hand_and_a_name_says_why(library: Library) -> None:
     assert compose(library.directory, accuracy=0.95).backend == library.manifest.profile.backend
     with pytest.raises((BackendError, ModelError)) as caught:

@@ -115,6 +115,7 @@ def test_a_damaged_record_is_refused(ledger: Ledger, tmp_path: Path) -> None:
 # The promise ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.frozensets(st.integers(0, 7), min_size=1), st.booleans()), min_size=1, max_size=14)
 )
@@ -141,6 +142,7 @@ def test_nothing_is_counted_that_was_looked_at_before_its_data(
             looked_at |= counted
 
 
+@pytest.mark.slow
 @given(st.lists(st.frozensets(st.integers(0, 12), min_size=1), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_attempts_count_the_same_inputs_or_none_in_common(given_data: list[frozenset[int]]) -> None:
@@ -202,6 +204,7 @@ def picky(lost: np.ndarray, ledger: Ledger | None) -> bool:
     return believed or asked(np.concatenate([*without, np.empty(0, int)]), PARTS + 1)[1]
 
 
+@pytest.mark.slow
 def test_whoever_picks_the_inputs_that_were_answered_well_is_not_believed() -> None:
     """1.1 % of answers differ, 1 % may: without records most draws end with a false certificate."""
     random = np.random.default_rng(3)

@@ -20,6 +20,8 @@ from gati.errors import SolverError
 from tests.composition.solving import require
 from tests.oracles import best_exact_latency
 
+pytestmark = pytest.mark.slow
+
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
 

@@ -28,6 +28,7 @@ def test_each_exit_is_explained_by_what_would_be_lost_without_it(tmp_path, outco
         assert "chosen from 2 variants there" in explanation.sentence
 
 
+@pytest.mark.slow
 def test_every_exit_of_an_exact_composition_saves_time(tmp_path):
     library = make_library(tmp_path / "library", quality=6.0)
     composition = compose(library.directory, accuracy=0.95, confidence=None)
@@ -35,6 +36,7 @@ def test_every_exit_of_an_exact_composition_saves_time(tmp_path):
         assert explanation.without_mean_latency_ms > composition.expected.mean_latency_ms
 
 
+@pytest.mark.slow
 def test_an_exit_of_another_library_is_refused(tmp_path):
     library = make_library(tmp_path / "library", quality=6.0)
     composition = compose(library.directory, accuracy=0.95, confidence=None)
@@ -43,6 +45,7 @@ def test_an_exit_of_another_library_is_refused(tmp_path):
         explain(foreign, library)
 
 
+@pytest.mark.slow
 def test_of_an_engine_of_reduced_precision_like_is_compared_with_like(tmp_path):
     library = make_library(tmp_path / "library", quality=6.0, inputs=2000, certify=2000)
     costs = costs_of(library, "openvino-int8", 4.0)
@@ -60,6 +63,7 @@ def test_of_an_engine_of_reduced_precision_like_is_compared_with_like(tmp_path):
         assert explanation.without_mean_latency_ms != explanation.with_mean_latency_ms
 
 
+@pytest.mark.slow
 def test_in_float32_nothing_is_left_out(tmp_path):
     library = make_library(tmp_path / "library", quality=6.0)
     composition = compose(library.directory, accuracy=0.95)

@@ -39,6 +39,8 @@ from tests.composition.test_costs import costs_of
 from tests.exploration.networks import digits, trained_state
 from tests.exploration.quick import quick_selectors
 
+pytestmark = pytest.mark.slow
+
 NET = f"{Path(__file__).parent.parent / 'exploration' / 'networks.py'}:Net"
 HELD_OUT, TRAINED = 600, 700
 
@@ -239,7 +241,6 @@ def test_the_command_line_takes_them_and_a_published_form_too(library: Library, 
     assert f"of {HELD_OUT // 2 + new} inputs" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_an_engine_is_asked_what_it_answers_to_them(library: Library) -> None:
     pytest.importorskip("openvino")
     backend = "openvino-bf16" if BACKENDS["openvino-bf16"].installed() else "openvino"

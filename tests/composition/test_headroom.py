@@ -150,6 +150,7 @@ def test_within_a_latency_too(library):
     assert Composition.load(library.composition_path("within")).headroom == composition.headroom
 
 
+@pytest.mark.slow
 def test_without_exits_there_is_none(library):
     composition = compose(library.directory, accuracy=0.9999, name="nothing")
     assert not composition.exits and composition.headroom is None
@@ -168,6 +169,7 @@ def test_without_outcomes_it_is_estimated_from_the_table(tmp_path):
     assert last.right.mean_latency_ms <= library.manifest.blocks[block].reach_ms + 0.5
 
 
+@pytest.mark.slow
 def test_of_an_engine_of_reduced_precision_what_it_loses_itself_is_left_out(tmp_path):
     library = make_library(tmp_path / "library", quality=6.0, inputs=2000, certify=2000)
     costs = costs_of(library, "openvino-int8", 4.0)

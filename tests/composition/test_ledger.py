@@ -124,6 +124,7 @@ def test_numbers_are_read_out() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(library: Library) -> None:
     ledger = Ledger(library.directory)
     first = compose(library.directory, accuracy=0.95)
@@ -152,12 +153,14 @@ def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(lib
     assert stored["certificate"]["use"] == 4
 
 
+@pytest.mark.slow
 def test_without_a_confidence_nothing_is_looked_at_and_nothing_entered(tmp_path: Path) -> None:
     library = make_library(tmp_path / "library", quality=6.0)
     compose(library.directory, accuracy=0.95, confidence=None)
     assert not Ledger(library.directory).path.exists()
 
 
+@pytest.mark.slow
 def test_a_library_explored_anew_begins_anew(tmp_path: Path) -> None:
     library = make_library(tmp_path / "library", quality=6.0)
     compose(library.directory, accuracy=0.95)

@@ -93,6 +93,7 @@ def test_a_newer_file_is_one_line(library: Library) -> None:
         network_times(library, ["openvino"], Pieces(library))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_race")
 @pytest.mark.parametrize("fastest", ["onnxruntime", "openvino"])
 def test_only_the_fastest_is_measured_in_full(library: Library, fastest: str) -> None:

@@ -19,6 +19,7 @@ def library(tmp_path_factory):
     return make_library(tmp_path_factory.mktemp("pareto") / "library", blocks=6, quality=5.0)
 
 
+@pytest.mark.slow
 def test_the_frontier_trades_agreement_for_latency_and_is_stored(library):
     points = pareto(library.directory)
     assert len(points) >= 10
@@ -32,6 +33,7 @@ def test_the_frontier_trades_agreement_for_latency_and_is_stored(library):
     assert [point["mean_latency_ms"] for point in stored["points"]] == latencies
 
 
+@pytest.mark.slow
 def test_within_a_latency_the_most_careful_composition_is_written_with_what_is_certified(library):
     base_ms = library.manifest.profile.base_ms
     slow = compose_within_latency(library.directory, 0.9 * base_ms, Settings(name="slow"))
@@ -55,6 +57,7 @@ def test_without_outcomes_there_is_no_frontier(tmp_path):
         pareto(library.directory)
 
 
+@pytest.mark.slow
 def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_frontier(library):
     base_ms = library.manifest.profile.base_ms
     overall = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="overall"))

@@ -60,6 +60,7 @@ def proposed(folder: Path, seed: int, each: int) -> tuple[Library, Coarse, Propo
     return library, engine, propose(library, wanted, ["inline"], EngineOutcomes(library, SELECT, engine), 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_walk_ends_where_one_that_counts_every_setting_ends(tmp_path: Path, seed: int) -> None:
     library, engine, proposal = proposed(tmp_path, seed, each=100)
@@ -76,6 +77,7 @@ def test_a_walk_ends_where_one_that_counts_every_setting_ends(tmp_path: Path, se
         assert (certificate.losses, certificate.inputs) == counts[position]
 
 
+@pytest.mark.slow
 def test_it_ends_beyond_the_setting_where_a_walk_without_them_ends(tmp_path: Path) -> None:
     farther = 0
     for seed in range(6):

@@ -19,6 +19,8 @@ from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_coarse_engines import Coarse
 from tests.composition.test_costs import costs_of
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(accuracy=0.95, slowdown=None)
 
 

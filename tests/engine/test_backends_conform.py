@@ -55,6 +55,7 @@ def engine_on(backend: str, leaving: list[EngineExit], folder: Path) -> Engine:
     return Engine(traced_network(), leaving, backend=backend, version="v7", graphs=graphs)
 
 
+@pytest.mark.slow
 @every_backend
 def test_answers_come_in_order_and_do_not_depend_on_the_batch(backend: str, tmp_path: Path) -> None:
     x = requests(12)
@@ -73,6 +74,7 @@ def test_answers_come_in_order_and_do_not_depend_on_the_batch(backend: str, tmp_
         assert answer.class_index == int(answer.probabilities.argmax())
 
 
+@pytest.mark.slow
 @every_backend
 def test_a_miss_costs_no_accuracy(backend: str, tmp_path: Path) -> None:
     """To the bit where segments run one by one; a graph with exits may round otherwise than one without."""
@@ -85,6 +87,7 @@ def test_a_miss_costs_no_accuracy(backend: str, tmp_path: Path) -> None:
             assert torch.allclose(answer.probabilities, base.probabilities, rtol=0.0, atol=within)
 
 
+@pytest.mark.slow
 @every_backend
 def test_who_always_hits_leaves_at_the_first_exit(backend: str, tmp_path: Path) -> None:
     with engine_on(backend, exits(-1.0, -1.0), tmp_path) as engine:

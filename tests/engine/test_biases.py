@@ -18,6 +18,8 @@ from gati.engine.graph.quantise_lookups import _probabilities, _quantised, quant
 from gati.engine.graph.stages import GraphStage
 from tests.engine.networks import CLASSES, ready
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = 16
 
 

@@ -30,6 +30,7 @@ backends = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @backends
 @pytest.mark.parametrize("early", [True, False])
 def test_every_client_gets_the_engines_own_answer(backend: str, early: bool) -> None:

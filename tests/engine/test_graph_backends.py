@@ -15,6 +15,8 @@ from gati.model.segments import TracedModel
 from tests.engine.networks import BLOCKS, Cache, traced_network
 from tests.starting import heavy_imports_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(
     name for name, kind in BACKENDS.items() if issubclass(kind, GraphBackend) and kind.in_float32()
 )

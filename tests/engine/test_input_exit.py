@@ -92,6 +92,7 @@ def classes(answers: list[Prediction]) -> list[int]:
     return [answer.class_index for answer in answers]
 
 
+@pytest.mark.slow
 @on_every_backend
 def test_all_leave_at_the_input_with_what_the_student_says(backend: str, tmp_path) -> None:
     x, leaving = requests(40), student(-1e30)
@@ -106,6 +107,7 @@ def test_all_leave_at_the_input_with_what_the_student_says(backend: str, tmp_pat
         assert classes(answers) == alone.argmax(1).tolist()
 
 
+@pytest.mark.slow
 @on_every_backend
 @pytest.mark.parametrize("kind", [Network, InPlaceNetwork])
 def test_a_miss_is_the_base_models_answer(backend: str, kind: type[nn.Module], tmp_path) -> None:
@@ -128,6 +130,7 @@ def test_on_torch_a_miss_is_the_base_models_answer_bit_for_bit(kind: type[nn.Mod
         assert torch.equal(answer.probabilities, whole.probabilities)
 
 
+@pytest.mark.slow
 @on_every_backend
 @pytest.mark.parametrize("kind", [Network, InPlaceNetwork])
 def test_an_exit_at_the_input_and_a_later_one(backend: str, kind: type[nn.Module], tmp_path) -> None:

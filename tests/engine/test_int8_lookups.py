@@ -81,6 +81,7 @@ def models(name: str, *settings: list[EngineExit]) -> list[onnx.ModelProto]:
     return [onnx.load_from_string(model) for model in made]
 
 
+@pytest.mark.slow
 @backends
 def test_only_lookups_are_quantised_and_their_last_layer_is_not(name: str) -> None:
     (model,) = models(name, exits(0.5, 0.5))
@@ -92,6 +93,7 @@ def test_only_lookups_are_quantised_and_their_last_layer_is_not(name: str) -> No
     assert [made_by[each.input[0]] for each in layers] == ["Concat", "Concat"], "fed in float32"
 
 
+@pytest.mark.slow
 @backends
 def test_what_misses_gets_the_answer_of_the_network_in_float32(tmp_path: Path, name: str) -> None:
     leaving = exits(NEVER, NEVER)
@@ -105,6 +107,7 @@ def test_what_misses_gets_the_answer_of_the_network_in_float32(tmp_path: Path, n
             assert torch.allclose(answer.probabilities, own.probabilities, atol=1e-5)
 
 
+@pytest.mark.slow
 @backends
 def test_lookups_are_close_and_leave_at_the_threshold_asked_for(tmp_path: Path, name: str) -> None:
     traced, x = traced_network(), requests(60)

@@ -12,6 +12,7 @@ from gati.engine.graph.convert import convert_here
 from gati.engine.graph.operators import one_table_of_operators
 
 
+@pytest.mark.slow
 def test_tables_are_made_once_and_are_not_shared() -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -27,6 +28,7 @@ def test_tables_are_made_once_and_are_not_shared() -> None:
     assert second.functions[some]
 
 
+@pytest.mark.slow
 def test_models_are_the_same_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     example = (torch.zeros(1, 3, 8, 8),)

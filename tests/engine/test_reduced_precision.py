@@ -46,6 +46,7 @@ def test_bfloat16_is_close_to_the_network() -> None:
             assert torch.allclose(answer.probabilities, traced.base(x).softmax(1)[0], atol=0.03)
 
 
+@pytest.mark.slow
 @int8
 def test_integers_are_close_to_the_network_and_leave_at_the_threshold_asked_for(tmp_path: Path) -> None:
     traced, x = traced_network(), requests(60)
@@ -58,6 +59,7 @@ def test_integers_are_close_to_the_network_and_leave_at_the_threshold_asked_for(
         assert torch.allclose(answer.probabilities, own, atol=0.1)
 
 
+@pytest.mark.slow
 @int8
 @pytest.mark.parametrize(("threshold", "exit"), [(-1e30, BLOCKS[0]), (1e30, "base")])
 def test_thresholds_are_put_into_a_network_that_was_quantised_without_them(
@@ -68,6 +70,7 @@ def test_thresholds_are_put_into_a_network_that_was_quantised_without_them(
     assert {answer.exit for answer in engine(requests(5))} == {exit}
 
 
+@pytest.mark.slow
 @int8
 def test_several_settings_share_one_quantised_network() -> None:
     backend = get_backend("openvino-int8", calibration=requests(20))

@@ -201,6 +201,7 @@ def test_a_mixed_up_answer_would_show() -> None:
     assert not any(same(ours, theirs) for ours, theirs in zip(answers, answers[1:], strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("backend", "placement"), kinds(slow=False))
 def test_two_threads_get_their_own_answers(
@@ -362,6 +363,7 @@ def test_a_network_that_writes_to_its_own_tensors_answers_while_hidden_outputs_a
         torch.testing.assert_close(each, hidden, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BACKENDS["onnxruntime"].installed(), reason="onnxruntime is not installed")
 def test_the_base_models_graph_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(traced_network(), backend="onnxruntime")

@@ -25,6 +25,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_served(tmp_path)
 
 
+@pytest.mark.slow
 def test_base_and_gati_are_measured_and_what_cannot_be_is_named(library: Path) -> None:
     result = gati.bench(library, library.parent / "test.npz", repetitions=2, clients=2, seconds=0.05)
     rows = {row.name: row for row in result.rows}
@@ -53,6 +54,7 @@ def test_agreement_and_accuracy_are_those_of_evaluate(library: Path) -> None:
     assert ours.throughput == {}
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_into_the_library_and_the_file(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

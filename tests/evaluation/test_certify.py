@@ -22,6 +22,8 @@ from gati.exploration.library import InputRecord, Library
 from gati.model.data import load_data
 from tests.engine.served import PREPROCESSING, exit_at, images, rewrite
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def more(directory: Path, tmp_path: Path) -> tuple[Path, int]:

@@ -42,6 +42,7 @@ def test_what_was_not_measured_names_its_command(library: Path) -> None:
         assert f"<code>{command} {library}" in page
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_was_measured_and_loads_nothing(library: Path) -> None:
     data = str(library.parent / "test.npz")
     assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
@@ -56,6 +57,7 @@ def test_the_page_shows_what_was_measured_and_loads_nothing(library: Path) -> No
     assert addresses <= {"http://www.w3.org/2000/svg"}
 
 
+@pytest.mark.slow
 def test_a_measurement_of_another_composition_is_not_shown(library: Path) -> None:
     data = str(library.parent / "test.npz")
     assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
@@ -67,6 +69,7 @@ def test_a_measurement_of_another_composition_is_not_shown(library: Path) -> Non
     assert gati.report(library, composition="other")["bench"] is None
 
 
+@pytest.mark.slow
 def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(library: Path) -> None:
     data = str(library.parent / "test.npz")
     assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0

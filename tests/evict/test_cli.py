@@ -12,6 +12,8 @@ from gati.cli import run
 from gati.evict.trace.dialogues import halves
 from tests.evict.talking import talks, write
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:

@@ -19,6 +19,8 @@ from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
 
+pytestmark = pytest.mark.slow
+
 
 def hostile_instance(seed: int, *, requests: int = 150) -> tuple[Trace, int, Callable[[int, int], float]]:
     """A random trace whose popular blocks move, a capacity, and predictions that are mostly wrong."""
@@ -68,7 +70,6 @@ def test_the_bound_holds_on_hostile_instances(seed: int) -> None:
     assert most_excess(*hostile_instance(seed)) <= 0.0
 
 
-@pytest.mark.slow
 def test_the_bound_holds_on_two_thousand_hostile_instances() -> None:
     broken = [seed for seed in range(2000) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
     assert not broken
@@ -273,7 +274,6 @@ def test_the_bound_holds_however_often_predictions_are_tried_again(seed: int, gu
     assert most_excess(*hostile_instance(seed)) <= 0.0
 
 
-@pytest.mark.slow
 def test_the_bound_holds_on_two_thousand_hostile_instances_that_are_tried_again(gullible: None) -> None:
     broken = [seed for seed in range(2000) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
     assert not broken

@@ -39,6 +39,7 @@ def made(
     return build(name, capacity, lambda capacity, seed: source())
 
 
+@pytest.mark.slow
 @given(long_trees, capacities, st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_lpc_is_lpc_block_by_block(trace: Trace, capacity: int, seed: int) -> None:
@@ -97,6 +98,7 @@ def test_requests_are_cached_and_nothing_above_them_leaves(
         assert all(run.parent is None or run.parent.ids for run in cache.tree)
 
 
+@pytest.mark.slow
 @given(long_trees, capacities, st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_laru_with_lpc_keeps_the_bound_of_the_guard(trace: Trace, capacity: int, seed: int) -> None:
@@ -144,6 +146,7 @@ def stream() -> Trace:
     return trace_of(synthesise(talks(600, clear=1.0, longest=5), shape))
 
 
+@pytest.mark.slow
 def test_on_conversations_good_probabilities_gain_and_wrong_ones_cost_little(stream: Trace) -> None:
     sizes = [150, 300]
     truth = np.array([talk.goes_on for talk in stream.talks or ()])

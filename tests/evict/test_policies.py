@@ -71,6 +71,7 @@ def test_perfect_predictions_give_what_brute_force_finds(trace: Trace, capacity:
             assert cache.policy.figures()["caught"] == 0
 
 
+@pytest.mark.slow
 @given(long_trees, st.integers(2, 12), st.integers(0, 5))
 @settings(max_examples=80, deadline=None)
 def test_laru_is_laru_block_by_block(trace: Trace, capacity: int, seed: int) -> None:
@@ -149,6 +150,7 @@ def test_among_equal_predictions_lru_decides(name: str, capacity: int) -> None:
             assert (got.hits, sorted(got.evicted)) == (expected.hits, sorted(expected.evicted))
 
 
+@pytest.mark.slow
 @given(long_trees, capacities)
 @settings(max_examples=60, deadline=None)
 def test_lru_is_lru_block_by_block(trace: Trace, capacity: int) -> None:
@@ -185,6 +187,7 @@ def test_ranked_policies_are_those_block_by_block(
             assert cached(cache) == set(naive.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREE_POLICIES)
 @given(trace=long_trees, capacity=capacities, seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
@@ -204,6 +207,7 @@ def test_what_every_policy_keeps_to(name: str, trace: Trace, capacity: int, seed
             assert run.parent is None or run.parent.ids, "parents outlive their children"
 
 
+@pytest.mark.slow
 @given(long_trees, st.integers(2, 12), st.integers(0, 50))
 @settings(max_examples=80, deadline=None)
 def test_laru_evicts_at_most_twice_k_a_phase_and_safely_only_what_is_stale(

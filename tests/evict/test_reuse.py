@@ -57,6 +57,7 @@ def conversations(requests: int, seed: int) -> Trace:
     return make_trace(rows, times)
 
 
+@pytest.mark.slow
 def test_it_learns_which_blocks_return_and_beats_lru() -> None:
     trace = conversations(1500, 0)
     rates = {}
@@ -68,6 +69,7 @@ def test_it_learns_which_blocks_return_and_beats_lru() -> None:
     assert rates["gati"] > 1.1 * rates["lru"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [200, 400])
 def test_what_comes_later_changes_nothing_before(cut: int) -> None:
     """Two traces that part at a request are served alike until then: models, refits and all."""
@@ -359,6 +361,7 @@ def test_what_fitting_needs_is_checked_when_a_cache_is_made(
     PrefixCache(8, "lru")
 
 
+@pytest.mark.slow
 def test_a_trained_predictor_starts_where_another_ended(tmp_path: Path) -> None:
     told = train(conversations(800, 1), tmp_path / "model", seed=3)
     assert told["requests"] == 800

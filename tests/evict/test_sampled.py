@@ -78,6 +78,7 @@ def test_large_caches_have_a_sampled_shadow(few: None) -> None:
     assert WHOLE_SHADOW == 1_000_000
 
 
+@pytest.mark.slow
 def test_right_predictions_are_followed_and_wrong_ones_stopped(few: None) -> None:
     trace = skewed(30_000, 1)
     rates, guards = {}, {}
@@ -94,6 +95,7 @@ def test_right_predictions_are_followed_and_wrong_ones_stopped(few: None) -> Non
     assert rates["gati", 1.0] > rates["laru", 1.0]
 
 
+@pytest.mark.slow
 def test_an_alarm_within_t_requests_has_a_chance_of_t_in_r() -> None:
     """Losses whose mean is exactly what is promised: 400 streams of 1,000 with R = 10,000."""
     chance = np.random.default_rng(0)

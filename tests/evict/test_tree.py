@@ -41,6 +41,7 @@ def check(tree: RunTree) -> None:
         assert run.start == (0 if run.parent is None else run.parent.end)
 
 
+@pytest.mark.slow
 @given(long_trees, st.integers(0, 99), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_it_holds_the_blocks_a_naive_tree_holds(trace, seed: int, divided: bool) -> None:  # type: ignore[no-untyped-def]

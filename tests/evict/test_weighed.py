@@ -99,6 +99,7 @@ def most_time_lost(trace: Trace, capacity: int, said: Callable[[int, int], float
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_the_time_lost_against_lru_is_bounded(growth: float) -> None:
     for seed in range(25):
@@ -107,6 +108,7 @@ def test_the_time_lost_against_lru_is_bounded(growth: float) -> None:
         assert most_time_lost(trace, capacity, mostly_wrong(seed, trace), growth) <= 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_without_the_guard_the_time_lost_is_not_bounded(
     growth: float, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +205,7 @@ def chats(requests: int) -> Trace:
     return tree_trace(rows)
 
 
+@pytest.mark.slow
 def test_more_time_is_saved_than_by_counting_blocks() -> None:
     trace, costs = chats(3_000), PathCosts(0.2)
     saved = {}
@@ -246,6 +249,7 @@ def test_predictions_that_fail_leave_the_decision_to_lru_not_to_costs() -> None:
     assert hits["gati"] == hits["lru"]
 
 
+@pytest.mark.slow
 def test_a_sampled_shadow_counts_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "WHOLE_SHADOW", 100)
     monkeypatch.setattr(replays, "WHOLE_SHADOW", 100)

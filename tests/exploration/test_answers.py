@@ -43,6 +43,7 @@ def test_pooled_hidden_outputs_follow_the_logits_and_no_hook_stays(net: Net) -> 
     assert not any(module._forward_hooks for module in net.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, "blocks.3"])
 @pytest.mark.parametrize("name", answers.ENGINES)
 def test_every_engine_gives_the_same_answers(net: Net, name: str, block: str | None) -> None:

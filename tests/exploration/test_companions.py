@@ -39,6 +39,8 @@ from gati.model.preprocess import Preprocessing
 from gati.types import TrialId
 from tests.exploration.networks import fitted_on_digits, trained_state, write_digits
 
+pytestmark = pytest.mark.slow
+
 NETWORKS = Path(__file__).parent / "networks.py"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
 OWN = Preprocessing((0.3,), (0.4,), channels=1)

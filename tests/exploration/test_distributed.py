@@ -138,6 +138,7 @@ def expected(classroom: Classroom, tmp_path_factory: pytest.TempPathFactory) -> 
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_gives_what_this_process_gives(
     classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path, workers: int
@@ -160,6 +161,7 @@ def test_when_a_worker_dies_its_group_goes_on_from_what_it_saved(
     assert len(lost) == (doomed > 4), "the first four calls start two workers, which have no group yet"
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_end_it_in_one_line_and_the_state_stays(
     classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_network_that_cannot_travel_is_one_line(classroom: Classroom, tmp_path
         trained(RayExecutor(FakeRay(1)), replace(classroom, module=Local().eval()), tmp_path)
 
 
+@pytest.mark.slow
 def test_without_room_it_says_so_once(classroom: Classroom, tmp_path: Path) -> None:
     class Late(FakeRay):
         def wait(self, *given: Any, **settings: Any) -> tuple[list[Any], list[Any]]:
@@ -259,6 +262,7 @@ def test_one_at_a_time_training_ends_in_time_and_nobody_is_left_out(
     assert used_s <= left_s * (1 + 1e-9) + 1e-9
 
 
+@pytest.mark.slow
 def test_a_slow_worker_hurries_only_when_the_budget_would_not_last(
     classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path
 ) -> None:

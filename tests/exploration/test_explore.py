@@ -33,6 +33,8 @@ from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
 from tests.exploration.quick import quick_selectors
 
+pytestmark = pytest.mark.slow
+
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
 STUDENT = "student(8)"
@@ -209,7 +211,6 @@ class _Notes(SilentProgress):
         self.notes.append(text)
 
 
-@pytest.mark.slow
 def test_a_run_interrupted_again_and_again_goes_on_and_ends_with_the_same_library(
     library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ from tests.engine.served import composed, exit_at
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
 
+pytestmark = pytest.mark.slow
+
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
 VARIANTS = ("student(8)", "grid(16)", "pyramid(4)")
 
@@ -120,7 +122,6 @@ def test_every_round_goes_on_from_the_last(directory: Path) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_round_interrupted_again_and_again_goes_on_and_ends_with_the_same_caches(
     explored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 from tests.exploration.networks import Net, trained_state, write_digits
 
+pytestmark = pytest.mark.slow
+
 NETWORKS = Path(__file__).parent / "networks.py"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
 

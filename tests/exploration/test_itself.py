@@ -36,6 +36,8 @@ from tests.composition.test_published_forms import candidate
 from tests.exploration.networks import fitted_on_digits, write_digits
 from tests.exploration.quick import quick_selectors
 
+pytestmark = pytest.mark.slow
+
 COARSE = "openvino-int8-lookups"
 coarse = pytest.mark.skipif(not BACKENDS[COARSE].installed(), reason=f"{COARSE} is not installed")
 

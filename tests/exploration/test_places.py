@@ -88,6 +88,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize(("network", "shape"), [("recurrent", (12, 5)), ("vectors", (64,))])
 def test_sequences_and_vectors_go_all_the_way(network: str, shape: tuple[int, ...], tmp_path: Path) -> None:

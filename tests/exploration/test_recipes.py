@@ -21,6 +21,8 @@ from gati.types import TrialId
 from tests.exploration.networks import Net
 from tests.exploration.test_train import RandomInputs
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SURE = Emphasis(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False), 0.2)
 

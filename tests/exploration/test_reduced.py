@@ -31,6 +31,8 @@ from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import Block, fitted_on_digits, write_digits
 from tests.exploration.quick import quick_selectors
 
+pytestmark = pytest.mark.slow
+
 REDUCED = TrialId("input--reduced-4")
 
 

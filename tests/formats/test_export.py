@@ -43,6 +43,8 @@ from tests.formats.libraries import (
     save_composition,
 )
 
+pytestmark = pytest.mark.slow
+
 INPUTS = 120
 TOLERANCE = tie_tolerance(torch.device("cpu"), torch.float32)
 
@@ -155,7 +157,6 @@ def test_the_file_answers_as_the_engine_does(
     assert set(left) == {*BLOCKS["resnet"], BASE}  # so every branch was asked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mobilenet", "vgg", "vit"])
 def test_networks_of_every_kind_are_exported(kind: str, tmp_path: Path) -> None:
     library = make_library(tmp_path, kind)
@@ -202,7 +203,6 @@ def test_an_exit_at_the_input_in_other_formats(entered: Path, tmp_path: Path) ->
     assert len(compare(entered, in_onnxruntime(folder.path / "1" / "model.onnx"), 30)) == 3
 
 
-@pytest.mark.slow
 def test_every_selector_is_exported(tmp_path: Path) -> None:
     for start in range(0, len(selector_names()), 3):
         (tmp_path / str(start)).mkdir()

@@ -103,6 +103,7 @@ def bursts_after_losses(stream: Stream, random: np.random.Generator) -> float:
 Order = Callable[[Stream, np.random.Generator], float]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [never_better, when_it_is_nearly_proven, bursts_after_losses])
 @pytest.mark.parametrize("room", ["always", "full after losses"])
 def test_nothing_unproven_is_released_more_often_than_delta(order: Order, room: str) -> None:
@@ -137,6 +138,7 @@ def test_the_simulation_would_show_a_choice_by_the_outcome() -> None:
     assert broken > 15
 
 
+@pytest.mark.slow
 def test_restarts_at_chosen_moments_prove_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,11 +31,13 @@ def missed(kind: str) -> float:
     return count / STREAMS
 
 
+@pytest.mark.slow
 def test_it_may_be_watched_all_the_time() -> None:
     assert missed("watched") <= 0.05 + 2.0 * math.sqrt(0.05 * 0.95 / STREAMS)
     assert missed("fixed") > 0.1  # what pages showed before
 
 
+@pytest.mark.slow
 def test_it_is_for_the_mean_of_what_was_where_chances_change() -> None:
     count = 0
     for seed in range(STREAMS):

@@ -100,6 +100,7 @@ def share_proven(least_s: float) -> float:
     return proven / 200
 
 
+@pytest.mark.slow
 def test_versions_that_are_wrong_in_bursts_are_not_proven_between_two_of_them() -> None:
     assert share_proven(LEAST_S) <= DELTA
     assert share_proven(0.0) > 0.25  # the simulation would notice

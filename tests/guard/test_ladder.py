@@ -141,6 +141,7 @@ def test_audits_for_proofs_alone_say_nothing_to_the_guard() -> None:
     assert ladder.level == 2 and ladder.guard.audits == 0
 
 
+@pytest.mark.slow
 def test_over_a_whole_life_all_attempts_together_err_no_oftener_than_delta() -> None:
     """The strict setting comes and goes with the scene; the loose one is bad all the time.
 

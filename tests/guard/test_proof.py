@@ -14,6 +14,7 @@ from gati.errors import AdaptError
 from gati.guard.proof import Proof, Spending
 
 
+@pytest.mark.slow
 def test_bad_caches_pass_no_more_often_than_delta() -> None:
     """Looked at after every audit, at the smallest disagreement that must not pass."""
     passed = 0
@@ -26,7 +27,7 @@ def test_bad_caches_pass_no_more_often_than_delta() -> None:
     assert passed <= 400 * 0.1 + 1.645 * math.sqrt(400 * 0.1 * 0.9)
 
 
-@pytest.mark.parametrize("attempts", [1, 10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attempts", [1, 10, 100])
 def test_bad_caches_pass_no_oftener_in_many_attempts(attempts: int) -> None:
     """With a fresh delta for each attempt they passed in 25 % of streams of 10, and 95 % of 100."""
     streams, passed = (200 if attempts < 100 else 80), 0

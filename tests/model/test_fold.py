@@ -84,6 +84,7 @@ class Tricky(nn.Module):
         return self.norm(self.conv(x)).mean((2, 3)) + self.norm.running_mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "left"),
     [
@@ -105,6 +106,7 @@ def test_what_is_folded_computes_the_same(build, left: int) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_network_is_rebuilt_from_its_program_and_its_weights() -> None:
     module = trained_looking(zoo.resnet20())
     program = pack_network(module, torch.randn(2, 3, 16, 16))
@@ -127,6 +129,7 @@ def test_what_is_no_program_is_refused() -> None:
             unpack_network(content, HERE)
 
 
+@pytest.mark.slow
 def test_folded_anew_in_every_step_it_learns_as_it_would_with_its_normalisation() -> None:
     module = trained_looking(zoo.resnet20())
     x = torch.randn(6, 3, 32, 32)
@@ -141,6 +144,7 @@ def test_folded_anew_in_every_step_it_learns_as_it_would_with_its_normalisation(
     torch.testing.assert_close(folded.conv1.bias.grad, module.bn1.bias.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_folded_for_good_it_is_plain_and_what_was_trained_stays_as_it_is() -> None:
     module = trained_looking(zoo.resnet20())
     x = torch.randn(4, 3, 32, 32)

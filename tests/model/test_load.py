@@ -199,6 +199,7 @@ def test_the_zoo_builds_the_published_networks() -> None:
     assert sum(p.numel() for p in zoo.resnet56().parameters()) == 853_018
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize(
     ("network", "file"),

@@ -18,6 +18,8 @@ from gati.model.program import as_module
 from gati.model.segments import TracedModel, trace
 from gati.model.source import import_torchvision
 
+pytestmark = pytest.mark.slow
+
 
 def torchvision_network(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:

@@ -38,6 +38,7 @@ def test_a_table_is_the_best_of_all_ways_to_choose(found: Pipeline, slo_ms: floa
     assert worth + price * in_time == pytest.approx(best, abs=1e-4)  # a millisecond costs 1e-6
 
 
+@pytest.mark.slow
 @given(pipelines(SEQUENTIAL), half_ms, st.sampled_from([0.3, 0.5, 0.75, 0.95]))
 @some
 def test_the_constraint_holds_wherever_it_can(found: Pipeline, slo_ms: float, attainment: float) -> None:
@@ -48,6 +49,7 @@ def test_the_constraint_holds_wherever_it_can(found: Pipeline, slo_ms: float, at
         assert forecast.worth <= max(feasible) + 1e-9
 
 
+@pytest.mark.slow
 @given(pipelines(), half_ms, st.sampled_from([0.5, 0.75, 0.95]))
 @settings(max_examples=8, deadline=None)
 def test_never_worse_than_the_static_plan(found: Pipeline, slo_ms: float, attainment: float) -> None:
@@ -62,6 +64,7 @@ def test_never_worse_than_the_static_plan(found: Pipeline, slo_ms: float, attain
         assert forecast.attainment >= in_time - 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_forecast_of_fixed_options_is_exact_for_every_shape(shape: str) -> None:
     edges = SHAPES[shape]
@@ -80,6 +83,7 @@ def test_a_forecast_of_fixed_options_is_exact_for_every_shape(shape: str) -> Non
         assert (forecast.worth, forecast.attainment) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_queries_do_as_forecast(shape: str) -> None:
     """Planned and replanned one by one, at random latencies and labels."""

@@ -72,6 +72,7 @@ _alike_when_late = pipeline(  # where all are late, the more accurate of the two
 )
 
 
+@pytest.mark.slow
 @given(pipelines(SEQUENTIAL), st.randoms(use_true_random=False))
 @example(_alike_when_late, random.Random(4))
 @settings(max_examples=8, deadline=None)
@@ -164,6 +165,7 @@ def run_until(planner: LivePlanner, times: Times, wanted: str, most: int, slo_ms
     raise AssertionError(f"{Counter(late[-100:])} after {most} queries")
 
 
+@pytest.mark.slow
 def test_traffic_leaves_an_option_that_slows_down_and_comes_back_when_it_is_fast_again() -> None:
     planner = LivePlanner(pipeline({"a": stage(option(0.9, 1.0)), "b": two}, ("a", "b")))
     usual = {("a", "o0"): 1.0, ("b", "o0"): 2.0, ("b", "o1"): 6.0}
@@ -197,6 +199,7 @@ def test_an_option_that_the_profile_calls_too_slow_is_found_out() -> None:
         assert query(never, 10.0, lambda *key: truth[key])["b"] == "o0"
 
 
+@pytest.mark.slow
 def test_exploring_takes_a_small_and_steady_share() -> None:
     planner = LivePlanner(pipeline(chain, ("a", "b")), settings=LiveSettings(explore_every=50))
     networks = {"o0": 2.0, "o1": 6.0}

@@ -31,6 +31,7 @@ def test_conditions_choose_what_runs_and_skipping_goes_on() -> None:
     assert (run.done, run.output, run.answer, run.ready) == (True, "e", "y", ())
 
 
+@pytest.mark.slow
 def test_a_join_waits_for_all_branches() -> None:
     edges = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]
     run = Planner(pipeline(dict.fromkeys("abcd", one), *edges)).begin(20.0)
@@ -100,6 +101,7 @@ def test_a_policy_of_ones_own() -> None:
         register_policy("slowest-of-test")(Slowest)
 
 
+@pytest.mark.slow
 @given(pipelines(), st.sampled_from(POLICIES), st.floats(0.5, 40.0), st.data())
 @settings(max_examples=30, deadline=None)
 def test_stages_that_keep_their_budgets_keep_the_slo(
@@ -111,6 +113,7 @@ def test_stages_that_keep_their_budgets_keep_the_slo(
     assert spent <= slo_ms * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(pipelines(SEQUENTIAL), st.sampled_from(POLICIES), st.floats(0.5, 40.0), st.data())
 @settings(max_examples=30, deadline=None)
 def test_every_query_ends_with_an_answer_and_no_budget_is_below_zero(

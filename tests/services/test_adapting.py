@@ -82,6 +82,7 @@ def test_a_clock_that_is_set_back_postpones_no_attempt(tmp_path: Path) -> None:
     adaptation.close()
 
 
+@pytest.mark.slow
 def test_a_version_of_a_calibrated_backend_is_served_as_it_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

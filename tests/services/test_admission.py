@@ -146,6 +146,7 @@ def test_where_others_can_reach_it_only_a_key_with_the_right_manages(tmp_path: P
         admit(asked(LOAD, x_api_key="one"), config)
 
 
+@pytest.mark.slow
 def test_a_page_of_another_site_stops_no_model(serving: Serving, folder: Path) -> None:
     unload = "/v2/repository/models/small/unload"
     elsewhere = {"Origin": "https://elsewhere.example", "Content-Type": "text/plain"}

@@ -39,6 +39,8 @@ from services.web import listen, web_server
 from tests.conftest import REPOSITORY
 from tests.waiting import LONG_S, until
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     import openai
 
@@ -405,7 +407,6 @@ def test_what_cannot_be_served_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     log = tmp_path / "accesses.jsonl"
     command = [sys.executable, "-P", "-m", "gati", "evict", "engine", "--port", "0", "--budget", "8MiB"]

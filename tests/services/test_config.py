@@ -139,12 +139,14 @@ def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=LONG_S)
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_everything_and_starts_nothing(folder: Path, repository: Path) -> None:
     done = gati("serve", str(folder / "serve.toml"), "--dry-run", "--port", "77", cwd=repository)
     assert done.returncode == 0 and "command line" in done.stdout and "Inference processes" in done.stdout
     assert "api_key" in done.stdout and "library other" in done.stdout.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(folder: Path, repository: Path) -> None:
     import socket
 
@@ -155,6 +157,7 @@ def test_a_port_that_is_taken(folder: Path, repository: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_plain_model_is_served_and_debug_logs_a_line_a_request(folder: Path, repository: Path) -> None:
     """A network without a cache library, by a file of its own; every request is a line at debug."""
     from tests.engine import networks

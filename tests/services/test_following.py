@@ -31,6 +31,8 @@ from tests.engine.served import images
 from tests.services.running import Serving, certify, make_folder, request
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 MODEL = "small"
 TARGET = 0.9  # proven on 44 audits or so without a loss
 RIGHT, WRONG = 1, 2  # what the network answers to every image of the tests, and what it does not

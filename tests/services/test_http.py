@@ -23,6 +23,8 @@ from tests.services import faults
 from tests.services.certificates import certify
 from tests.waiting import LONG_S, in_the_end
 
+pytestmark = pytest.mark.slow
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Connection]]
 

@@ -51,6 +51,7 @@ def request(name: str, inputs: int = 1, priority: int = 2) -> Any:
     return InferRequest(name, to_tensor(images(inputs)), time_ms, "0" * 32, priority=priority)
 
 
+@pytest.mark.slow
 def test_requests_keep_their_places_while_they_are_resized(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,5 +265,6 @@ assert Opener(settings).open("default", None).engine.exits
 """
 
 
+@pytest.mark.slow
 def test_a_service_that_starts_imports_nothing_that_it_does_not_need(directory: Path) -> None:
     assert not heavy_imports_of(STARTED, str(directory))

@@ -143,6 +143,7 @@ def test_what_cannot_be_loaded_any_more_is_forgotten(
     assert engine.calls == ["load a fast"]
 
 
+@pytest.mark.slow
 def test_a_version_at_which_every_process_ends_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_refused_version_is_not_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "m.versions.json").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_server_begins_with_what_was_loaded(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     load = "/v2/repository/models/library/load"

@@ -30,6 +30,8 @@ from services.live.pictures import NewestPicture
 from tests.services.living import EXITS, picture, scene
 from tests.waiting import LONG_S, returns, until
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ANSWER = {"time_s": 1.5, "source": "film.mp4", "region": None, "class_name": "car", "probability": 0.9,
           "exit": "early", "latency_ms": 1.0, "base_latency_ms": 2.0, "version": "v1"}  # fmt: skip
@@ -458,7 +460,6 @@ BANNERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [375, 1280])
 @pytest.mark.parametrize("name", BANNERS)
 def test_every_state_can_be_seen(browser: Any, name: str, width: int) -> None:
@@ -480,7 +481,6 @@ def test_every_state_can_be_seen(browser: Any, name: str, width: int) -> None:
             assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
 
 
-@pytest.mark.slow
 def test_the_page_follows_what_happens(browser: Any) -> None:
     state = scene("running")
     with serve_page(state) as running, visit(browser, running.url) as page:
@@ -503,7 +503,6 @@ def test_the_page_follows_what_happens(browser: Any) -> None:
         page.wait_for_selector("#tip", state="hidden")
 
 
-@pytest.mark.slow
 def test_the_page_says_no_more_than_what_may_be_watched(browser: Any) -> None:
     """An interval for a fixed number of audits would have said "kept" after 130, and been wrong one day."""
     state = LiveState("small", pictures=False)
@@ -534,7 +533,6 @@ def test_the_page_says_no_more_than_what_may_be_watched(browser: Any) -> None:
         says("The guard stopped the caches: nothing is promised.")
 
 
-@pytest.mark.slow
 def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> None:
     state = LiveState("small", pictures=False, promise=0.97)
     state.publish(ANSWER)
@@ -553,7 +551,6 @@ def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> 
         page.wait_for_selector(".banner.good")
 
 
-@pytest.mark.slow
 def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
     state = scene("running")
     with serve_page(state) as running, visit(browser, running.url) as page:
@@ -568,7 +565,6 @@ def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
         page.wait_for_selector("#version:text-is('v9')")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [375, 1280])
 def test_long_and_wicked_names_are_only_text(browser: Any, width: int) -> None:
     wicked = "<img src=x onerror=alert(1)>" + "W" * 250
@@ -583,7 +579,6 @@ def test_long_and_wicked_names_are_only_text(browser: Any, width: int) -> None:
         assert page.locator("img").count() == 1
 
 
-@pytest.mark.slow
 def test_a_lost_server_is_told_and_found_again(browser: Any, tmp_path: Path) -> None:
     state = scene("running")
     running = serve_page(state)
@@ -600,7 +595,6 @@ def test_a_lost_server_is_told_and_found_again(browser: Any, tmp_path: Path) -> 
         context.close()
 
 
-@pytest.mark.slow
 def test_a_server_without_pictures_shows_no_empty_frame(browser: Any) -> None:
     state = LiveState("small", pictures=False)
     state.publish(ANSWER)

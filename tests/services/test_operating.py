@@ -39,6 +39,7 @@ INFER = "/v2/models/m/infer"
 BODY = {"inputs": [{"name": "input", "shape": [1], "datatype": "FP32", "data": [1]}]}
 
 
+@pytest.mark.slow
 def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Path) -> None:
     certificate, key = certify(tmp_path)
     keys = tmp_path / "keys.toml"
@@ -71,6 +72,7 @@ def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Pat
     assert not any("first key" in line for line in running.said)
 
 
+@pytest.mark.slow
 def test_hostile_requests_cost_little_memory(file: Path) -> None:
     """Each of them took gigabytes, or hours, and kept everybody waiting."""
     with Serving(file) as running:
@@ -97,6 +99,7 @@ def _largest_bytes(running: Serving) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
+@pytest.mark.slow
 def test_what_the_unit_says_is_run_and_the_containers_check_sees_it_go(file: Path, repository: Path) -> None:
     unit = (repository / "examples" / "deploy" / "gati.service").read_text(encoding="utf-8")
     container = (repository / "examples" / "deploy" / "Containerfile").read_text(encoding="utf-8")
@@ -126,6 +129,7 @@ def _said(text: str, pattern: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_offered_to_others_without_a_key(file: Path, repository: Path) -> None:
     command = [sys.executable, "-m", "gati", "serve", str(file), "--host", "0.0.0.0"]
     done = subprocess.run(

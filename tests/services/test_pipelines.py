@@ -11,6 +11,8 @@ import pytest
 
 from tests.services.running import CLASSES, Serving, png, request
 
+pytestmark = pytest.mark.slow
+
 URL = "/v1/pipelines/sides/query"
 
 

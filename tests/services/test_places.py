@@ -59,6 +59,7 @@ def part(made: Path) -> dict[str, Any]:
     return dict(document["parts"]["memory"]["state"])
 
 
+@pytest.mark.slow
 def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -> None:
     """It proves itself first; killed, it soon answers again; without a place nothing is recalled."""
     without_hits(made)

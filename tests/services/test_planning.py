@@ -24,6 +24,8 @@ from tests.engine.served import exit_at, images, make_served, rewrite
 from tests.services.running import CLASSES, LITTLE, Serving, certify
 from tests.waiting import LONG_S
 
+pytestmark = pytest.mark.slow
+
 HIT, MISS = 0, 1  # images that leave after the first block, and at the end
 SURE = 0.37  # what tells their confidences apart
 

@@ -135,6 +135,7 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
     third.save()
 
 
+@pytest.mark.slow
 def test_what_the_guard_of_one_replica_stops_no_other_frees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(
         free()
 
 
+@pytest.mark.slow
 def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
     """The looser settings of a composition; the stricter ones that the other still answers by stay."""
 

@@ -215,6 +215,7 @@ async def kept_through(kept: Kept, interrupting: Interrupting) -> None:
     assert not kept.alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("_keep_running",), ("_read_address", "_read_words")])
 def test_an_exception_at_any_await_ends_no_supervision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]

@@ -153,6 +153,7 @@ def test_a_request_without_a_parent_has_the_trace_id_that_its_log_line_names(
     assert not root.parent_span_id
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_costs_nobody_an_answer() -> None:
     before = set(threading.enumerate())
     replies = ask(ServeConfig(otlp_endpoint="http://127.0.0.1:9"))

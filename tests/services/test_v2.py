@@ -20,6 +20,8 @@ from tests.engine.served import PREPROCESSING, images
 from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, make_folder, request
 from tests.waiting import LONG_S
 
+pytestmark = pytest.mark.slow
+
 
 def client_of(serving: Serving) -> triton.InferenceServerClient:
     """Another project's client, as patient as ours."""

@@ -20,6 +20,8 @@ from gati.video.policies import Thinning
 from tests.video.films import Camera, film, number_of, picture, plays, refuses
 from tests.waiting import LONG_S, until
 
+pytestmark = pytest.mark.slow
+
 QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=0.4, open_s=LONG_S)
 PATIENT = Reconnect(first_s=0.01, cap_s=0.05, stall_s=LONG_S, open_s=LONG_S)
 

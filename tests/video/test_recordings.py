@@ -31,6 +31,7 @@ def videos() -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count", "fps", "last_s"),
     [

@@ -19,6 +19,8 @@ from gati.evict.embed.pool import PagePool
 from gati.evict.embed.tiers import FileTier, Ids, MemoryTier
 from tests.evict.embed.naive import NaiveLru
 
+pytestmark = pytest.mark.slow
+
 PAGE = 4096
 
 
@@ -112,7 +114,6 @@ def test_results_stay_the_same_while_the_pool_shrinks_and_grows(
             assert cache.figures()["rows"] <= cache.capacity <= cache.pages * (PAGE // (4 * weight.shape[1]))
 
 
-@pytest.mark.slow
 def test_ten_thousand_random_batches_are_equal_while_the_pool_shrinks_and_grows() -> None:
     random = np.random.default_rng(0)
     weight = table(rows=3_000, width=64)

@@ -22,6 +22,7 @@ from tests.evict.embed.naive import NaiveLru, leave_one_by_one
 Floats = NDArray[np.float64]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), spare=st.sampled_from([0, 3]))
 def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject, spare: int) -> None:
@@ -101,6 +102,7 @@ def made(kind: type[LaruRows], capacity: int, sets: int) -> tuple[Driver, dict[i
 batches = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), min_size=5, max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(trace=batches, capacity=st.integers(6, 20))
 def test_exact_predictions_are_never_caught(trace: list[list[int]], capacity: int) -> None:
@@ -113,6 +115,7 @@ def test_exact_predictions_are_never_caught(trace: list[list[int]], capacity: in
     assert driver.policy.figures()["caught"] == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(trace=batches, capacity=st.integers(8, 20), sets=st.integers(1, 3), seed=st.integers(0, 1000))
 def test_the_guard_bounds_what_is_fetched_beyond_lru_whatever_is_predicted(

@@ -37,6 +37,8 @@ from tests.evict.engine.small import (
 )
 from tests.waiting import LONG_S, returns, until
 
+pytestmark = pytest.mark.slow
+
 POLICIES = sorted(
     name
     for name, policy in evict.POLICIES.items()

@@ -27,6 +27,8 @@ from gati.evict.trace.records import make_trace
 from tests.evict.plugins import lmcache_recorded as engine
 from tests.evict.strategies import long_trees
 
+pytestmark = pytest.mark.slow
+
 
 def backend(
     chunks: int, policy: str, **given_settings: Any

@@ -24,6 +24,8 @@ from tests.evict.plugins import sglang_recorded as engine
 from tests.evict.strategies import long_trees
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 class Cache(SglangEviction, engine.UnifiedRadixCache):
     """As the plug-in makes it."""

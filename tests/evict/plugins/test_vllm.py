@@ -86,6 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(long_trees, st.integers(8, 20))
 @settings(
@@ -106,6 +107,7 @@ def test_it_evicts_what_a_prefix_cache_evicts(trained: str, policy: str, trace: 
         assert serve(manager, path, hint=hint) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lru", "gati"])
 @given(long_trees, st.integers(8, 30), st.integers(0, 999))
 @settings(max_examples=30, deadline=None)
@@ -203,6 +205,7 @@ def test_a_reset_forgets_everything() -> None:
     assert serve(manager, [key_of(block) for block in range(4)]) == []
 
 
+@pytest.mark.slow
 def test_a_reset_ends_the_link_to_a_service(tmp_path: Path) -> None:
     others = set(threading.enumerate())
     manager, made, _ = tier(4, service=str(tmp_path))
