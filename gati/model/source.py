@@ -9,9 +9,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -75,16 +74,8 @@ def install_user_files(files: Iterable[UserFile], folders: Iterable[str] = ()) -
     for folder in (*folders, *(str(Path(each.path).parent) for each in files)):
         _append_to_path(folder)
     for each in files:
-        if each.module in sys.modules:
-            continue
-        module = ModuleType(each.module)
-        module.__file__ = each.path
-        sys.modules[each.module] = module
-        try:
-            exec(compile(each.text, each.path, "exec"), module.__dict__)
-        except BaseException:
-            del sys.modules[each.module]
-            raise
+        if each.module not in sys.modules:
+            _execute(each.module, each.path, each.text)
 
 
 def import_torchvision() -> ModuleType:
@@ -165,30 +156,23 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_USER_FILE}{path.stem}_{unique}"
     try:
-        return _execute_file(name, path)
+        return _execute(name, str(path), path.read_bytes())
     except RuntimeError as cause:
         if _MISSING_OPERATOR not in str(cause):
             raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
         import_torchvision()
-        return _execute_file(name, path)
+        return _execute(name, str(path), path.read_bytes())
     except Exception as cause:
         raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
 
 
-class _FromSource(SourceFileLoader):
-    """Runs what the file says now; kept bytecode also fits a change that keeps its size and second."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
-def _execute_file(name: str, path: Path) -> ModuleType:
-    loader = _FromSource(name, str(path))
-    module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=str(path)))
-    module.__file__ = str(path)
+def _execute(name: str, path: str, source: str | bytes) -> ModuleType:
+    """Run a user's file as it is now: kept bytecode also fits a change that keeps its size and second."""
+    module = ModuleType(name)
+    module.__file__ = path
     sys.modules[name] = module  # dataclasses and typing look the module up while it runs
     try:
-        loader.exec_module(module)
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise
