@@ -1,8 +1,11 @@
 """Settings between those of a path, so that a walk ends closer to the target.
 
-They have the same exits, with thresholds in between. If the engine itself answers, each setting takes seconds
-to minutes, so a path has few settings, and the walk often ends far from what could be certified. Settings
-between two neighbours with the same exits are cheap:
+If the engine itself answers, each setting takes seconds to minutes, so a path has few settings, and the walk
+often ends far from what could be certified. Between two neighbours with the same exits come settings with
+thresholds in between. Where the exits change, the stricter neighbour's are first loosened: if the new ones
+lose more than the select split shows, the walk otherwise ends at the strictest thresholds of the old ones.
+
+Settings between two with the same exits are cheap:
 
 - `EngineAnswers` runs only the inputs that leave at different exits in the two neighbours. When thresholds
   fall, an input leaves at the same exit or an earlier one, so all other inputs keep the common answer.
@@ -15,6 +18,7 @@ between two neighbours with the same exits are cheap:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +26,33 @@ from numpy.typing import NDArray
 from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.instance import Chosen, Instance
 from gati.composition.replay import Replay
+from gati.composition.risk import smoothed_loss
+from gati.composition.search import Searcher, improve_within
 
 MOST = 8  # settings between two neighbours
+LOOSENED = 0.5  # share of the added risk up to which old exits are loosened before new ones are tested
 
 
 def refined(instance: Instance, path: Sequence[ExactChoice]) -> tuple[list[ExactChoice], tuple[int, ...]]:
-    """The path with settings in between, each faster than the previous one, and the positions of its own."""
+    """The path with settings in between, each faster than the previous one.
+
+    Returns also the positions of its main settings: between two of them only thresholds differ, or nothing
+    is between them.
+    """
+    if not path:
+        return [], ()
+    risky = replace(instance, loss=smoothed_loss(instance)) if instance.trials else instance
+    main = [path[0]]
+    for choice in path[1:]:
+        main += [*_loosened(instance, risky, main[-1], choice), choice]
     fine: list[ExactChoice] = []
-    own: list[int] = []
-    for choice in path:
+    positions: list[int] = []
+    for choice in main:
         if fine:
             fine += _between(instance, fine[-1], choice)
-        own.append(len(fine))
+        positions.append(len(fine))
         fine.append(choice)
-    return fine, tuple(own)
+    return fine, tuple(positions)
 
 
 def wrong_in_between(strict: Replay, loose: Replay) -> NDArray[np.bool_]:
@@ -45,11 +62,39 @@ def wrong_in_between(strict: Replay, loose: Replay) -> NDArray[np.bool_]:
     return wrong
 
 
-def _between(instance: Instance, strict: ExactChoice, loose: ExactChoice) -> list[ExactChoice]:
-    pairs = list(zip(strict.chosen, loose.chosen, strict=False))
-    alike = len(strict.chosen) == len(loose.chosen) and all(a[0] == b[0] and a[1] <= b[1] for a, b in pairs)
-    if not pairs or not alike:
+def _exits(choice: ExactChoice) -> list[int]:
+    return [trial for trial, _ in choice.chosen]
+
+
+def _nested(strict: Chosen, loose: Chosen) -> bool:
+    """Whether both have the same exits, and no threshold of `loose` is higher."""
+    return len(strict) == len(loose) and all(
+        a[0] == b[0] and a[1] <= b[1] for a, b in zip(strict, loose, strict=True)
+    )
+
+
+def _loosened(
+    instance: Instance, risky: Instance, strict: ExactChoice, loose: ExactChoice
+) -> list[ExactChoice]:
+    """The exits of `strict`, loosened as far as pays at a part of the risk that `loose` adds; one or none."""
+    if not strict.chosen or _exits(strict) == _exits(loose):
         return []
+    at_strict, at_loose = (risky.outcome(each.chosen).disagreements for each in (strict, loose))
+    may_cut = np.zeros_like(risky.may_cut)
+    for trial, cut in strict.chosen:
+        may_cut[trial, cut - 1 :] = risky.may_cut[trial, cut - 1 :]
+    searcher = Searcher(replace(risky, may_cut=may_cut))
+    budget = at_strict + LOOSENED * max(0.0, at_loose - at_strict)
+    chosen = improve_within(searcher, strict.chosen, budget, thorough=False)
+    outcome = instance.outcome(chosen)
+    faster = loose.outcome.mean_latency_ms < outcome.mean_latency_ms < strict.outcome.mean_latency_ms
+    return [ExactChoice(chosen, outcome, 0.0, SEARCH)] if faster and _nested(strict.chosen, chosen) else []
+
+
+def _between(instance: Instance, strict: ExactChoice, loose: ExactChoice) -> list[ExactChoice]:
+    if not strict.chosen or not _nested(strict.chosen, loose.chosen):
+        return []
+    pairs = list(zip(strict.chosen, loose.chosen, strict=True))
     steps = min(MOST + 1, max(b[1] - a[1] for a, b in pairs))
     found: list[ExactChoice] = []
     fastest_ms = strict.outcome.mean_latency_ms

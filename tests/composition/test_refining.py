@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,14 @@ from hypothesis import strategies as st
 
 from gati.composition.binomial import p_value
 from gati.composition.certified import Proposal, propose
+from gati.composition.contests import FEW_STEPS, path_within
+from gati.composition.exact import ExactChoice
+from gati.composition.instance import Instance, make_instance
 from gati.composition.outcomes import EngineOutcomes
 from gati.composition.plans import Settings
-from gati.composition.refining import wrong_in_between
+from gati.composition.refining import refined, wrong_in_between
 from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
+from gati.composition.risk import smoothed_loss
 from gati.composition.verdicts import count_losses
 from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import make_library
@@ -51,6 +57,49 @@ def test_in_between_an_input_leaves_no_later_than_at_the_stricter_and_no_earlier
     assert not (middle.wrong & ~wrong_in_between(strict, loose)).any()
     alike = (strict.left_at == loose.left_at) & (strict.answer == loose.answer)
     assert (middle.answer[alike] == strict.answer[alike]).all()
+
+
+def exits_of(choice: ExactChoice) -> list[int]:
+    return [trial for trial, _ in choice.chosen]
+
+
+def with_a_copy(seed: int) -> Instance:
+    """A cheap early exit that is often wrong, and a late one that hardly ever is and saves little."""
+    random = np.random.default_rng(seed)
+    rank = np.argsort(np.argsort(random.uniform(size=INPUTS))) / INPUTS  # how hard an input is
+    wrong = np.stack([random.uniform(size=INPUTS) < 0.5 * rank**2, random.uniform(size=INPUTS) < 0.005])
+    return make_instance(
+        block=[0, 1],
+        score=np.stack([-rank, random.uniform(size=INPUTS)]).astype(np.float32),
+        wrong=wrong,
+        reach_ms=[0.0, 0.3],
+        lookup_ms=[0.3, 2.2],
+        penalty_ms=[0.3, 2.2],
+        memory_bytes=[1, 1],
+        base_ms=3.0,
+    )
+
+
+def test_where_exits_change_the_old_ones_are_loosened_first() -> None:
+    loosened = 0
+    for seed in range(8):
+        instance = with_a_copy(seed)
+        path = path_within(instance, (1.0 - ACCURACY) * INPUTS, FEW_STEPS)
+        fine, main = refined(instance, path)
+        risky = replace(instance, loss=smoothed_loss(instance))
+        places = [fine.index(choice) for choice in path]
+        assert set(places) <= set(main) and places == sorted(places)
+        for strict, loose in pairwise(places):
+            if exits_of(fine[strict]) == exits_of(fine[loose]):
+                continue
+            most = max(risky.outcome(fine[at].chosen).disagreements for at in (strict, loose))
+            for before, choice in pairwise(fine[strict:loose]):
+                assert exits_of(choice) == exits_of(fine[strict])
+                assert all(a[1] <= b[1] for a, b in zip(before.chosen, choice.chosen, strict=True))
+                assert choice.outcome.mean_latency_ms < before.outcome.mean_latency_ms
+                assert risky.outcome(choice.chosen).disagreements < most
+                loosened += 1
+    assert loosened >= 5
 
 
 def proposed(folder: Path, seed: int, each: int) -> tuple[Library, Coarse, Proposal]:
