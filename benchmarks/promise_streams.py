@@ -320,7 +320,7 @@ class Stream:
         self.day.requests += 1
         if before.state == "stopped" and decided.may_hit:
             self._alarm(name, before)
-        self.succession.follow_memory(self.recall.share_next_to_caches)
+        self.succession.follow_memory(*self.recall.next_to_caches)
         self.succession.give_up()
 
     def _posts(self) -> list[Post[Deployed]]:

@@ -235,7 +235,7 @@ def _settings(
         threads=own.threads or hosting.threads(replicas),
         workers=own.workers,
         queue_capacity=own.queue_capacity,
-        largest_batch=own.largest_batch,
+        largest_batch=min(own.largest_batch, own.queue_capacity),  # a larger one would never fit
         audit_budget=own.audit_budget,
         trials=own.trials,
         proof_s=own.proof_s,

@@ -139,7 +139,8 @@ class Adaptation:
             figures=self._renewal.figures,
         )
         self._recall: Recall | None = None
-        identity = memory_identity(served.composition.checkpoint_sha256, promise.accuracy)
+        checkpoint, delta = served.composition.checkpoint_sha256, standings.spending.delta
+        identity = memory_identity(checkpoint, promise.accuracy, delta)
         self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
         if self.settings.enabled and self.settings.recall:
             self._recall = Recall(
@@ -237,9 +238,7 @@ class Adaptation:
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, new_scene=new)
         current = decided.deployed
         try:
-            looked = None
-            if self._recall is not None and place is not None:
-                looked = self._recall.look(x, place, alone=decided.alone)
+            looked = None if self._recall is None else self._recall.look(x, place, alone=decided.alone)
             prediction = looked.answer if looked is not None and decided.recalls else None
             with self._answering:
                 prediction = prediction or self._answer(x, decided)
@@ -323,7 +322,7 @@ class Adaptation:
                 outcome, self._due = self._due[1], None
                 self._take(outcome)
             if self._recall is not None:
-                self._succession.follow_memory(self._recall.share_next_to_caches)
+                self._succession.follow_memory(*self._recall.next_to_caches)
             self._succession.give_up()
             busy = self._renewing or self._due is not None or self._succession.trial is not None
             if busy or not self.settings.enabled:

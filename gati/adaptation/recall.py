@@ -161,10 +161,10 @@ class Recall:
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
     @property
-    def share_next_to_caches(self) -> float | None:
-        """The share of recent requests that memory answers next to caches; None if it may not."""
+    def next_to_caches(self) -> tuple[float | None, int]:
+        """The share of requests that memory answers next to caches, None if it may not; by which setting."""
         ladder = self._ladders[-1]
-        return ladder.share if ladder.level else None
+        return ladder.share if ladder.level else None, ladder.level
 
     def more_alone(self, *, after_memory: bool) -> float:
         """The share of requests left to caches that memory would answer if caches were not looked up.
@@ -183,13 +183,16 @@ class Recall:
         with self._lock:
             return place is not None and (place in self._unfamiliar or self._is_late(place))
 
-    def look(self, x: Tensor, place: str, *, alone: bool = False) -> Looked | None:
-        """Look up an input [1, ...] of that place; None if it is not finite.
+    def look(self, x: Tensor, place: str | None, *, alone: bool = False) -> Looked | None:
+        """Look up an input [1, ...] of that place; None without a place, or if the input is not finite.
 
         `alone`: the reference answers the request if memory does not.
         """
-        sketched = sketch(x)
-        if not np.isfinite(sketched).all():
+        sketched = None if place is None else sketch(x)
+        if place is None or sketched is None or not np.isfinite(sketched).all():
+            with self._lock:
+                for ladder in self._ladders:
+                    ladder.passed()
             return None
         with self._lock:
             memory = self._places.pop(place, None)

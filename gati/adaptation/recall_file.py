@@ -139,9 +139,9 @@ def memory_file(standing: Path | None) -> Path | None:
     return None if standing is None else standing.with_name(f"{standing.stem}-memory.npz")
 
 
-def memory_identity(checkpoint_sha256: str, agreement: float) -> str:
-    """Identifies a memory by its network, promise, and settings."""
-    return f"{checkpoint_sha256} {agreement:g} {MOST}"
+def memory_identity(checkpoint_sha256: str, agreement: float, delta: float) -> str:
+    """Identifies a memory by its network, its promise, the error probability of all proofs, and settings."""
+    return f"{checkpoint_sha256} {agreement:g} {delta:g} {MOST}"
 
 
 def _packed(known: Remembered, header: dict[str, Any]) -> bytes:

@@ -57,7 +57,7 @@ class RecallLadder:
         known: Mapping[str, Any] | None = None,
     ) -> None:
         self.alone = alone
-        self.share = 0.0  # share of recent requests that the released settings answer
+        self.share = 0.0  # of all recent requests that the released settings answer
         self._settings = tuple(RecallSetting(most, agreement, of_all=alone) for most in MOST)
         self._epoch = 0  # audits of requests from an earlier epoch prove nothing
         if known is None:
@@ -107,6 +107,10 @@ class RecallLadder:
         meant = risk < self.highest_risk
         takes = would[max(self.level - 1, 0)]
         return Intent(would, confident, any(would[: self.tested]), self._epoch, meant, takes)
+
+    def passed(self) -> None:
+        """Count a request that is not looked up: it is left, too."""
+        self.share *= _MEMORY
 
     def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.

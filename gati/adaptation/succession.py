@@ -16,7 +16,7 @@ from gati.errors import GatiError
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing, identity_of, is_proven, of_rest
-from gati.guard.watch import Watch
+from gati.guard.watch import Event, Watch
 
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
 Work = Callable[[Callable[[], None]], Any]
@@ -88,13 +88,15 @@ class Succession(Roster[Deployed]):
         It was chosen on requests close to its training data, as pictures of a stream are similar: that
         proves nothing. While certified caches answer instead of stopped ones, an alarm calls for one search.
         """
+        number = outcome.deployed.number
         with self._lock:
             self.alarmed &= not self.may_hit
-        if outcome.kind == "kept":
-            self._tell("kept", outcome.message, outcome.details)
-            return
-        with self._lock:
-            number = outcome.deployed.number
+            if outcome.kind == "kept":
+                self._tell("kept", outcome.message, outcome.details)
+                return
+            if number == self.serving.deployed.number:  # the guard let it answer again meanwhile
+                self._tell("kept", f"version {number} already answers", outcome.details)
+                return
             self._found, self.trial = outcome, self._post(outcome.deployed) if number else self.first
             self.trial.compare_anew()
             if outcome.kind == "reused":
@@ -128,6 +130,7 @@ class Succession(Roster[Deployed]):
         """Activate the version in the repository, for restarts."""
         found, self._found = self._found, None
         number = post.version.number
+        self._retire()
         if found is None:  # found by an earlier run
             self._tell("activated", f"version {number} is proven", {})
         else:
@@ -138,36 +141,50 @@ class Succession(Roster[Deployed]):
             self._tell("failed", f"a restart may not find version {number}: {error}", {})
 
     def on_fell_back(self, post: Post[Deployed]) -> None:
-        """Do nothing: a restart tries the active version again, and this one answers until it is proven."""
+        """Activate nothing: a restart tries the active version again; this one answers until it is proven."""
+        self._retire()
 
     def on_given_up(self, post: Post[Deployed]) -> None:
         """Remember not to try the version again."""
         self._found = None
+        self._retire()
         if post.version.number:  # the library's own caches may be tried again
             self.unproven.add(post.version.number)
 
-    def _post(self, deployed: Deployed) -> Post[Deployed]:
-        promise, chosen = self._promise, deployed.served.composition
+    def _in_use(self) -> list[Post[Deployed]]:
+        return [post for post in (self.serving, self.trial, self.first) if post is not None]
 
+    def _retire(self) -> None:
+        """Watch only versions that may answer: of the others, the file keeps what is known."""
+        self.standing.watch_only({_identity(post) for post in self._in_use()})
+
+    def _heard(self, identity: str, event: Event, *, rest: bool) -> None:
+        # by identity: the watches stay, and must not keep the engines of versions that left
+        for post in self._in_use():
+            if _identity(post) == identity and post.after_memory == rest:
+                self.heard(post, event)
+                return
+
+    def _post(self, deployed: Deployed) -> Post[Deployed]:
+        promise, chosen, settings = self._promise, deployed.served.composition, len(deployed.settings)
         identity = identity_of(chosen)
 
-        def watch(identity: str, *, proven: bool, of_rest: bool) -> Watch:
+        def watch(*, proven: bool, rest: bool) -> Watch:
             return self.standing.watch(
-                identity,
+                of_rest(identity) if rest else identity,
                 promise.accuracy,
                 proven=proven,
-                settings=max(len(deployed.settings), 1),
-                on_event=lambda event: self.heard(post, event) if post.after_memory == of_rest else None,
+                settings=max(settings, 1),
+                on_event=partial(self._heard, identity, rest=rest),
             )
 
-        proven = is_proven(chosen, promise.accuracy, promise.confidence)
-        kept = watch(identity, proven=proven, of_rest=False)
+        kept = watch(proven=is_proven(chosen, promise.accuracy, promise.confidence), rest=False)
         post = Post(
             deployed,
             kept,
             [setting.composition for setting in deployed.settings],
             nested=deployed.nested,
-            rest=lambda: watch(of_rest(identity), proven=False, of_rest=True),
+            rest=lambda: watch(proven=False, rest=True),
             is_after_memory=lambda: self.is_after_memory(post),
         )
         if kept.level and not post.may_hit:  # proven in an earlier run
@@ -185,3 +202,7 @@ class Succession(Roster[Deployed]):
             return
         with self._lock:
             self.opened(post, level, version, kind, counted)
+
+
+def _identity(post: Post[Deployed]) -> str:
+    return identity_of(post.version.served.composition)

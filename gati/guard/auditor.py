@@ -218,6 +218,7 @@ class Auditor(Generic[Version]):
                 (each, each.counting)
                 for each in ((trial,) if may_hit else (post, trial))
                 if each is not None and self._is_looked_up(each, post, drawn, lookups=lookups)
+                if each is post or post is None or each.watch is not post.watch  # one watch, one audit
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
             alone,
@@ -261,12 +262,14 @@ class Auditor(Generic[Version]):
     def _judges(self, decided: Decided[Version], given: Given) -> bool:
         """Whether versions that do not answer are judged by the request.
 
-        After memory, only what it would leave counts. Before that all requests do, in the same proportion: if
-        memory answers some where no caches are looked up, only audits count, which are drawn from all.
+        After memory, only what it would leave next to caches counts. Before that all requests do, in the same
+        proportion: if memory answers some where no caches are looked up, only audits count, which are drawn
+        from all.
         """
         if not decided.after_memory:
             return decided.drawn.audit or not decided.recalls
-        return not given.recalled or (decided.drawn.audit and not given.looked.taken)
+        taken = given.looked is not None and given.looked.taken
+        return not taken and (decided.drawn.audit or not given.recalled)
 
     def own(self, decided: Decided[Version], given: Given, base: Prediction) -> Post[Version] | None:
         """The version that answered, if its other settings must be looked up, too; `base` is the reference's.

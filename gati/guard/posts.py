@@ -137,6 +137,11 @@ class Post(Generic[Version]):
         if "of_rest" in self.__dict__:
             self.of_rest.bring_back()
 
+    def forget_rest(self) -> None:
+        """Begin the proofs about what memory leaves anew: from now on, it leaves less."""
+        if "of_rest" in self.__dict__:
+            self.of_rest.forget()
+
     def compare_anew(self) -> None:
         """Forget the times compared so far."""
         self.compared = 0  # requests for which the times of all settings and of the serving version are known

@@ -42,6 +42,7 @@ class Roster(ABC, Generic[Version]):
         self.trial: Post[Version] | None = None
         self.alarmed = False  # until caches are proven again, or better ones were looked for
         self._waiting, self._next_wait = 0, _TRIED_AGAIN_AFTER
+        self._memory_level: int | None = None  # the loosest of memory's settings next to caches so far
         self._costs = self.figures(serving)
 
     @property
@@ -111,9 +112,20 @@ class Roster(ABC, Generic[Version]):
         """Whether a version is judged by the requests that memory leaves; other versions do not follow it."""
         return self.after_memory and any(post is each for each in (self.serving, self.trial, self.first))
 
-    def follow_memory(self, share: float | None) -> None:
-        """Call after each request, with the share that memory answers next to caches; None if it may not."""
+    def follow_memory(self, share: float | None, level: int = 1) -> None:
+        """Call after each request, with the share that memory answers next to caches; None if it may not.
+
+        `level` is the setting by which it does. From a looser one than ever before, caches get fewer and
+        harder requests than those that they were proven on.
+        """
         self._waiting = max(0, self._waiting - 1)
+        before, self._memory_level = self._memory_level, max(level, self._memory_level or 0)
+        if before is not None and level > before:
+            for post in {self.serving, self.first, self.trial or self.serving}:
+                post.forget_rest()
+            if self.after_memory and share is not None:
+                self._judge(after_memory=True)
+                return
         if not self.after_memory:
             if share is not None and share >= _WORTH and not self._waiting:
                 self._judge(after_memory=True)

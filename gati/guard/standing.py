@@ -19,12 +19,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gati.composition.composition import Composition
+from gati.composition.composition import REDUCED, Composition
 from gati.documents import DocumentKind
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
@@ -57,8 +57,12 @@ def of_rest(identity: str) -> str:
 
 
 def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
-    """Whether a certificate covers agreement of `accuracy` at `confidence`; True without caches."""
-    return not composition.exits or composition.proves(accuracy, confidence)
+    """Whether a certificate covers agreement of `accuracy` at `confidence`.
+
+    True without caches, if the network computes as precisely as the reference.
+    """
+    is_reference = not composition.exits and not composition.backend.endswith(REDUCED)
+    return is_reference or composition.proves(accuracy, confidence)
 
 
 class Snapshot(NamedTuple):
@@ -124,7 +128,6 @@ class Standing:
         self._kept: dict[str, Any] = {}
         self._certified: set[str] = set()  # never forgotten: without their state they would serve
         self.distrusted = ""  # why the saved state is not trusted
-        self._surer = False  # a higher confidence is required than before
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
@@ -173,10 +176,10 @@ class Standing:
                     of_before = identity not in self._watches  # saved by an earlier run
                     if of_before:
                         self._doubt(watch, known.get("origin", ""), self._heard_s.get(identity))
-                    if self._surer and watch.may_hit and not proven:
-                        watch.restrict(0)
-                    elif self._surer and watch.may_hit and watch.proven_on:
-                        watch.prove_anew()
+                    if self.spending.delta < known.get("delta", self.spending.delta) - 1e-9:
+                        if watch.may_hit and not proven:  # its certificate is not as sure, either
+                            watch.restrict(0)
+                        watch.forget()
                     return self._take(identity, watch)
                 proven = proven and watch.may_hit  # made for another promise: only stops carry over
                 if was_certified and watch.certified < watch.settings:
@@ -193,6 +196,16 @@ class Standing:
         if watch.may_hit and left < settings:
             watch.restrict(left)
         return self._take(identity, watch)
+
+    def watch_only(self, identities: Collection[str]) -> None:
+        """Keep the other versions' watches as they are in the file only, for when they are watched again."""
+        names = {*identities, *map(of_rest, identities)}
+        for name in self._watches.keys() - names:
+            self._kept[name] = self._written_down(name)
+            del self._watches[name], self._said[name]
+        others = [name for name in self._kept if name not in self._certified]
+        for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
+            del self._kept[name], self._heard_s[name]
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:
         """Include the JSON values that `state` returns in every snapshot from now on."""
@@ -256,7 +269,11 @@ class Standing:
         stands = self._watches[identity].to_json()
         if stands != self._said.get(identity):
             self._said[identity], self._heard_s[identity] = stands, self._now()
-        more = {"certified": identity in self._certified, "heard_s": self._heard_s[identity]}
+        more = {
+            "certified": identity in self._certified,
+            "heard_s": self._heard_s[identity],
+            "delta": self.spending.delta,
+        }
         return {**stands, **more, **({"origin": self.origin} if self.origin else {})}
 
     def _doubt(self, watch: Watch, origin: Any, heard_s: Any) -> None:
@@ -293,12 +310,12 @@ class Standing:
             document = _KIND.read(path)
             spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
             self.spending.used = max(0, spent.spent)
-            self._surer = self.spending.delta < spent.delta - 1e-9
             kept = _KIND.record(_Kept, document, where)
             self._kept, self._kept_parts = kept.versions, kept.parts
             with _KIND.reading(where):
                 written_s = path.stat().st_mtime  # for files without times
                 for name, each in self._kept.items():
+                    each["delta"] = float(each.get("delta", spent.delta))  # missing in older files
                     self._heard_s[name] = float(each.get("heard_s", written_s))
                     if each.get("certified", each.get("state") == "stopped"):  # missing in older files
                         self._certified.add(name)

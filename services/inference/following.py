@@ -273,14 +273,23 @@ class Following:
         return Draws(audits, shared.sampling, shared.settings.trials)
 
     async def _follow(self, decided: Decided[Answering], x: Tensor, sent: NDArray[Any], given: Given) -> None:
-        """Compute all that is needed, then settle it together. After a `GatiError` nothing is settled."""
+        """Compute all that is needed, then settle it together.
+
+        Where the reference fails, all that was to be compared disagrees: misses need no reference, and would
+        be left alone to prove something.
+        """
         if self._version.gone:  # the version that answered is being unloaded
             self._shared.counts.left_out += 1
             return
         needs = self._auditor.needs(decided, given)
         if needs is None:
             return
-        base = needs.known or await _ask(self._base or self._version.queue, x)
+        try:
+            base = needs.known or await _ask(self._base or self._version.queue, x)
+        except Exception:
+            if not self._version.gone:
+                self._auditor.failed(decided, given, needs.shadows)
+            raise
         found = [
             (post, counting, await self._looked_up(post, x, base))
             for post, counting in needs.shadows

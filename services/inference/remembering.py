@@ -44,7 +44,8 @@ class ServedMemory:
         self.agreement = agreement
         self._standing, self._thread = standing, thread
         spending = standing.spending
-        self._keeper = MemoryKeeper(standing, memory_file(standing.path), memory_identity(network, agreement))
+        identity = memory_identity(network, agreement, delta)
+        self._keeper = MemoryKeeper(standing, memory_file(standing.path), identity)
         self.recall = Recall(
             agreement,
             lambda: spending.next() * delta / spending.delta,
@@ -66,7 +67,7 @@ class ServedMemory:
         """Save now, in this thread."""
         self._keeper.save()
 
-    def look(self, x: Tensor, place: str, *, alone: bool) -> Looked | None:
+    def look(self, x: Tensor, place: str | None, *, alone: bool) -> Looked | None:
         """Look up an input [1, ...] in memory; `alone`: the reference answers it if memory does not."""
         return self.recall.look(x, place, alone=alone)
 

@@ -102,7 +102,8 @@ class ServedRoster(Roster[Answering]):
         """
         waited = self._last_run.waited(post)
         self.come_back(post)
-        serves = post is self.serving or (may_hit() and not waited)
+        same = post.of_all is self.serving.of_all  # the same caches, with one proof
+        serves = same or (may_hit() and not waited)
         if serves:
             self.serve(post)
         else:

@@ -20,6 +20,7 @@ from gati.model.preprocess import Preprocessing
 from gati.model.recordings import decode_recordings
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
+from services.inference.following import Handling
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
@@ -215,14 +216,17 @@ class InferenceService:
         arrived_s, deadline_s = times_s
         priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
-        memory = self._versions.memory_for(version) if request.version is None and request.place else None
+        memory = self._versions.memory_for(version) if request.version is None else None
+        place = request.place or None
         standing = version.standing
         trial = None if pending is None else pending.post
-        new_scene = memory is not None and memory.recall.in_new_scene(request.place)
-        draws = [version.following.draw(trial, places=memory is not None, new_scene=new_scene) for _ in rows]
+        places, new_scene = memory is not None and place is not None, False
+        if memory is not None:
+            new_scene = memory.recall.in_new_scene(place)
+        draws = [version.following.draw(trial, places=places, new_scene=new_scene) for _ in rows]
         try:
             looked = [
-                None if memory is None else memory.look(row, request.place, alone=drawn.decided.alone)
+                None if memory is None else memory.look(row, place, alone=drawn.decided.alone)
                 for row, drawn in zip(rows, draws, strict=True)
             ]
             given: list[Ask | Prediction] = [
@@ -231,7 +235,7 @@ class InferenceService:
                 for row, drawn, seen in zip(rows, draws, looked, strict=True)
             ]
             await under_way.answered([each for each in given if isinstance(each, Ask)])
-            response = self._response(version, given, arrived_s, time.monotonic())
+            response = self._response(version, draws, given, (arrived_s, time.monotonic()))
             response.state, response.promise = standing.state, standing.sentence
             response.certificate_id = version.certificate_id if standing.certified else None
             if memory is not None and not all(isinstance(each, Ask) for each in given):
@@ -245,14 +249,21 @@ class InferenceService:
         return response
 
     def _response(
-        self, version: LoadedVersion, given: Sequence[Ask | Prediction], arrived_s: float, now_s: float
+        self,
+        version: LoadedVersion,
+        draws: Sequence[Handling],
+        given: Sequence[Ask | Prediction],
+        times_s: tuple[float, float],
     ) -> Any:
+        """The answers; `times_s` are the request's arrival and now. Raises the first error of an input."""
+        arrived_s, now_s = times_s
+        predictions = [_prediction(each) for each in given]  # before any is counted
         answers, last_s = [], arrived_s
-        for each in given:
-            prediction = _prediction(each)
+        for drawn, each, prediction in zip(draws, given, predictions, strict=True):
             started_s = (each.started_s if isinstance(each, Ask) else None) or arrived_s
             last_s = max(last_s, started_s)
-            self._counts.answered(version.name, prediction.exit, started_s - arrived_s, now_s - started_s)
+            took_s = started_s - arrived_s, now_s - started_s
+            self._counts.answered(version.name, prediction.exit, *took_s, looked_up=drawn.decided.lookups)
             values = prediction.probabilities.numpy().astype("<f4", copy=False)
             answers.append(Answer(prediction.class_index, values.tobytes(), prediction.exit))
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))

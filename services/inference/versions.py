@@ -118,7 +118,7 @@ class Versions:
         """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
             if self._memory is not None:
-                self._roster.follow_memory(self._memory.recall.share_next_to_caches)
+                self._roster.follow_memory(*self._memory.recall.next_to_caches)
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()

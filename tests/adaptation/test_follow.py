@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -238,6 +240,27 @@ def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> 
     assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
     assert not requests.succession.trial.watch.may_hit
     assert requests.succession.standing.spending.used == spent + 1
+
+
+def test_a_version_that_has_left_is_let_go_with_its_engines() -> None:
+    requests = Requests()
+    posts = []
+    for number in (1, 2, 3):
+        requests.world.wrong[number] = (0.0, 0.0, 0.0)
+        requests.succession.take(RenewalOutcome("activated", requests.world.version(number), ""))
+        prove(requests)
+        posts.append(weakref.ref(requests.succession.serving))
+    requests.settle()
+    gc.collect()
+    assert [post() is not None for post in posts] == [False, False, True]
+
+
+def test_a_version_that_answers_again_meanwhile_is_not_on_trial_too() -> None:
+    """Each of its audits would have counted twice."""
+    requests = Requests()
+    succession = requests.succession
+    succession.take(RenewalOutcome("reused", succession.serving.version, ""))
+    assert succession.trial is None and requests.changes == ["kept"]
 
 
 @pytest.mark.parametrize("library_answers", [True, False])

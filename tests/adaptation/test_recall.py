@@ -553,4 +553,16 @@ def test_next_to_caches_it_answers_by_the_ladder_of_its_own_answers() -> None:
     for _ in range(500):
         run.recall.look(x, "gate", alone=True)
     assert run.recall.more_alone(after_memory=True) > 0.9
-    assert run.recall.more_alone(after_memory=False) > 0.9 and run.recall.share_next_to_caches is None
+    assert run.recall.more_alone(after_memory=False) > 0.9 and run.recall.next_to_caches == (None, 0)
+
+
+def test_requests_without_a_place_are_among_those_that_memory_leaves() -> None:
+    """A few cameras that name one must not decide for all others that lookups are not worth it."""
+    run, place = Run(drawn=1.0), Place(10)
+    run(place, 600)
+    before = run.recall.more_alone(after_memory=False)
+    assert before > 0.5
+    x, _ = next(iter(place))
+    for _ in range(300):
+        assert run.recall.look(x, None) is None
+    assert run.recall.more_alone(after_memory=False) < 0.1 * before

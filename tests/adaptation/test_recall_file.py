@@ -25,8 +25,8 @@ from gati.guard.standing import Standing
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.conftest import REPOSITORY
 
-AGREEMENT = 0.9
-IDENTITY = memory_identity("0" * 64, AGREEMENT)
+AGREEMENT, DELTA = 0.9, 0.05
+IDENTITY = memory_identity("0" * 64, AGREEMENT, DELTA)
 HOUR_S = 3600.0
 
 
@@ -50,7 +50,7 @@ class Kept:
         self, folder: Path, *, identity: str = IDENTITY, later_s: float = 0.0, origin: str = ""
     ) -> None:
         path = folder / "standing.json"
-        self.standing = Standing(0.05, path, now=lambda: 1e9 + later_s, origin=origin)
+        self.standing = Standing(DELTA, path, now=lambda: 1e9 + later_s, origin=origin)
         self.keeper = MemoryKeeper(self.standing, memory_file(path), identity, now=lambda: 1e9 + later_s)
         self.recall = Recall(
             AGREEMENT,
@@ -126,7 +126,7 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
     proven(tmp_path)
     path = tmp_path / "standing-memory.npz"
     later_s = {"old": HOUR_S + 1.0, "from the future": -HOUR_S}.get(why, 0.0)
-    identity = memory_identity("1" * 64, AGREEMENT) if why == "of another network" else IDENTITY
+    identity = memory_identity("1" * 64, AGREEMENT, DELTA) if why == "of another network" else IDENTITY
     if why == "lost":
         path.unlink()
     elif why == "damaged":

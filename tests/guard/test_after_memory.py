@@ -246,6 +246,45 @@ def test_caches_are_not_judged_by_what_memory_answers_next_to_them() -> None:
     assert watch.audits == before and auditor.losses == losses + 1
 
 
+def test_what_memory_would_take_next_to_caches_judges_no_caches_whoever_answers_it() -> None:
+    """Memory alone answers by another setting, maybe a stricter one: then the reference answers easy ones."""
+    stream = Stream()
+    stream.request()
+    for taken in (True, False):
+        decided = stream.auditor.decide(
+            stream.roster.serving, None, Draws(0.0, trials=1.0, seed=0), room=lambda: True
+        )
+        needs = stream.auditor.needs(decided, Given(TRUE, Looked(taken)))
+        assert len(decided.shadows) == 1 and bool(needs and needs.shadows) != taken
+
+
+def test_when_memory_answers_more_than_ever_caches_prove_themselves_on_what_is_left_then() -> None:
+    stream = Stream((0.1 * ALPHA,))
+    loss(stream, 400)
+    roster = stream.roster
+    serving = roster.serving
+    assert serving.after_memory and serving.may_hit
+    roster.follow_memory(EASY, 2)
+    assert serving.after_memory and not serving.may_hit and roster.told[-1] == "probation"
+    loss(stream, 400)
+    assert serving.may_hit
+    roster.follow_memory(EASY, 1)
+    roster.follow_memory(EASY, 2)
+    assert serving.may_hit, "what is left by a stricter or the same setting is not harder"
+
+
+def test_after_a_restart_what_is_proven_on_the_rest_counts_for_the_setting_that_memory_goes_on_with(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "standing.json"
+    stream = Stream((0.1 * ALPHA,), path=path)
+    loss(stream, 200)
+    stream.standing.save()
+    again = Stream((0.1 * ALPHA,), path=path)
+    again.roster.follow_memory(EASY, 3)
+    assert again.roster.after_memory and again.roster.may_hit
+
+
 def test_before_memory_answers_next_to_caches_all_requests_count_in_the_same_proportion() -> None:
     """Memory answers the easy ones where nothing is looked up: only what was drawn from all may count."""
     stream = Stream(easy=0.9)

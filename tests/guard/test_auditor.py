@@ -362,3 +362,16 @@ def test_the_library_answers_for_a_retrained_version_that_is_stopped() -> None:
     while other.watch.may_hit:
         other.watch.audited(agreed=False)
     assert roster.serving is other and roster.alarmed
+
+
+def test_one_audit_counts_once_though_two_versions_share_a_watch() -> None:
+    """The same caches under two names have one proof: counted twice, half of the audits would complete it."""
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False)
+    serving, trial = Post("default", watch), Post("again", watch)
+    auditor = Auditor[str]()
+    decided = auditor.decide(serving, trial, Draws(1.0, trials=1.0, seed=0), room=lambda: True)
+    needs = auditor.needs(decided, Given(TRUE))
+    assert needs is not None
+    shadows = [(*each, [Probed(0, "block", True)]) for each in needs.shadows]
+    auditor.settle(decided, Given(TRUE), TRUE, shadows)
+    assert watch.proof is not None and watch.proof.audits == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from gati.composition.composition import Composition, Exit, Expected
 from gati.composition.walk import certify
-from gati.guard.standing import Standing, identity_of, is_proven
+from gati.guard.standing import Standing, identity_of, is_proven, of_rest
 from gati.types import TrialId
 
 CERTIFICATE = certify([(20, 1500)], 0.97, 0.05)
@@ -166,9 +168,20 @@ def test_what_was_proven_with_less_confidence_is_proven_anew(tmp_path: Path) -> 
     while not watch.may_hit:
         watch.audited(agreed=True)
     standing.watch("certified", 0.97, proven=True)
+    half = standing.watch("half", 0.97, proven=False)
+    for _ in range(20):
+        half.audited(agreed=True)
+    later = standing.watch("later", 0.97, proven=False)
+    while not later.may_hit:
+        later.audited(agreed=True)
+    standing.save()
     surer = Standing(0.05, path)
     assert surer.watch("retrained", 0.97, proven=False).state == "probation"
     assert surer.watch("certified", 0.97, proven=True).state == "serving"
+    begun = surer.watch("half", 0.97, proven=False).proof
+    assert begun is not None and begun.audits == 0 and begun.delta < 0.05
+    surer.save()
+    assert not Standing(0.05, path).watch("later", 0.97, proven=False).may_hit, "not watched in between"
     assert Standing(0.2, path).watch("certified", 0.97, proven=True).state == "serving"
 
 
@@ -185,6 +198,26 @@ def test_a_certificate_proves_what_it_says_and_no_more() -> None:
     assert not is_proven(composition(certificate=None), 0.97, 0.95)
     assert not is_proven(composition(certificate=replace(CERTIFICATE, deployed=None)), 0.97, 0.95)
     assert is_proven(composition(certificate=None, exits=()), 0.97, 0.95)
+    reduced = composition(certificate=None, exits=(), backend="openvino-int8")
+    assert not is_proven(reduced, 0.97, 0.95), "the network itself changes some answers"
+
+
+def test_versions_that_left_are_kept_in_the_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    for name in ("a", "b", of_rest("a"), of_rest("b")):
+        watch = standing.watch(name, 0.97, proven=False)
+        while not watch.may_hit:
+            watch.audited(agreed=True)
+    left = weakref.ref(standing.watch("b", 0.97, proven=False))
+    standing.watch_only({"a"})
+    gc.collect()
+    assert left() is None
+    assert standing.watch("b", 0.97, proven=False).may_hit and standing.spending.used == 4
+    standing.watch_only({"a"})
+    standing.save()
+    again = Standing(0.05, path)
+    assert all(again.watch(name, 0.97, proven=False).may_hit for name in ("a", "b", of_rest("b")))
 
 
 def test_caches_are_told_apart_by_what_they_are() -> None:

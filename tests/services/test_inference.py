@@ -134,6 +134,22 @@ def test_versions_that_come_and_go_leave_few_labels_in_the_metrics() -> None:
     assert len(versions) <= 32 and versions[-1] == "v99" and counts.inputs == 100
 
 
+def test_counters_of_exits_do_not_fall_when_a_version_is_unloaded() -> None:
+    counts = Counts()
+    for exit in ("late", "base", "early", "base", "late", "base"):
+        counts.answered("v1", exit, 0.0, 0.0)
+    for _ in range(4):  # caches rest
+        counts.answered("v1", "base", 0.0, 0.0, looked_up=False)
+    loaded = counts.exits_on_the_wire({"v1": ("early", "late", "base")})
+    assert [(row.exit, row.queries, row.hits) for row in loaded] == [
+        ("early", 6, 1),
+        ("late", 5, 2),
+        ("base", 7, 7),
+    ]
+    counts.answered("v2", "base", 0.0, 0.0)
+    assert counts.exits_on_the_wire({"v2": ("base",)})[:3] == loaded
+
+
 def test_a_store_that_is_away_keeps_nobody_from_answering(folder: Path, tmp_path: Path) -> None:
     away = tmp_path / "records"
     away.write_text("no folder", encoding="utf-8")
