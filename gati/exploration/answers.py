@@ -58,7 +58,7 @@ class BaseAnswers(nn.Module):
         return torch.cat((logits, seen[-1].float()), 1)
 
     def _logits(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.module(images).float()
+        outputs: Tensor = self.module(images.clone()).float()  # it may change its input in place
         logits = as_logits(outputs, self.outputs_kind)
         return logits - logits.amax(1, keepdim=True)
 

@@ -93,7 +93,7 @@ def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()
-    base_class = module(images).argmax(1)
+    base_class = module(images.clone()).argmax(1)  # it may change its input in place
 
     def harmless(augmentation: Augmentation) -> bool:
         shown = augmentation(images, np.random.default_rng(0))

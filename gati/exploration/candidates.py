@@ -107,6 +107,7 @@ def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) ->
 
 def trial_name(block: str, variant: str) -> TrialId:
     """A trial's name, usable in file names: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    block = block.replace("/", "~")  # modules may be named so
     if is_companion(variant):
         return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
     family, numbers = parse_variant(variant)

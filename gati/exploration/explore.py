@@ -25,12 +25,12 @@ from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
-from gati.exploration.network import Network, example_of, probe_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
+from gati.model.data import lasting_source
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
 from gati.variants import FAMILIES, ITSELF
@@ -184,7 +184,7 @@ def explore(
         _check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
-        library.manifest_path.unlink(missing_ok=True)  # of another exploration: the two must not mix
+        library.forget_exploration()
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
@@ -243,8 +243,8 @@ def _settings(
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
         "preprocessing": loaded.preprocessing.to_json(),
-        "data": str(data),
-        "train_data": None if train_data is None else str(train_data),
+        "data": lasting_source(data),
+        "train_data": None if train_data is None else lasting_source(train_data),
         "blocks": blocks,
         "variants": list(variants),
         "device": str(device),
@@ -300,10 +300,7 @@ def _manifest(
             "train": f"{inputs.train.name} {inputs.train.fingerprint}",
         },
         settings=settings,
-        probe=probe_of(
-            Network(prepared.module, prepared.traced),
-            example_of(loaded.preprocessing, prepared.traced.input_shape),
-        ),
+        probe=prepared.probe,
         versions={
             "gati": __version__,
             "torch": torch.__version__,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import shutil
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,11 @@ class NetworkProbe:
     input_sha256: str
     scores: tuple[float, ...]
     hidden: dict[str, HiddenProbe] = field(default_factory=dict)
+
+    @classmethod
+    def from_values(cls, values: object, where: str) -> NetworkProbe:
+        """Read what `values_of` made. Raises `LibraryError` for anything else."""
+        return _MANIFEST.record(cls, values, where)
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,19 @@ class Library:
         return library
 
     # Places ---------------------------------------------------------------------------------------------
+
+    def forget_exploration(self) -> None:
+        """Remove the manifest, and what was measured and trained on for it: another exploration begins.
+
+        Caches and outcomes stay until they are replaced.
+        """
+        if not self.manifest_path.is_file():
+            return  # an interrupted exploration goes on
+        for folder in (self.directory / "profiles", self.directory / "training"):
+            if folder.is_dir():
+                shutil.rmtree(folder)
+        (self.directory / "pareto.json").unlink(missing_ok=True)
+        self.manifest_path.unlink()  # last: a killed process begins with this again
 
     @property
     def manifest_path(self) -> Path:

@@ -56,10 +56,9 @@ def load_network(library: Library, device: torch.device) -> Network:
     example = example_of(preprocessing, manifest.input_shape).to(device)
     names = [block.name for block in manifest.blocks]
     traced = trace(module, example, names)
-    network = Network(module, traced)
     devices = (device.type, manifest.profile.device.partition(":")[0])
-    if manifest.probe is not None and _computes_otherwise(
-        manifest.probe, probe_of(network, example), max(_ROUNDING[each] for each in devices)
+    if manifest.probe is not None and computes_otherwise(
+        manifest.probe, probe_of(Network(module, traced), example), devices
     ):
         raise LibraryError(
             f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
@@ -93,10 +92,14 @@ def _plain(values: Tensor) -> tuple[float, ...]:
     return tuple(values.double().cpu().nan_to_num().tolist())
 
 
-def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, rounding: float) -> bool:
-    """Whether anything differs. False if the inputs do, as with another version of NumPy."""
+def computes_otherwise(known: NetworkProbe, found: NetworkProbe, devices: Collection[str]) -> bool:
+    """Whether anything differs by more than the rounding of these kinds of devices.
+
+    False if the inputs differ, as with another version of NumPy.
+    """
     if known.input_sha256 != found.input_sha256:
         return False
+    rounding = max(_ROUNDING[each] for each in devices)
     return _differ(known.scores, found.scores, rounding, 1.0) or any(
         _differ(known.hidden[name].values, found.hidden[name].values, rounding, known.hidden[name].scale)
         for name in known.hidden.keys() & found.hidden.keys()

@@ -14,13 +14,16 @@ from torch import nn
 
 from gati.caches.tokens import of_any_length
 from gati.costs.lengths import profile_at_lengths
-from gati.errors import BackendError, DataError
+from gati.documents import values_of
+from gati.errors import BackendError, DataError, LibraryError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
+from gati.exploration.library import NetworkProbe
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.network import Network, computes_otherwise, example_of, probe_of
 from gati.exploration.places import find_places
 from gati.exploration.progress import Progress
 from gati.exploration.splits import Inputs, content_hash, split_inputs
@@ -95,6 +98,7 @@ class PreparedModel(Prepared):
     loaded: LoadedModel
     class_names: tuple[str, ...] | None
     labels: npt.NDArray[np.int64] | None  # the network's class numbers of the held-out inputs
+    probe: NetworkProbe
 
 
 def resolve_device(name: str) -> torch.device:
@@ -154,7 +158,7 @@ def prepare(
     contents = {option: content_hash(data) for option, data in given.items()}
     stored = state.costs()
     if stored is not None:
-        _check_unchanged(stored.get("contents", contents), contents)
+        _check_same_inputs(stored.get("contents", contents), contents)
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
@@ -163,6 +167,9 @@ def prepare(
     asked = for_tokens(asked, traced, tensors)
     if not all(map(of_any_length, (*asked.variants, *companions))):  # some variants support one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
+    probe = probe_of(Network(module, traced), example_of(loaded.preprocessing, traced.input_shape).to(device))
+    if stored is not None and "probe" in stored:
+        _check_same_network(NetworkProbe.from_values(stored["probe"], str(state.directory)), probe, device)
     traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -191,6 +198,7 @@ def prepare(
                 "specifications": [asdict(item) for item in specifications],
                 "expected": expected,
                 "contents": contents,
+                "probe": values_of(probe),
             }
         )
     else:
@@ -210,10 +218,11 @@ def prepare(
         loaded,
         named,
         labels,
+        probe,
     )
 
 
-def _check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
+def _check_same_inputs(before: dict[str, str], now: dict[str, str]) -> None:
     """Refuse other inputs than the exploration began with: it may have trained on what is now held out."""
     for option in sorted(before.keys() | now.keys()):
         if before.get(option) != now.get(option):
@@ -221,6 +230,15 @@ def _check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
                 f"the inputs of {option}, or their order, have changed since this exploration began: "
                 "restore them, or choose another --out"
             )
+
+
+def _check_same_network(before: NetworkProbe, now: NetworkProbe, device: torch.device) -> None:
+    """Refuse another network: the outcomes of exits that are finished are of the hidden outputs it had."""
+    if computes_otherwise(before, now, (device.type,)):
+        raise LibraryError(
+            "the network has the same weights as when this exploration began, but computes a different "
+            "result: restore its code, or choose another --out"
+        )
 
 
 def choose_augmentations(

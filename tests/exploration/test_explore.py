@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
 from gati.exploration import candidates, stages
+from gati.exploration.answers import BaseAnswers
+from gati.exploration.augment import choose_augmentation
 from gati.exploration.explore import explore
 from gati.exploration.further import explore_more
 from gati.exploration.library import CERTIFY, SELECT, Library
@@ -25,7 +28,7 @@ from gati.exploration.prepare import fitted
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.exploration.state import RunState
-from gati.model.data import load_data
+from gati.model.data import lasting_source, load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
@@ -444,3 +447,73 @@ def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Pat
     np.savez(few, images=np.load(files["data"])["images"][:30])
     with pytest.raises(DataError, match="has 30 inputs; only 20 are left to measure on"):
         explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")
+
+
+CHANGING = '''"""A network whose code changes between two runs."""
+
+import torch
+from torch import nn
+
+from tests.exploration.networks import Net
+
+
+class Changing(Net):
+    def forward(self, x):
+        return SCALE * super().forward(x)
+'''
+
+
+def test_a_run_does_not_go_on_with_another_network(files: dict[str, str], tmp_path: Path) -> None:
+    """Exits that are finished were measured on the hidden outputs of the one it began with."""
+    source = tmp_path / "changing.py"
+    source.write_text(CHANGING.replace("SCALE", "1.0"))
+    model = f"{source}:Changing"
+    with pytest.raises(Killed):
+        explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2, progress=KilledAfter(10))
+    source.write_text(CHANGING.replace("SCALE", "0.5"))
+    with pytest.raises(LibraryError, match="the same weights as when this exploration began, but computes"):
+        explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+    source.write_text(CHANGING.replace("SCALE", "1.0"))
+    explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+
+
+def test_another_exploration_in_a_folder_leaves_nothing_of_the_one_before(
+    library: Library, tmp_path: Path
+) -> None:
+    copy = Library(shutil.copytree(library.directory, tmp_path / "copy"))
+    (copy.directory / "profiles").mkdir()
+    (copy.directory / "profiles" / "openvino.json").write_text("{}")
+    (copy.directory / "pareto.json").write_text("{}")
+    copy.forget_exploration()
+    assert not {"manifest.json", "profiles", "pareto.json", "training"} & {
+        path.name for path in copy.directory.iterdir()
+    }
+    copy.training_path(library.trials[0].trial_id).parent.mkdir()
+    copy.forget_exploration()  # an interrupted one goes on with what it has
+    assert copy.training_path(library.trials[0].trial_id).parent.is_dir()
+
+
+def test_names_of_blocks_make_file_names() -> None:
+    assert candidates.trial_name("stage/1.conv", "fc(16)") == "stage~1.conv--fc-16"
+
+
+def test_data_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "val.npz").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert lasting_source("val.npz") == str(tmp_path / "val.npz") == lasting_source(Path("val.npz"))
+    assert lasting_source("data.py:held") == f"{tmp_path / 'data.py'}:held"
+    assert lasting_source("package.module:held") == "package.module:held"
+
+
+def test_a_network_that_changes_its_input_in_place_is_taught_as_any_other() -> None:
+    class Normalising(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sub_(0.5).flatten(1)[:, :10]
+
+    images = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = images.clone()
+    answers = BaseAnswers(Normalising(), "logits")
+    first, second = answers(images), answers(images)
+    assert torch.equal(first, second) and torch.equal(images, before)
+    choose_augmentation(Normalising(), images)
+    assert torch.equal(images, before)
