@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from gati.composition.composition import REDUCED
 from gati.composition.costs import CostedLibrary, on_backend
 from gati.composition.networks import network_times
 from gati.composition.pieces import Pieces
@@ -43,21 +44,31 @@ def reduced_precisions(
 ) -> list[CostedLibrary]:
     """Return the library on each backend of reduced precision that "auto" should try.
 
-    These are the backends on which the whole network is clearly faster than on the `chosen` one, and the one
-    that differs from `chosen` only in its lookups.
+    These are the backends on which the whole network is clearly faster than on the `chosen` one, and than in
+    any finer precision, and the one that differs from `chosen` only in its lookups.
     """
     found: list[CostedLibrary] = []
     try:
         base_ms = network_times(library, _others(library, settings, pieces), pieces)
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
-        names = [name for name in base_ms if not _float32(name) and base_ms[name] < limit_ms]
+        names = _not_behind_finer_ones({n: base_ms[n] for n in base_ms if not _float32(n)}, limit_ms)
         for name in (*_coarser_lookups(settings, known.backend, pieces), *names):
             choice = on_backend(library, name, progress=progress, pieces=pieces)
             if isinstance(choice, CostedLibrary) and choice.answers is not None:
                 found.append(choice)
     except (BackendError, DataError, ModelError):
         return []
+    return found
+
+
+def _not_behind_finer_ones(base_ms: Mapping[str, float], limit_ms: float) -> list[str]:
+    """Those below the limit: measuring one in full takes minutes, and a coarser one loses more answers."""
+    found: list[str] = []
+    for suffix in REDUCED:  # from fine to coarse
+        fast = [name for name in base_ms if name.endswith(suffix) and base_ms[name] < limit_ms]
+        limit_ms = min([limit_ms, *(base_ms[name] for name in fast)])
+        found += fast
     return found
 
 

@@ -190,7 +190,7 @@ def measure(
         def measured(each: TracedModel) -> GraphCosts:
             return measure_segments(each, profile, backend, caches, progress)
     else:
-        executes = graph_backend(library, backend, calibrate_on=FEW_INPUTS)
+        executes = graph_backend(library, backend, pieces, calibrate_on=FEW_INPUTS)
         traced, caches = to_measure(library, pieces, offers_itself)
 
         def measured(each: TracedModel) -> GraphCosts:

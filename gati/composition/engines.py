@@ -44,7 +44,7 @@ class EngineAnswers:
     def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
         self._library = library
         self._pieces = pieces
-        self._backend = graph_backend(library, backend)
+        self._backend = graph_backend(library, backend, pieces)
         self._inputs, self._split = pieces.held_out
         self._rows = np.arange(len(self._inputs))
         self._of_split: dict[int, EngineAnswers] = {}
@@ -143,6 +143,8 @@ class EngineAnswers:
 
     def _each(self, model: bytes, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
         """Yield the probabilities [1, K] of each input, and where it left."""
+        if not len(rows):
+            return
         graph = self._backend.compile(model)
         for start in range(0, len(rows), _CHUNK):
             for x in self._inputs.images(rows[start : start + _CHUNK]).split(1):
@@ -203,7 +205,9 @@ def _at_least(strict: Setting, loose: Setting) -> bool:
     return all(a >= b for (_, a), (_, b) in zip(strict, loose, strict=True))
 
 
-def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
+def graph_backend(
+    library: Library, name: str, pieces: Pieces | None = None, *, calibrate_on: int = _CALIBRATION_INPUTS
+) -> GraphBackend:
     """Return a backend that compiles graphs, calibrated on `calibrate_on` select inputs if necessary.
 
     Raises BackendError for a backend that is unknown, not installed or of another kind, and DataError if it
@@ -211,7 +215,7 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
     """
     executes = get_backend(name)
     if isinstance(executes, GraphBackend) and executes.calibrated:
-        inputs, split = held_out(library)
+        inputs, split = held_out(library) if pieces is None else pieces.held_out
         rows = np.flatnonzero(split == SELECT)[:calibrate_on]
         executes = get_backend(name, calibration=inputs.images(rows))
     if not isinstance(executes, GraphBackend):

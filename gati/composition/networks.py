@@ -69,7 +69,7 @@ def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list
     traced, _ = to_measure(library, pieces, offers_itself=True)
     graphs: list[Graph] = []
     for name in graph_names:
-        backend = graph_backend(library, name, calibrate_on=FEW_INPUTS)
+        backend = graph_backend(library, name, pieces, calibrate_on=FEW_INPUTS)
         (model,) = backend.assembled(
             traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
         )
