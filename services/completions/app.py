@@ -30,6 +30,7 @@ from services.scheduler.admission import admit
 from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import ByteBudget, Charge, check_json
 from services.scheduler.keys import KeyRing
+from services.scheduler.quotas import counted
 
 _log = logging.getLogger("gati.completions")
 
@@ -85,6 +86,8 @@ class CompletionsApp:
             if key is not None:
                 access.key = key.name
                 until_answered.enter_context(key.quota.request())
+                if key.quota.counts_bytes:
+                    request = Request(request.scope, counted(request.receive, key.quota))
             respond = await self._answer(request, until_answered)
         except CancelledError:
             return

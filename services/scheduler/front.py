@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError, OverloadError
 from services.scheduler import pipeline_routes, replies, v2
@@ -24,6 +24,7 @@ from services.scheduler.access import Access
 from services.scheduler.admission import admit
 from services.scheduler.entrance import CrowdedError
 from services.scheduler.keys import Key
+from services.scheduler.quotas import counted
 from services.scheduler.scheduler import Scheduler
 
 # Returns the handler of a request on the fast path, None for other requests.
@@ -66,7 +67,7 @@ class Front:
                     access.key = key.name
                     self._within_quota(key, until_answered)
                     if key.quota.counts_bytes:
-                        request = _Asked(request.scope, _counted(request.receive, key))
+                        request = _Asked(request.scope, counted(request.receive, key.quota))
                 work = self._busy(request.scope)
                 if work is not None:
                     self._scheduler.check_lag(request.scope["path"])
@@ -134,18 +135,6 @@ class _Asked(Request):
         if not hasattr(self, "_headers"):
             self._headers: Headers = _Headers(self.scope["headers"])
         return self._headers
-
-
-def _counted(receive: Receive, key: Key) -> Receive:
-    """Wraps `receive` to count the bytes of the body in the key's quota."""
-
-    async def counted() -> Message:
-        message = await receive()
-        if message["type"] == "http.request":
-            key.quota.sent(len(message.get("body", b"")))
-        return message
-
-    return counted
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:

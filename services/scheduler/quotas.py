@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from starlette.types import Message, Receive
+
 from gati.errors import OverloadError
 
 
@@ -80,3 +82,15 @@ class Quota:
         """Count bytes of a body. They are accepted beyond the quota, too; later requests are then refused."""
         if self._bytes is not None:
             self._bytes.take(count)
+
+
+def counted(receive: Receive, quota: Quota) -> Receive:
+    """Wrap `receive` to count the bytes of the body in the quota."""
+
+    async def counting() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            quota.sent(len(message.get("body", b"")))
+        return message
+
+    return counting

@@ -480,3 +480,18 @@ def test_what_exact_predictions_gain_false_ones_may_lose_on_a_short_trace() -> N
     assert hits("lru", returns) == 0
     assert hits("lru", others) == size
     assert hits("gati", others) == 1
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_the_engine_drops_on_its_own_is_no_mistake_of_predictions(flat: bool) -> None:
+    """A cancelled request's blocks were never computed: LRU would not have them, either."""
+    shadow = ShadowLru(100, flat=flat)
+    ids = list(range(20))
+    shadow.access(ids)
+    shadow.forget([15, 16, 17, 18, 19] if not flat else [3, 15])
+    expected = ids[:15] if not flat else [each for each in ids if each not in (3, 15)]
+    assert shadow.access(ids) == expected
+    assert shadow.access(ids) == ids, "they are stored again"
+    shadow.forget(ids)
+    shadow.access(list(range(100, 200)))  # evicts them
+    assert shadow.access(ids) == []

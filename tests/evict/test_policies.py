@@ -18,6 +18,7 @@ from gati.evict.policy.predicting import Laru
 from gati.evict.policy.registry import POLICIES, policy_named
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.oracle import Oracle
+from gati.evict.prefix import PrefixCache
 from gati.evict.replays.replay import build, replay
 from gati.evict.trace.records import Trace
 from tests.evict.naive import (
@@ -401,3 +402,11 @@ def test_following_the_cheaper_keeps_within_twice_lru_and_a_cache() -> None:
     both = len(trace) - sum(served(made("blindoracle+lru", capacity, lambda: inverted(trace), trace), trace))
     assert worst > 1.5 * lru
     assert both <= 2 * lru + capacity
+
+
+@pytest.mark.parametrize("name", [*TREE_POLICIES, "lpc", "laru+lpc"])
+def test_a_prompt_shorter_than_a_block_changes_nothing(name: str) -> None:
+    cache = PrefixCache(8, policy=name)
+    for ids in ([], [1, 2, 3], [], [1, 2, 4], []):
+        cache.insert(cache.match(ids))
+    assert cache.match([1, 2, 3]).hits == 3

@@ -247,10 +247,12 @@ class PrefixEngine:
             )
 
     def _take_in(self) -> None:
-        while self._arrived:
-            self._waiting.append(self._arrived.popleft())
+        cancelled = []
         while self._cancelled:
-            generation = self._cancelled.popleft()
+            cancelled.append(self._cancelled.popleft())
+        while self._arrived:  # second: what is cancelled by then has arrived
+            self._waiting.append(self._arrived.popleft())
+        for generation in cancelled:
             if generation.ending is None:
                 if generation in self._waiting:
                     self._waiting.remove(generation)

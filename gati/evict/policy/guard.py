@@ -288,7 +288,9 @@ class Gati(WeighedLaru):
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that the engine dropped on its own."""
         removed = super().drop(run, count)
-        self._left(removed, 0.0)  # not a wrong prediction
+        for block in removed:
+            self._above.pop(block, None)
+        self._shadow.forget(removed)
         return removed
 
     def _left(self, removed: list[int], clock: float) -> None:

@@ -149,6 +149,8 @@ class TailLru(TablePolicy):
     def touch(self, path: list[BlockRun], known: int) -> None:
         """Store how many blocks of this conversation must stay."""
         super().touch(path, known)
+        if not path:
+            return  # a prompt shorter than a block
         keep = max(path[-1].end + self._spare, 0)
         for run in path:
             self._keep[run.slot] = keep

@@ -14,10 +14,10 @@ their costs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gati.evict.index.tree import RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.guard import EXCESS_SHARE
 from gati.evict.policy.weighed import WeighedLaru
 from gati.evict.predict.base import Predictor
@@ -65,6 +65,11 @@ class SampledLru:
             order.move_to_end(block)
         self._trim()
         return held
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The engine dropped these blocks on its own: LRU would not have them, either."""
+        for block in blocks:
+            self._order.pop(block, None)
 
     def _trim(self) -> None:
         while len(self._order) > self._capacity:
@@ -125,6 +130,12 @@ class SampledGati(WeighedLaru):
     def limit(self, capacity: int) -> None:
         """LRU would hold no more, either."""
         self._shadow.limit(capacity)
+
+    def drop(self, run: BlockRun, count: int) -> list[int]:
+        """Remove blocks that the engine dropped on its own."""
+        removed = super().drop(run, count)
+        self._shadow.forget(removed)
+        return removed
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Evict as LARU; as LRU after an alarm."""

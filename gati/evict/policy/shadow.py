@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import compress
 
 from gati.evict.index.tree import BlockRun, RunTree
 
@@ -16,6 +18,7 @@ class ShadowLru:
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
         self.held: set[int] = set()  # all cached blocks
         self.left: list[int] = []  # those evicted by the last call
+        self._gone: set[int] = set()  # cached blocks that the engine dropped on its own
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
         """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
@@ -24,6 +27,10 @@ class ShadowLru:
         if upper is not None:
             order[upper] = None
         held = [run.ids[0] for run in path] if tree.flat else ids[:hits]
+        if not self._gone.isdisjoint(held):
+            there = [block not in self._gone for block in held]
+            held = [*compress(held, there)] if tree.flat else held[: there.index(False)]
+        self._gone.difference_update(ids)
         missing = tree.missing(ids, hits)
         if missing:
             path = path + tree.extend(path, missing, request)
@@ -33,6 +40,10 @@ class ShadowLru:
         self.held.update(missing)
         self._trim()
         return held
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The engine dropped these blocks on its own: LRU would not have them, either."""
+        self._gone.update(self.held.intersection(blocks))
 
     def limit(self, capacity: int) -> None:
         """Change the capacity."""
@@ -49,3 +60,4 @@ class ShadowLru:
                 del order[run]
             self.left += tree.trim(run, taken)[0]
         self.held.difference_update(self.left)
+        self._gone.difference_update(self.left)

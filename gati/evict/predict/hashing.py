@@ -83,7 +83,10 @@ class TextHasher:
 
     def texts_within(self, texts: Sequence[str], newest: int, most: int | None = None) -> HashedTexts | None:
         """As `texts`; None if a text has more than `most` characters in lower case."""
-        joined = _joined(texts)
+        text = _APART.join((" ", *texts, ""))
+        if most is not None and len(text) > len(texts) * (most + 1) + 2:
+            return None  # one is longer for certain: what follows takes as long as the texts are
+        joined = _joined(text, texts)
         points, low = joined.points, joined.low
         begins = np.flatnonzero(joined.begins)
         bounds = np.flatnonzero(joined.edges.take(begins))
@@ -182,9 +185,9 @@ class _JoinedTexts:
     edges: _Flags
 
 
-def _joined(texts: Sequence[str]) -> _JoinedTexts:
+def _joined(text: str, texts: Sequence[str]) -> _JoinedTexts:
     try:
-        encoded = _APART.join((" ", *texts, "")).encode("latin-1")
+        encoded = text.encode("latin-1")
     except UnicodeEncodeError:
         return _joined_wide(texts)
     points = np.frombuffer(encoded, np.uint8)

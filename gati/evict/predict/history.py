@@ -211,7 +211,7 @@ def _features(
         )
         if not flat:
             upper, parent, parent_children = parent, memory, run.children
-    return np.array(rows, dtype=np.float32)
+    return np.array(rows, dtype=np.float32).reshape(len(rows), len(FEATURES))
 
 
 def _share(memory: RunMemory) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def utterance_of(said: Any, where: str) -> Utterance:
         text = " ".join(part for part in parts if isinstance(part, str))
     if not isinstance(role, str) or not isinstance(text, str):
         raise TraceError(
-            f'{where} holds {str(said)[:60]!r}; a message is {{"role": "user", "content": "..."}}, '
+            f'{where} holds {reprlib.repr(said)[:60]}; a message is {{"role": "user", "content": "..."}}, '
             '{"from": "human", "value": "..."} or ["U", "..."]'
         )
     return Utterance(role.lower() in _USERS, text)
