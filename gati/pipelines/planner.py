@@ -6,7 +6,7 @@ Nothing here reads a clock or starts a thread. Callers pass times as millisecond
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from gati.errors import PipelineError
@@ -123,15 +123,22 @@ class Run:
         """The label of the output stage, None before it has finished."""
         return None if self.output is None else self.labels[self.output]
 
-    def start(self, stage: str, elapsed_ms: float) -> Step:
-        """Start a ready stage and choose its option. Raises `PipelineError` if it is not ready."""
+    def start(self, stage: str, elapsed_ms: float, usable: Collection[str] | None = None) -> Step:
+        """Start a ready stage and choose its option. Raises `PipelineError` if it is not ready.
+
+        If the plan chooses an option that is not in `usable`, the most accurate one there that should answer
+        in the remaining time takes its place, or else the fastest one.
+        """
         if stage not in self._ready:
             ready = ", ".join(self._ready) or "none"
             raise PipelineError(f"stage '{stage}' cannot start now; ready: {ready}")
         remaining_ms = self.latency_slo_ms - elapsed_ms
         choice = self._plan.choose(stage, remaining_ms, self._finding_for(stage))
+        option = choice.option
+        if usable and option not in usable:
+            option = self._instead(stage, remaining_ms, usable)
         self._ready.remove(stage)
-        step = Step(stage, choice.option, choice.budget_ms, remaining_ms)
+        step = Step(stage, option, choice.budget_ms, remaining_ms)
         self.steps[stage] = step
         return step
 
@@ -168,6 +175,13 @@ class Run:
             self._observe(stage, seen)
         for edge in self._pipeline.edges_from[stage]:
             self._settle(edge.target, edge.holds(label))
+
+    def _instead(self, stage: str, remaining_ms: float, usable: Collection[str]) -> str:
+        options = [each for name, each in self._pipeline.stages[stage].options.items() if name in usable]
+        in_time = [each for each in options if each.measured_latency.mean_ms <= remaining_ms]
+        if in_time:
+            return max(in_time, key=lambda each: each.measured_accuracy).name
+        return min(options, key=lambda each: each.measured_latency.mean_ms).name
 
     def _finding_for(self, stage: str) -> Finding | None:
         before = self._pipeline.edges_to[stage]

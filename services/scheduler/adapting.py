@@ -7,6 +7,7 @@ from typing import Any
 
 from gati.errors import GatiError
 from services.scheduler.models import Model
+from services.scheduler.reasons import without_folders
 from services.supervisor import Supervised
 from services.wire.client import connect_to
 from services.wire.codec import Service
@@ -34,7 +35,7 @@ async def _model(model: Model) -> dict[str, Any]:
     try:
         found = await model.statistics()
     except GatiError as error:
-        return {**row, "error": str(error)}
+        return {**row, "error": without_folders(str(error))}
     row["versions"] = [_version(each) for each in found.versions or ()]
     memory = found.memory
     if memory is not None:
@@ -80,11 +81,11 @@ async def _retraining(adaptation: Supervised | None) -> tuple[dict[str, dict[str
             client = connect_to(_SERVICE, await adaptation.address())
             await client.connect()
     except (GatiError, TimeoutError) as error:
-        return {}, f"the adaptation process does not answer: {error or adaptation.cause}"
+        return {}, without_folders(f"the adaptation process does not answer: {error or adaptation.cause}")
     try:
         found = await client.call("status", timeout_s=_TIMEOUT_S)
     except GatiError as error:
-        return {}, f"the adaptation process does not answer: {error}"
+        return {}, without_folders(f"the adaptation process does not answer: {error}")
     finally:
         await client.close()
     return {each.model: _attempts(each) for each in found}, None

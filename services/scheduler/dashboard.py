@@ -14,6 +14,7 @@ from fastapi.responses import RedirectResponse, Response
 from services.again import keep_on
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
+from services.scheduler.reasons import without_folders
 
 _FLOAT = struct.Struct("<f")
 _INTERVAL_S = 1.0
@@ -59,10 +60,10 @@ class Dashboard:
 
     async def _look(self) -> None:
         if self._model.sleep.asleep:
-            self.state.source("paused", self._model.cause)
+            self.state.source("paused", without_folders(self._model.cause))
             return
         if not self._model.ready:
-            self.state.source("reconnecting", self._model.cause)
+            self.state.source("reconnecting", without_folders(self._model.cause))
             return
         self.state.source("running")
         found = await self._model.statistics()  # also updates the model's versions

@@ -16,8 +16,8 @@ from services.scheduler import documents
 from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
+from services.scheduler.reasons import without_folders
 from services.scheduler.replicas import Replica
-from services.scheduler.replies import without_folders
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
 router = APIRouter(tags=["operations"])

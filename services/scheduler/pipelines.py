@@ -83,10 +83,14 @@ class ServedPipeline:
                 }
                 await asyncio.sleep(0)  # the tasks start, so their stages are no longer in `run.ready`
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                failed = [error for task in done if (error := task.exception()) is not None]
+                if failed:  # all were asked for theirs, or asyncio would log the others
+                    raise failed[0]
                 answer.stages += [task.result() for task in done]
         finally:
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         answer.label = run.answer or ""
         answer.skipped = [name for name in self.pipeline.stages if name in run.skipped]
         if self.replanning is not None:
@@ -104,7 +108,9 @@ class ServedPipeline:
         started_ms = timing.elapsed_ms()
         if started_ms >= timing.timeout_ms:
             raise DeadlineError(f"the deadline passed before stage '{name}'")
-        step = run.start(name, started_ms)
+        options = self.pipeline.stages[name].options
+        usable = [option for option in options if self._models[name, option].available]
+        step = run.start(name, started_ms, usable)
         model = self._models[name, step.option]
         slo_ms = None
         if timing.latency_slo_ms is not None and not run.labels:

@@ -119,6 +119,10 @@ def place(value: Any) -> str | None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_PLACE:
         raise RequestError(f"`place` is {_shown(value)!r}; give a name of 1 to {_LONGEST_PLACE} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, from a form in a strange charset
+        raise RequestError("`place` is not valid Unicode") from error
     return value
 
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from gati.errors import GatiError
 from gati.pipelines import LivePlanner
 from services.scheduler.models import Model
+from services.scheduler.replicas import Replica
 
 _log = logging.getLogger("gati.scheduler")
 
 _LARGEST_PART = 0.05  # largest share of the time that planning takes, in one thread
 
 
-class _Known(NamedTuple):
-    """The counts of a model at the last call."""
+class _Audited(NamedTuple):
+    """The audits of one replica's active version, as counted at some time."""
 
-    version: str
     audits: int
     losses: int
 
@@ -38,7 +38,8 @@ class Replanning:
         self._options: dict[Model, list[tuple[str, str]]] = {}  # stages and options that each model serves
         for option, model in models.items():
             self._options.setdefault(model, []).append(option)
-        self._known: dict[Model, _Known] = {}
+        self._certified: dict[Model, tuple[str, str | None]] = {}  # the version and certificate taken in
+        self._audited: dict[Model, dict[Replica, _Audited]] = {}  # since then
         self._task: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
 
@@ -72,18 +73,33 @@ class Replanning:
             if not model.ready:
                 continue
             active = model.active
-            audits, losses = active.audits or 0, active.losses or 0
-            known = self._known.get(model)
-            if known is None or known.version != active.version or audits < known.audits:
-                counted = _counted(model.certificate(active.version))
-                self._planner.certify(options, counted, active.agreement)
-                # Earlier audits are not used: the planner has no other figures of their requests.
-                known = _Known(active.version, audits, losses)
-            lost = max(0, losses - known.losses)
-            agreed = max(0, audits - known.audits - lost)
+            if self._certified.get(model) != (certified := (active.version, active.certificate_id)):
+                self._certified[model], self._audited[model] = certified, {}
+                self._planner.certify(options, _counted(model.certificate(active.version)), active.agreement)
+            agreed, lost = self._new_audits(model, active.version)
             if agreed or lost:
                 self._planner.audit(*options[0], agreed=agreed, lost=lost)
-            self._known[model] = _Known(active.version, audits, losses)
+
+    def _new_audits(self, model: Model, version: str) -> tuple[int, int]:
+        """How many audits since the last call agreed, and how many did not.
+
+        By replica: one that comes, or comes back, has counted audits of requests that the planner has no
+        other figures of, and one that goes takes nothing away.
+        """
+        known, agreed, lost = self._audited[model], 0, 0
+        for replica in model.replicas:
+            found = (
+                [each for each in replica.info.versions if each.version == version] if replica.ready else []
+            )
+            if not found:
+                continue
+            now = _Audited(found[0].audits or 0, found[0].losses or 0)
+            before = known.get(replica, now)
+            known[replica] = now
+            if now.audits > before.audits:
+                more = min(max(0, now.losses - before.losses), now.audits - before.audits)
+                agreed, lost = agreed + now.audits - before.audits - more, lost + more
+        return agreed, lost
 
 
 def _counted(certificate: dict[str, Any] | None) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from typing import Any
 
 import orjson
@@ -12,13 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gati.errors import GatiError, NotAllowedError
+from services.scheduler.reasons import without_folders
 from services.scheduler.scheduler import scheduler_of
 
 _log = logging.getLogger("gati.rest")
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
-
-_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # the folders of paths in messages, which clients must not see
 
 
 class Json(Response):
@@ -53,15 +51,11 @@ def refused(request: Request, found: GatiError) -> Response:
         headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(1e3 * retry_after_s))))
     if scheduler_of(request).draining:
         headers.append((b"connection", b"close"))
-    if isinstance(found, NotAllowedError) and request.method == "GET":
-        # a browser then asks its user for the key
-        headers.append((b"www-authenticate", b'Basic realm="gati", charset="UTF-8"'))
+    if isinstance(found, NotAllowedError):
+        # for a page, a browser then asks its user for the key
+        asks = b'Basic realm="gati", charset="UTF-8"' if request.method == "GET" else b'Bearer realm="gati"'
+        headers.append((b"www-authenticate", asks))
     return error(found.http_status, without_folders(str(found)), *headers)
-
-
-def without_folders(message: str) -> str:
-    """Return a message for clients, without file paths of this machine."""
-    return _FOLDERS.sub("", message) if "/" in message else message
 
 
 def mistake(request: Request, found: Exception) -> Response:

@@ -16,7 +16,8 @@ from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
 from services.scheduler.protocol import HEADER_LENGTH, render_response
 from services.scheduler.reading import read_inference
-from services.scheduler.replies import BINARY, JSON, Json, Made, without_folders
+from services.scheduler.reasons import without_folders
+from services.scheduler.replies import BINARY, JSON, Json, Made
 from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
 from services.wire.tensors import BYTES

@@ -108,7 +108,7 @@ def encode_parts(
             body.write(TBinaryProtocol(frame))
         else:
             frame.write(_encode(body, [type(body), spec]))
-    except (TException, TypeError, struct.error, OverflowError) as error:
+    except (TException, TypeError, struct.error, OverflowError, UnicodeError) as error:
         raise RequestError(f"cannot be encoded in Thrift: {error}") from error
     length = sum(map(len, frame.parts)) - _LENGTH.size
     if length > limits.frame_bytes:

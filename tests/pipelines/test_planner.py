@@ -153,3 +153,26 @@ def test_labels_from_probabilities() -> None:
     assert groups.rows(rows).tolist() == [0, 1]
     with pytest.raises(DataError, match=r"an answer has shape \[3\] but the pipeline names 4 classes"):
         groups([0.2, 0.3, 0.5])
+
+
+def test_an_option_that_cannot_answer_is_not_chosen() -> None:
+    two = stage(option(0.7, 1.0), option(0.8, 2.0), option(0.9, 4.0))
+    found = pipeline({"a": two}, *[])
+    names = list(found.stages["a"].options)
+    assert Planner(found, "static").begin(20.0).start("a", 0.0).option == names[2]
+    for slo_ms, usable, expected in (
+        (20.0, names[:2], names[1]),
+        (1.5, names[1:], names[1]),
+        (20.0, names, names[2]),
+        (20.0, [], names[2]),  # none: whatever is planned
+    ):
+        run = Planner(found, "static").begin(slo_ms)
+        assert run.start("a", 0.0, usable).option == expected
+        run.finish("a", "x", 1.0)
+        assert run.done
+
+
+def test_without_enough_time_the_fastest_usable_option_is_taken() -> None:
+    found = pipeline({"a": stage(option(0.7, 1.0), option(0.9, 4.0), option(0.8, 3.0))}, *[])
+    names = list(found.stages["a"].options)
+    assert Planner(found, "static").begin(1.2).start("a", 0.0, names[1:]).option == names[2]

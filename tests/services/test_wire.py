@@ -43,6 +43,7 @@ from services.wire.gen.ttypes import (
     InferResponse,
     ServiceError,
     Tensor,
+    VersionSource,
 )
 from services.wire.handshake import client_tls, server_tls
 from services.wire.server import WireServer
@@ -635,3 +636,8 @@ def test_other_bytes_are_texts_or_refused(data: bytes, shape: list[int]) -> None
         assert "\n" not in str(error)
     else:
         assert text_tensor(found).data == data and len(found) == shape[0]
+
+
+def test_half_a_surrogate_pair_cannot_be_encoded() -> None:
+    with pytest.raises(RequestError, match="cannot be encoded"):
+        encode("load", 1, 1, VersionSource("\ud800"), Limits())
