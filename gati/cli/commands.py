@@ -193,7 +193,7 @@ def evaluate(
 ) -> None:
     """Measure gain, agreement and latency on inputs that explore has not seen.
 
-    The network alone and Gati take turns at every request, in one process.
+    The network alone and Gati take turns in one process, 64 requests each.
     """
     from gati.composition.composition import Composition
     from gati.exploration.library import Library

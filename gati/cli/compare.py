@@ -33,10 +33,12 @@ def bench(
 ) -> None:
     """Compare Gati with the network on every available backend, and with published early exits.
 
-    All take turns at every request, in one process. The result is stored as DIR/bench.json for gati report.
+    All take turns in one process, 64 requests each. The result is stored as DIR/bench.json for gati report.
     """
     from gati.files import atomic_write_text
 
+    if threads is None:
+        options.threads_as_explored(directory)
     result = gati.bench(
         directory,
         data,

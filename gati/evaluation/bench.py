@@ -51,8 +51,9 @@ _BATCH = 64
 _BINS = 40
 _PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
 _METHOD = (
-    "One process, batch size 1. Every method answers every request, and the order rotates by one with each "
-    "request. A repetition is one pass over all inputs; ratios compare means within a repetition. "
+    "One process, batch size 1. Every method answers every request, in turns of 64 requests in a row, after "
+    "a few untimed ones; who begins changes with each turn. A repetition is one pass over all inputs; ratios "
+    "compare means within a repetition. "
     "Throughput: each client is a thread with one request in flight. Segment backends batch waiting inputs "
     "at segment boundaries (for the plain network, at its input); graph backends run one single-threaded "
     "graph per core. Lookups are inline."

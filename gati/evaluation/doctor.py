@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.caches import DEFAULT_VARIANTS
 from gati.costs.profile import measure_profile
 from gati.engine.backends import BACKENDS, Backend, GraphBackend
 from gati.engine.engine import Engine
@@ -121,7 +120,7 @@ def doctor(
     specifications: tuple[Specification, ...] = ()
     explore = None
     if cut is not None and answered is not None:
-        costs = partial(_specifications, cut, loaded, budget_s)
+        costs = partial(_specifications, cut, loaded, blocks, budget_s)
         specifications = examination.ask("caches", costs) or ()
         engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
         if inputs is not None and specifications:
@@ -278,7 +277,7 @@ def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float
 def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: _Examination) -> _Cut:
     example = answered.example[:2]
     example = example if len(example) == 2 else torch.cat((example, example))
-    places = find_places(loaded.module, pattern, example, DEFAULT_VARIANTS)
+    places = find_places(loaded.module, pattern, example, wanted(None, pattern, 1).variants)
     if places.note:
         examination.note("blocks", places.note)
     traced = trace(loaded.module, example, places.names)
@@ -290,9 +289,11 @@ def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
     return Rates(answered.seconds / len(answered.example), measured)
 
 
-def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
-    """Return what `explore` would train by default, with the cost of each lookup."""
-    asked = for_tokens(wanted(None, None, students_for(budget_s)), cut.traced, loaded.preprocessing.tensors)
+def _specifications(
+    cut: _Cut, loaded: LoadedModel, blocks: str | None, budget_s: float
+) -> tuple[Specification, ...]:
+    """Return what `explore` would train at these blocks by default, with the cost of each lookup."""
+    asked = for_tokens(wanted(None, blocks, students_for(budget_s)), cut.traced, loaded.preprocessing.tensors)
     measure = measured_costs(cut.traced, loaded.module)
     return specify(cut.traced, loaded.module, cut.profile, asked, measure)
 

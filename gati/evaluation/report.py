@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gati.composition.composition import Composition
-from gati.composition.pareto import ParetoPoint, pareto, read_frontier
-from gati.composition.plans import Settings
+from gati.composition.pareto import ParetoPoint, read_frontier
 from gati.documents import values_of
-from gati.errors import GatiError
 from gati.evaluation.bench_result import Bench, BenchRow
 from gati.evaluation.charts import Point, bars, distribution, scatter
 from gati.evaluation.evaluate import Evaluation
@@ -125,14 +123,9 @@ def _measured(load: Callable[[Path], Measured], path: Path, chosen: Composition)
 
 
 def _frontier(library: Library) -> tuple[tuple[ParetoPoint, ...], str]:
-    """Return the stored frontier or a new one; if neither, say why."""
+    """Return the stored frontier; without one, say why. To make one uses the certify split."""
     path = library.directory / "pareto.json"
-    if path.is_file():
-        return read_frontier(path), ""
-    try:
-        return pareto(library.directory, Settings()), ""
-    except GatiError as error:
-        return (), str(error)
+    return (read_frontier(path), "") if path.is_file() else ((), "No trade-off was computed yet.")
 
 
 def _page(facts: _Facts) -> str:
