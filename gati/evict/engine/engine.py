@@ -20,6 +20,7 @@ from gati.evict.engine.decoder import Decoder
 from gati.evict.engine.generation import Ending, Generation, GenerationRequest, NextToken
 from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
 from gati.evict.engine.planning import PlannedStep, plan_step
+from gati.evict.engine.turns import WaitingLine, work_of
 
 _RETRY_AFTER_S = 1.0
 
@@ -80,7 +81,7 @@ class PrefixEngine:
         """Join the pool. Raises EvictError for an unknown policy or predictor, and sizes that do not fit."""
         self.decoder = decoder
         self.limits = limits or PrefixEngineLimits()
-        self._end = decoder.settings.end
+        self._end, self._growth = decoder.settings.end, decoder.settings.cost_growth
         self._sink = sink
         self._clock = clock
         self._pool = pool
@@ -93,7 +94,7 @@ class PrefixEngine:
         )
         self._arrived: deque[Generation] = deque()
         self._cancelled: deque[Generation] = deque()
-        self._waiting: deque[Generation] = deque()
+        self._waiting = WaitingLine()
         self._running: list[Generation] = []  # in the order of their admission
         self._stepping = threading.RLock()
         # guards requests, pages and counts; acquired after `_stepping`, and free while a batch is computed
@@ -147,8 +148,10 @@ class PrefixEngine:
                 planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
             if planned is None:
                 return False
+            began_s = self._clock()
             logits = self.decoder(planned.batch, self._pages.cache)
             with self._changing:
+                self._waiting.took(self._clock() - began_s, planned.work(self._growth))
                 self._sample(planned, logits)
             return True
 
@@ -251,31 +254,36 @@ class PrefixEngine:
         while self._cancelled:
             cancelled.append(self._cancelled.popleft())
         while self._arrived:  # second: what is cancelled by then has arrived
-            self._waiting.append(self._arrived.popleft())
+            generation = self._arrived.popleft()
+            known = self._pages.ready(self._names(generation)) * self._pages.page_tokens
+            self._waiting.enter(generation, work_of(known, len(generation.tokens), self._growth))
         for generation in cancelled:
             if generation.ending is None:
-                if generation in self._waiting:
-                    self._waiting.remove(generation)
+                self._waiting.leave(generation)
                 self._finish(generation, Ending.CANCELLED)
 
+    def _names(self, generation: Generation) -> list[bytes]:
+        if generation.names is None:  # the last token is always computed, for its successor
+            generation.names = self._pages.names(generation.tokens[:-1])
+        return generation.names
+
     def _admit(self) -> None:
-        """Admit requests in order of arrival while pages are available."""
+        """Admit requests, by their turns, while pages are available."""
         while self._waiting and len(self._running) < self.limits.most_running:
-            generation = self._waiting[0]
+            generation = self._waiting.first
             try:
                 self._check_budget(generation)  # the budget may have shrunk since it arrived
             except RequestError as error:
-                self._waiting.popleft()
+                self._waiting.leave(generation)
                 generation.error = error
                 self._finish(generation, Ending.FAILED)
                 continue
             request = generation.request
-            if generation.names is None:  # the last token is always computed, for its successor
-                generation.names = self._pages.names(generation.tokens[:-1])
-            table = self._pages.open(generation.names, generation.longest, self._clock(), request.goes_on)
+            names = self._names(generation)
+            table = self._pages.open(names, generation.longest, self._clock(), request.goes_on)
             if table is None:
                 return
-            self._waiting.popleft()
+            self._waiting.leave(generation)
             generation.table = table
             self._running.append(generation)
             if not generation.admitted:
@@ -336,7 +344,7 @@ class PrefixEngine:
         """Take a request's pages away: it is recomputed when pages are free, and continues where it was."""
         self._leave(generation)
         generation.computed, generation.names = 0, None
-        self._waiting.appendleft(generation)
+        self._waiting.enter_again(generation)
         self._counts["restarted"] += 1
 
     def _leave(self, generation: Generation) -> None:

@@ -67,6 +67,7 @@ class Generation:
     arrived_s: float
     listener: Callable[[NextToken], None] | None = None
     tokens: list[int] = field(default_factory=list)  # prompt and generated tokens
+    turn_s: float = 0.0  # of those that wait, and of prompts that are computed, the lowest goes first
     computed: int = 0  # leading tokens whose keys and values are in pages
     names: list[bytes] | None = None  # of its pages, once computed
     table: PageTable | None = None

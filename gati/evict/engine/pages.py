@@ -220,6 +220,10 @@ class PrefixPages:
         self.counts["hit"] += ready
         return PageTable(names, ids, ready)
 
+    def ready(self, names: Sequence[bytes]) -> int:
+        """How many leading pages of these names are computed now."""
+        return self._leading_ready(names[: self._leading(names)])
+
     def known(self, table: PageTable, tokens: int) -> int:
         """Number of computed leading tokens, at least `tokens`: other requests may have computed more."""
         page = tokens // self.page_tokens

@@ -10,6 +10,7 @@ import torch
 from gati.evict.engine.decoder import Stretch, TokenBatch
 from gati.evict.engine.generation import Generation
 from gati.evict.engine.pages import PageTable, PrefixPages
+from gati.evict.engine.turns import work_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class PlannedStep:
 
     batch: TokenBatch
     samples: list[Generation]
+
+    def work(self, growth: float) -> float:
+        """How much is computed, as `gati.evict.engine.turns.work_of` has it."""
+        found = ((each.before, each.before + each.stop - each.start) for each in self.batch.stretches)
+        return sum(work_of(start, stop, growth) for start, stop in found)
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,13 @@ class _Share:
 def plan_step(running: Sequence[Generation], pages: PrefixPages, chunk_tokens: int) -> PlannedStep | None:
     """Choose tokens for a step, and count them as computed; None if there is nothing to do.
 
-    Requests whose prompts are computed get one token each. The others share `chunk_tokens` tokens,
-    in order of arrival. A page that an earlier request of the same step computes counts as computed for a
-    later one: every layer writes all keys and values before it reads any.
+    Requests whose prompts are computed get one token each. The others share `chunk_tokens` tokens, by their
+    turns. A page that an earlier request of the same step computes counts as computed for a later one: every
+    layer writes all keys and values before it reads any.
     """
     shares = []
     left = chunk_tokens
-    for generation in running:
+    for generation in sorted(running, key=lambda each: each.turn_s):
         table = generation.table
         if table is None:
             continue

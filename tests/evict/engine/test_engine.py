@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from gati import evict
 from gati.errors import EvictError, ModelError, OverloadError, RequestError, UnavailableError
+from gati.evict.engine import turns
 from gati.evict.engine.access import AccessFile
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
@@ -213,7 +214,10 @@ def test_cancelling_what_another_request_waits_for_leaves_it_to_that_one() -> No
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_pages_whose_prefix_was_never_computed_are_found_again_and_not_lost(policy: str) -> None:
+def test_pages_whose_prefix_was_never_computed_are_found_again_and_not_lost(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)  # the order of arrival
     running = engine(24, KeptPrefixes(policy), chunk_tokens=1)
     prompt = [5, 6, 7, 8, 9]
     conversation = [*prompt, *generated(engine(), prompt, 12).generated, 1, 2]
@@ -235,8 +239,11 @@ def test_pages_whose_prefix_was_never_computed_are_found_again_and_not_lost(poli
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_pages_that_a_request_finds_stay_while_room_is_made_for_its_others(policy: str) -> None:
+def test_pages_that_a_request_finds_stay_while_room_is_made_for_its_others(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found are pages that lost the page before them, and then got it back."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)  # the order of arrival
     running = engine(16, KeptPrefixes(policy), chunk_tokens=8)
     prompt = [5, 6, 7, 8, 9, 1, 2, 3, 4]
     talking = running.submit(request(prompt, 20))
