@@ -57,10 +57,6 @@ class DecayedCounts(Generic[_Key]):
         total = sum(self._weights.values())
         return {key: weight / total for key, weight in self._weights.items()} if total > 0.0 else {}
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._weights.clear()
-
     def copy(self) -> Self:
         """An independent copy."""
         found = copy.copy(self)
@@ -137,11 +133,6 @@ class DecayedHistogram(DecayedCounts[int]):
         if not atoms:
             return None
         return Distribution(tuple(value for value, _ in atoms), tuple(share for _, share in atoms))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        super().clear()
-        self._sums.clear()
 
     def copy(self) -> Self:
         """An independent copy."""

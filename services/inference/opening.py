@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
@@ -101,17 +102,22 @@ class Opener:
         if not is_exact(engine):
             example = engine.traced.example()[:1]
             cost = reference_cost(self._open_reference(model).engine, engine, example)
-        runner = open_runner(engine, workers=self._settings.workers)
-        opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
-        if chosen is not None and model.library is not None:
-            served = Served(engine, model, model.library, chosen)
-            settings = _settings(served, folder) if can_probe(served) else ()
-            probe = Probe(served, settings) if settings else None
-            opened = replace(opened, settings=settings, probe=probe, nested=folder is None)
-        if not engine.exits or not is_exact(engine):
-            return opened
-        base = open_runner(engine, early=False, workers=self._settings.workers)
-        return replace(opened, base=base, base_times=_warm_up(engine, base))
+        with ExitStack() as if_it_fails:  # whoever follows a repository tries again and again
+            if_it_fails.callback(engine.close)
+            runner = open_runner(engine, workers=self._settings.workers)
+            if_it_fails.callback(runner.close)
+            opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
+            if chosen is not None and model.library is not None:
+                served = Served(engine, model, model.library, chosen)
+                settings = _settings(served, folder) if can_probe(served) else ()
+                probe = Probe(served, settings) if settings else None
+                opened = replace(opened, settings=settings, probe=probe, nested=folder is None)
+            if engine.exits and is_exact(engine):
+                base = open_runner(engine, early=False, workers=self._settings.workers)
+                if_it_fails.callback(base.close)
+                opened = replace(opened, base=base, base_times=_warm_up(engine, base))
+            if_it_fails.pop_all()
+        return opened
 
     @_in_new_thread
     def open_setting(self, setting: Setting) -> OpenedEngine:

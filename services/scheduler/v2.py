@@ -36,12 +36,14 @@ async def server() -> dict[str, Any]:
     return {"name": "gati", "version": __version__, "extensions": _EXTENSIONS}
 
 
+@router.head("/v2/health/live", include_in_schema=False)
 @router.get("/v2/health/live", summary="Whether the scheduler runs")
 async def live() -> dict[str, bool]:
     """Return `live`, which is true whenever the server can reply."""
     return {"live": True}
 
 
+@router.head("/v2/health/ready", include_in_schema=False)
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
     """200 if all models except unloaded ones are ready or asleep, and it is not stopping; otherwise 503."""

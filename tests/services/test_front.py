@@ -87,6 +87,7 @@ def test_with_a_key_the_cause_is_told_without_folders() -> None:
             (await client.get("/v2/models/m/ready")).json()["error"],
             (await client.post("/v2/repository/index")).json()[0]["reason"],
             (await client.post("/v2/models/m/infer", json=BODY)).json()["error"],
+            (await client.get("/v1/adaptation")).json()["models"][0]["error"],
         ]
         for each in told:
             assert "status 1" in each and "model.py" in each and "secret" not in each and "/root" not in each
@@ -95,6 +96,16 @@ def test_with_a_key_the_cause_is_told_without_folders() -> None:
 
 
 BODY = {"inputs": [{"name": "input", "shape": [1], "datatype": "FP32", "data": [1]}]}
+
+
+def test_who_is_not_let_in_is_told_how_to_ask() -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        for method, scheme in (("GET", "Basic"), ("POST", "Bearer")):
+            reply = await client.request(method, "/v2/models/m/infer")
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"].startswith(f'{scheme} realm="gati"')
+
+    run(test, api_key="one")
 
 
 def test_who_is_not_let_in_is_counted() -> None:

@@ -64,7 +64,8 @@ def test_rights_are_those_of_the_key(file: Path, caplog: pytest.LogCaptureFixtur
             for key, expected in let_in.items():
                 found = [await status(*each, key) for each in (read, infer, manage)]
                 assert tuple(found) == expected, key
-            assert await status("GET", "/v2/health/live", "") == 200
+            for method in ("GET", "HEAD"):
+                assert await status(method, "/v2/health/live", "") == 200
 
     with caplog.at_level(logging.INFO, "gati"):
         asyncio.run(main())
