@@ -27,10 +27,11 @@ class ShadowLru:
         if upper is not None:
             order[upper] = None
         held = [run.ids[0] for run in path] if tree.flat else ids[:hits]
-        if not self._gone.isdisjoint(held):
+        if self._gone:  # seldom
             there = [block not in self._gone for block in held]
-            held = [*compress(held, there)] if tree.flat else held[: there.index(False)]
-        self._gone.difference_update(ids)
+            if not all(there):
+                held = [*compress(held, there)] if tree.flat else held[: there.index(False)]
+            self._gone.difference_update(ids)
         missing = tree.missing(ids, hits)
         if missing:
             path = path + tree.extend(path, missing, request)
@@ -60,4 +61,5 @@ class ShadowLru:
                 del order[run]
             self.left += tree.trim(run, taken)[0]
         self.held.difference_update(self.left)
-        self._gone.difference_update(self.left)
+        if self._gone:
+            self._gone.difference_update(self.left)
