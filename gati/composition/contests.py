@@ -134,15 +134,17 @@ def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chose
     """Drop exits that save little once the others use the budget, or little for what they add to a miss.
 
     Each exit more is one more choice among many, and the best of many does better here than on new inputs.
+    All that are dropped together save less than `TRIFLE`.
     """
+    most_ms = (1.0 + TRIFLE) * instance.outcome(chosen).mean_latency_ms
     for trial in [trial for trial, _ in chosen]:
         fewer = tuple(pair for pair in chosen if pair[0] != trial)
         if instance.outcome(fewer).disagreements > budget + ROUNDING:
             continue
         fewer = _refitted(instance, fewer, budget)
         before, after = instance.outcome(chosen), instance.outcome(fewer)
-        least = max(TRIFLE, REPAYS * float(instance.penalty_ms[trial]) / instance.base_ms)
-        if after.mean_latency_ms <= (1.0 + least) * before.mean_latency_ms:
+        repaid = 1.0 + REPAYS * float(instance.penalty_ms[trial]) / instance.base_ms
+        if after.mean_latency_ms <= max(most_ms, repaid * before.mean_latency_ms):
             chosen = fewer
     return chosen
 

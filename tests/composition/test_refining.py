@@ -129,7 +129,7 @@ def test_a_walk_ends_where_one_that_counts_every_setting_ends(tmp_path: Path, se
 @pytest.mark.slow
 def test_it_ends_beyond_the_setting_where_a_walk_without_them_ends(tmp_path: Path) -> None:
     farther = 0
-    for seed in range(6):
+    for seed in range(12):
         library, engine, proposal = proposed(tmp_path / str(seed), seed, each=100)
         _, position = proposal.walk(EngineOutcomes(library, CERTIFY, engine))
         farther += position not in (None, *proposal.main)

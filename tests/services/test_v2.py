@@ -166,7 +166,7 @@ BROKEN: list[tuple[str, int, Any, str]] = [
     (
         "empty batch", 400,
         {"inputs": [{"name": "input", "datatype": "FP32", "shape": [0, 1, 6, 6], "data": []}]},
-        "a batch of 0 inputs; send 1 to 64",
+        "a batch of 0 inputs; send 1 to 16",
     ),
     ("priority", 400, request() | {"parameters": {"priority": 99}}, "`priority` is 99; give a whole number"),
     ("slo", 400, request() | {"parameters": {"latency_slo_ms": -1}}, "`latency_slo_ms` is '-1'; give"),
