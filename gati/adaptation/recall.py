@@ -188,8 +188,7 @@ class Recall:
 
         `alone`: the reference answers the request if memory does not.
         """
-        sketched = None if place is None else sketch(x)
-        if place is None or sketched is None or not np.isfinite(sketched).all():
+        if place is None or not np.isfinite(sketched := sketch(x)).all():
             with self._lock:
                 for ladder in self._ladders:
                     ladder.passed()

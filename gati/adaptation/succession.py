@@ -151,16 +151,13 @@ class Succession(Roster[Deployed]):
         if post.version.number:  # the library's own caches may be tried again
             self.unproven.add(post.version.number)
 
-    def _in_use(self) -> list[Post[Deployed]]:
-        return [post for post in (self.serving, self.trial, self.first) if post is not None]
-
     def _retire(self) -> None:
         """Watch only versions that may answer: of the others, the file keeps what is known."""
-        self.standing.watch_only({_identity(post) for post in self._in_use()})
+        self.standing.watch_only({_identity(post) for post in self.in_use})
 
     def _heard(self, identity: str, event: Event, *, rest: bool) -> None:
         # by identity: the watches stay, and must not keep the engines of versions that left
-        for post in self._in_use():
+        for post in self.in_use:
             if _identity(post) == identity and post.after_memory == rest:
                 self.heard(post, event)
                 return

@@ -21,7 +21,7 @@ from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan, Settings, describe, plan_published, problem_of
 from gati.composition.problem import Candidate, Selection
 from gati.composition.risk import smoothed_loss
-from gati.composition.search import ROUNDING, Frontier, Searcher, improve_within, search_frontier
+from gati.composition.search import ROUNDING, Frontier, improve_own, search_frontier
 from gati.exploration.library import Library
 from gati.types import Placement, Trial
 
@@ -141,20 +141,12 @@ def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chose
         fewer = tuple(pair for pair in chosen if pair[0] != trial)
         if instance.outcome(fewer).disagreements > budget + ROUNDING:
             continue
-        fewer = _refitted(instance, fewer, budget)
+        fewer = improve_own(instance, fewer, budget)
         before, after = instance.outcome(chosen), instance.outcome(fewer)
         repaid = 1.0 + REPAYS * float(instance.penalty_ms[trial]) / instance.base_ms
         if after.mean_latency_ms <= max(most_ms, repaid * before.mean_latency_ms):
             chosen = fewer
     return chosen
-
-
-def _refitted(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
-    """The same exits, or some of them, at their best cuts within the budget."""
-    may_cut = np.zeros_like(instance.may_cut)
-    for trial, _ in chosen:
-        may_cut[trial] = instance.may_cut[trial]
-    return improve_within(Searcher(replace(instance, may_cut=may_cut)), chosen, budget, thorough=False)
 
 
 def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:

@@ -27,7 +27,7 @@ from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.instance import Chosen, Instance
 from gati.composition.replay import Replay
 from gati.composition.risk import smoothed_loss
-from gati.composition.search import Searcher, improve_within
+from gati.composition.search import improve_own
 
 MOST = 8  # settings between two neighbours
 LOOSENED = 0.5  # share of the added risk up to which old exits are loosened before new ones are tested
@@ -80,12 +80,8 @@ def _loosened(
     if not strict.chosen or _exits(strict) == _exits(loose):
         return []
     at_strict, at_loose = (risky.outcome(each.chosen).disagreements for each in (strict, loose))
-    may_cut = np.zeros_like(risky.may_cut)
-    for trial, cut in strict.chosen:
-        may_cut[trial, cut - 1 :] = risky.may_cut[trial, cut - 1 :]
-    searcher = Searcher(replace(risky, may_cut=may_cut))
     budget = at_strict + LOOSENED * max(0.0, at_loose - at_strict)
-    chosen = improve_within(searcher, strict.chosen, budget, thorough=False)
+    chosen = improve_own(risky, strict.chosen, budget, only_loosen=True)
     outcome = instance.outcome(chosen)
     faster = loose.outcome.mean_latency_ms < outcome.mean_latency_ms < strict.outcome.mean_latency_ms
     return [ExactChoice(chosen, outcome, 0.0, SEARCH)] if faster and _nested(strict.chosen, chosen) else []

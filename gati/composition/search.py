@@ -172,6 +172,15 @@ def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thoroug
     return _descend(searcher, chosen, pick, value, tighten=thorough)
 
 
+def improve_own(instance: Instance, chosen: Chosen, budget: float, *, only_loosen: bool = False) -> Chosen:
+    """As `improve_within` with these exits alone, some of which may go; `only_loosen`: none gets stricter."""
+    may_cut = np.zeros_like(instance.may_cut)
+    for trial, cut in chosen:
+        first = cut - 1 if only_loosen else 0
+        may_cut[trial, first:] = instance.may_cut[trial, first:]
+    return improve_within(Searcher(replace(instance, may_cut=may_cut)), chosen, budget, thorough=False)
+
+
 Pick = Callable[[Moves], tuple[float, int, int]]
 Value = Callable[[float, float], float]
 

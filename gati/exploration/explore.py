@@ -30,9 +30,9 @@ from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
-from gati.model.data import lasting_source
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
+from gati.model.source import lasting_source
 from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
 

@@ -68,6 +68,11 @@ class Roster(ABC, Generic[Version]):
         return f"{said}, {watched.level} of {watched.settings} settings proven"
 
     @property
+    def in_use(self) -> list[Post[Version]]:
+        """The versions that answer, or may do so later; one may be there twice."""
+        return [post for post in (self.serving, self.trial, self.first) if post is not None]
+
+    @property
     def _proving(self) -> Post[Version]:
         return self.trial or self.serving
 
@@ -110,7 +115,7 @@ class Roster(ABC, Generic[Version]):
 
     def is_after_memory(self, post: Post[Version]) -> bool:
         """Whether a version is judged by the requests that memory leaves; other versions do not follow it."""
-        return self.after_memory and any(post is each for each in (self.serving, self.trial, self.first))
+        return self.after_memory and any(post is each for each in self.in_use)
 
     def follow_memory(self, share: float | None, level: int = 1) -> None:
         """Call after each request, with the share that memory answers next to caches; None if it may not.
@@ -121,7 +126,7 @@ class Roster(ABC, Generic[Version]):
         self._waiting = max(0, self._waiting - 1)
         before, self._memory_level = self._memory_level, max(level, self._memory_level or 0)
         if before is not None and level > before:
-            for post in {self.serving, self.first, self.trial or self.serving}:
+            for post in self.in_use:
                 post.forget_rest()
             if self.after_memory and share is not None:
                 self._judge(after_memory=True)

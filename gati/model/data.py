@@ -71,17 +71,6 @@ def load_data(
     raise DataError(f"{what}: cannot read {text} as data; give {_FORMS}")
 
 
-def lasting_source(source: Any) -> str:
-    """The name of a source of `load_data`, with an absolute path, so that it is found from any folder."""
-    text = str(source)
-    if not isinstance(source, str | Path):
-        return text
-    place, colon, name = text.rpartition(":")
-    if place.endswith(".py"):
-        return f"{Path(place).resolve()}{colon}{name}"
-    return str(Path(text).resolve()) if Path(text).exists() else text
-
-
 def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Tensor:
     """Read image files as one batch of the network's inputs, float32 [n, C, H, W].
 

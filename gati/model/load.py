@@ -22,7 +22,7 @@ from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoin
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
-from gati.model.source import import_object, import_timm, import_torchvision, near
+from gati.model.source import import_object, import_timm, import_torchvision, lasting_source, near
 from gati.model.text import TOKENIZER, read_tokenizer
 
 _FORMS = (
@@ -119,17 +119,7 @@ def load_model(
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
     known = given or recipe.preprocessing is not None
     told = given or (known and not recipe.is_published)
-    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note, known, told)
-
-
-def _lasting(source: str) -> str:
-    """Make paths absolute, so that a cache library finds its model from any folder."""
-    place, colon, name = source.rpartition(":")
-    if source.endswith(".pt2") or Path(source).is_dir():
-        return str(Path(source).resolve())
-    if place.endswith(".py"):
-        return f"{Path(place).resolve()}{colon}{name}"
-    return source
+    return LoadedModel(module, lasting_source(source), path, weights, preprocessing, named, note, known, told)
 
 
 def _recipe(source: str) -> _Recipe:

@@ -88,12 +88,11 @@ class Replanning:
         """
         known, agreed, lost = self._audited[model], 0, 0
         for replica in model.replicas:
-            found = (
-                [each for each in replica.info.versions if each.version == version] if replica.ready else []
-            )
-            if not found:
+            versions = replica.info.versions if replica.ready else ()
+            found = next((each for each in versions if each.version == version), None)
+            if found is None:
                 continue
-            now = _Audited(found[0].audits or 0, found[0].losses or 0)
+            now = _Audited(found.audits or 0, found.losses or 0)
             before = known.get(replica, now)
             known[replica] = now
             if now.audits > before.audits:

@@ -28,9 +28,10 @@ from gati.exploration.prepare import fitted
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.exploration.state import RunState
-from gati.model.data import lasting_source, load_data
+from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
+from gati.model.source import lasting_source
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
