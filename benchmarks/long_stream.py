@@ -144,11 +144,7 @@ class Day:
     def _answered(self, x: Tensor) -> Row:
         adaptation = self._adaptation
         base = self._reference.base(x)[0]
-        base_ms = float("nan")
-        if self._turn % BASE_EVERY == 0:
-            began = time.thread_time()
-            adaptation.base(x)
-            base_ms = 1e3 * (time.thread_time() - began)
+        base_ms = adaptation.base_ms(x) if self._turn % BASE_EVERY == 0 else float("nan")
         answered = adaptation.answer(x, time_s=float(self._turn), place="camera", base=base)
         self._turn += 1
         given = answered.prediction

@@ -1,6 +1,6 @@
 """Serve trained neural networks with learned caches: an easy input leaves the network early.
 
-Every verb of the command line is a function here, with the same name:
+Verbs of the command line that need no server, camera or trace are functions here, with the same names:
 
     library = gati.explore("torchvision:resnet18", data="val.npz", out="runs/resnet18")
     composition = gati.compose("runs/resnet18", accuracy=0.99)

@@ -28,8 +28,8 @@ A message is one line: what was wrong, the value found, what is allowed, what to
         ├── RequestError      malformed: violates the protocol
         ├── TooLargeError     larger than the service accepts
         ├── NotFoundError     no such model, version, pipeline
-        ├── NotAllowedError   the key is missing or wrong
-        ├── ForbiddenError    the origin or the key is not permitted
+        ├── NotAllowedError   the key is missing, wrong, or lacks the right
+        ├── ForbiddenError    the origin or the host name is not permitted
         ├── MediaTypeError    an unsupported content type
         ├── OverloadError     too many requests are waiting; has a time for a retry
         ├── UnavailableError  not loaded yet, draining, or gone; may have a time for a retry
@@ -172,14 +172,14 @@ class NotFoundError(ServingError):
 
 
 class NotAllowedError(ServingError):
-    """The key that the service requires is missing or wrong."""
+    """The key that the service requires is missing, wrong, or lacks the right."""
 
     http_status = 401
     thrift_code = "FAILED_PRECONDITION"
 
 
 class ForbiddenError(ServingError):
-    """Refused because of the request's origin, or because its key lacks a permission."""
+    """Refused because of the request's origin or host name."""
 
     http_status = 403
     thrift_code = "FAILED_PRECONDITION"

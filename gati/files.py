@@ -18,9 +18,15 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file next to `path`, flush it to disk, then rename it into place.
 
+    A symbolic link stays one: what it leads to is written. A device or pipe is written to directly.
+
     **Raises:** `StorageError` when the disk is full or the folder is not writable.
     """
+    path = Path(os.path.realpath(path))
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            write(path)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         os.close(descriptor)

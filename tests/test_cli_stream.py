@@ -134,7 +134,8 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_stream_with_a_summary(library: Path, tmp_path: Path, number: signal.Signals) -> None:
     lines = tmp_path / "results.jsonl"
     endless = Camera(plays())
     command = [sys.executable, "-m", "gati", "stream", str(library), "--source", endless.url]
@@ -149,10 +150,10 @@ def test_ctrl_c_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> N
             preexec_fn=_heed_interrupts,
         )
         until(lambda: process.poll() is not None or (lines.exists() and lines.read_text() != ""))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, said
-    assert "ended by Ctrl-C" in said and "answers" in said and "Traceback" not in said
+    assert "ended by Ctrl-C or SIGTERM" in said and "answers" in said and "Traceback" not in said
 
 
 def test_replay_prints_a_row_a_version_and_writes_json(

@@ -91,6 +91,26 @@ def test_the_system_error_is_where_safetensors_writes_it(tmp_path: Path) -> None
         atomic_write(tmp_path / "cache.safetensors", nowhere)
 
 
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "elsewhere" / "results.json", tmp_path / "results.json"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    atomic_write_text(link, "{}")
+    assert link.is_symlink() and target.read_text() == "{}"
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        atomic_write_text(pipe, "{}")
+        assert os.read(reader, 10) == b"{}"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and list(tmp_path.iterdir()) == [pipe]
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"cannot write .*: .*choose a folder you may write to"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from gati.adaptation.deployments import Deployed
@@ -14,7 +17,7 @@ class AnsweringEngines:
     """Answers requests by the engine that serves, or without lookups by `base` or `reference`.
 
     Overlapped lookups reserve a core and confine the calling thread to the others. They are released when
-    another engine serves, when caches may not answer, and by `close`. Call it from one thread at a time.
+    another engine serves, when no lookups run, and by `close`. Call it from one thread at a time.
     """
 
     def __init__(self, base: Engine, reference: Engine) -> None:
@@ -25,10 +28,22 @@ class AnsweringEngines:
         """The answer to an input [1, ...]."""
         if decided.lookups:
             return self._looked_up(x, decided.deployed.served.engine)
+        self.close()
         if decided.may_hit:  # lookups only pause
             return self._base.base(x)[0]
-        self.close()
         return self._reference.base(x)[0]
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the calling thread the reserved core for a while."""
+        serving = self._serving
+        self.close()
+        try:
+            yield
+        finally:
+            if serving is not None:
+                serving.open()
+                self._serving = serving
 
     def close(self) -> None:
         """Release the reserved core; call it from the thread that answers."""

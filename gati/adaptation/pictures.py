@@ -57,9 +57,9 @@ def origin_of(source: str, regions: Sequence[Region] = ()) -> str:
     """A digest of what a stream shows: its source, as `open_source` takes it, and the regions."""
     path = Path(source)
     where = str(path.resolve()) if path.exists() else source
-    named = "\n".join([where, *sorted({str(region) for region in regions})])
+    named = "\n".join([where, *sorted({str(region) for region in regions})]).encode(errors="surrogateescape")
     # An address may hold a password, and of a fast digest it could be guessed.
-    return hashlib.pbkdf2_hmac("sha256", named.encode(), b"gati origin", _ROUNDS).hex()[:24]
+    return hashlib.pbkdf2_hmac("sha256", named, b"gati origin", _ROUNDS).hex()[:24]
 
 
 def place_of(frame: Frame, region: Region | None) -> str:

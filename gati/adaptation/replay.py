@@ -164,8 +164,8 @@ def replay(
         with served.engine:
             for x in recording.inputs[:_WARM_UP]:
                 served.engine(x)
-                adaptation.base(x)
-        rows = [_row(adaptation, recording, number, clock) for number in range(len(recording))]
+                adaptation.base_ms(x)
+        rows = [_row(adaptation, recording, number) for number in range(len(recording))]
         status = adaptation.status
     return _report(recording, chosen, rows, tuple(changes), status.audits, status.losses)
 
@@ -180,15 +180,9 @@ class _Row(NamedTuple):
     class_index: int
 
 
-def _row(
-    adaptation: Adaptation, recording: RecordedRequests, number: int, clock: Callable[[], float]
-) -> _Row:
+def _row(adaptation: Adaptation, recording: RecordedRequests, number: int) -> _Row:
     x, base = recording.inputs[number], recording.base[number]
-    base_ms = float("nan")
-    if number % _BASE_EVERY == 0:
-        began = clock()
-        adaptation.base(x)
-        base_ms = 1e3 * (clock() - began)
+    base_ms = adaptation.base_ms(x) if number % _BASE_EVERY == 0 else float("nan")
     answered = adaptation.answer(
         x,
         time_s=float(recording.time_s[number]),

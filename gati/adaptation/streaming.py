@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,7 +104,7 @@ def _answered(
 ) -> Result:
     looks = _BASE_LOOKS if tally.base_latency_ms is None else tally.requests % _BASE_EVERY == 0
     for _ in range(looks):
-        tally.timed(_base_latency_ms(adaptation, x))
+        tally.timed(adaptation.base_ms(x))
     place = place_of(frame, region)
     answered = adaptation.answer(x, time_s=began_s + frame.time_s, source=frame.source, place=place)
     tally.answered(answered.latency_ms, hit=answered.hit)
@@ -125,9 +124,3 @@ def _answered(
         answered.audited,
         answered.agreed if answered.audited else None,
     )
-
-
-def _base_latency_ms(adaptation: Adaptation, x: Tensor) -> float:
-    began = time.perf_counter()
-    adaptation.base(x)
-    return 1e3 * (time.perf_counter() - began)

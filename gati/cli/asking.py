@@ -49,7 +49,7 @@ class AskedServer:
         try:
             reply = httpx.request(
                 method,
-                f"{self.url}{path}",
+                f"{self.url.rstrip('/')}{path}",
                 content=content,
                 params=dict(parameters or {}),
                 headers=headers,

@@ -107,15 +107,29 @@ def compose(
         str | None, typer.Option(metavar="SIZE", help="Memory limit for all caches, such as 256MiB.")
     ] = None,
     objective: Annotated[
-        Literal["relaxed", "full", "exact"], typer.Option(help="Which formulation to solve.")
+        Literal["relaxed", "full", "exact"],
+        typer.Option(
+            help="exact: chosen input by input, then certified. relaxed, full: the published formulations, "
+            "which use averages and deploy their choice, certified or not."
+        ),
     ] = "exact",
-    solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
+    solver: Annotated[
+        Literal["auto", "gurobi", "highs"],
+        typer.Option(help="Integer-programming solver; auto is Gurobi if its licence allows, else HiGHS."),
+    ] = "auto",
     placement: Annotated[
-        Literal["auto", "inline", "overlapped"], typer.Option(help="Run lookups in sequence or in parallel.")
+        Literal["auto", "inline", "overlapped"],
+        typer.Option(
+            help="inline: the next segment waits for each lookup; overlapped: lookups have their own core."
+        ),
     ] = "auto",
     backend: Annotated[
         str,
-        typer.Option(help="Backend that runs the network, such as openvino-bf16; auto tries all available."),
+        typer.Option(
+            help="Engine of the network: torch, onnxruntime, openvino, openvino-bf16, openvino-int8, "
+            "onnxruntime-int8-lookups, openvino-int8-lookups, cuda-graph, torch-compile; auto compares those "
+            "that run here."
+        ),
     ] = "auto",
     slowdown: options.Slowdown = None,
     name: Annotated[str, typer.Option(help="Name of the composition; a library keeps several.")] = "default",
@@ -149,10 +163,22 @@ def compose(
     )
     if objective == "exact":
         options.threads_as_explored(directory)
-    if certify_data is not None and (pareto or latency is not None):
-        raise CompositionError(
-            "--certify-data requires --accuracy; it works with neither --pareto nor --latency"
-        )
+    if pareto and latency is not None:
+        raise CompositionError("--pareto shows the trade-off, --latency composes at one latency: give one")
+    if pareto or latency is not None:
+        given = [
+            option
+            for option, used in (
+                ("--certify-data", certify_data is not None),
+                ("--objective", objective != "exact"),
+                ("--solver", solver != "auto"),
+            )
+            if used
+        ]
+        if given:
+            raise CompositionError(
+                f"{' and '.join(given)} requires --accuracy; it works with neither --pareto nor --latency"
+            )
     if pareto:
         render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -210,13 +236,13 @@ def evaluate(
         label_map=label_map,
         progress=render.counter("evaluated"),
     )
-    atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
-    if json_file is not None:
-        atomic_write_text(json_file, evaluation.to_json())
     render.evaluation(evaluation)
     render.promise(Composition.load(Library(directory).composition_path(composition)))
     if per_class:
         render.classes(evaluation)
+    if json_file is not None:
+        atomic_write_text(json_file, evaluation.to_json())
+    atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
 
 
 _verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")(

@@ -52,9 +52,9 @@ def bench(
         label_map=label_map,
         progress=render.counter("measured"),
     )
+    render.bench(result)
     if json_file is not None:
         atomic_write_text(json_file, result.to_json())
-    render.bench(result)
 
 
 def certify(
@@ -83,8 +83,9 @@ def certify(
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
     Inputs that explore has seen are skipped, and those that earlier attempts counted in other data; a
     duplicate counts only if the answers differ. Every attempt is recorded: all attempts on a library share
-    one error probability. The composition keeps serving whatever the verdict; --write stores the verdict
-    in it.
+    one error probability. The composition stays as it is unless --write stores the verdict in it: evaluate
+    and predict then go on with caches that were not certified again, with a warning; serve and stream use
+    them only once audits have proven them.
     """
     import json
 
@@ -103,9 +104,9 @@ def certify(
         label_map=label_map,
         progress=render.counter("counted"),
     )
+    render.recertification(found, composition, written=write)
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
-    render.recertification(found, composition, written=write)
 
 
 def report(

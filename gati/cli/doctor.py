@@ -77,9 +77,9 @@ def doctor(
         label_column=label_column,
         within_s=parse_duration(within),
     )
+    _show(found)
     if json_file is not None:
         atomic_write_text(json_file, found.to_json())
-    _show(found)
     if found.refused:
         raise typer.Exit(_REFUSED)
 
@@ -188,7 +188,7 @@ def _show_data(data: DataForecast) -> None:
         allowed = target.losses_allowed
         table.add_row(
             f"{target.accuracy:g}",
-            "no" if allowed is None else f"with up to {allowed} losses",
+            "no" if allowed is None else f"with up to {allowed} different answers",
             str(target.held_out_needed),
         )
     console().print(table)

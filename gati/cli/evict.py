@@ -212,7 +212,7 @@ def compare(
     noise: Annotated[bool, typer.Option(help="Also replay with randomly reversed predictions.")] = True,
     json_file: JsonFile = None,
 ) -> None:
-    """Write one HTML page: hit rate by cache size for all policies, effect of noise, cost of the guard."""
+    """Write one HTML page: hit rates of several policies by size, effect of noise, cost of the guard."""
     from gati.evict.replays.page import page, summary
     from gati.files import atomic_write_text
 

@@ -60,7 +60,7 @@ def explore(
             metavar="TIME", help="Train the library DIR, given in place of MODEL, for this much longer."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the split and of training; see gati.explore.")] = 0,
     mean: options.Mean = None,
     std: options.Std = None,
     resize: options.Resize = None,

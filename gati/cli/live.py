@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gati.adaptation.replay import Period, Replayed
     from gati.adaptation.settings import Audit, Change, ChangeKind, Status
     from gati.adaptation.streaming import Streamed, Tally
-    from gati.video import Result, Sink, SourceState
+    from gati.video import Result, Sink, SourceState, WebhookSink
     from services.live import LiveState
     from services.live.state import EventKind, SourceWord
 
@@ -178,6 +178,14 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
+def posted(webhook: WebhookSink) -> None:
+    """Print how many results a closed webhook has sent, and why others were not."""
+    counted = webhook.statistics
+    lost = counted.failed + counted.dropped
+    why = f", {lost} failed or dropped ({counted.last_error or 'they waited too long'})" if lost else ""
+    print(f"webhook: {counted.sent} results sent{why}", file=sys.stderr)
+
+
 def replayed(report: Replayed) -> None:
     """Print a row for each version of a replay, then totals and changes."""
     from rich.console import Console
@@ -235,18 +243,19 @@ def _cells(period: Period) -> tuple[str, ...]:
 
 
 class Page(NamedTuple):
-    """Callbacks for changes, audits, the source's state with its reason, and the current promise."""
+    """Callbacks for changes, audits, the source's state with its reason, the promise, and exits in order."""
 
     change: Callable[[Change], None]
     audit: Callable[[Audit], None]
     source: Callable[[SourceWord, str], None]
     promise: Callable[[float | None], None]
+    exits: Callable[[Sequence[str]], None]
 
 
 def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
     """Serve a live page on `port`; without one, return callbacks that do nothing."""
     if port is None:
-        return Page(*[lambda *_: None] * 4)
+        return Page(*[lambda *_: None] * 5)
     if find_spec("services.live") is None:
         raise GatiError("this Gati has no live page (services.live is missing); leave --page out")
     if missing := [each for each in ("fastapi", "uvicorn") if find_spec(each) is None]:
@@ -266,7 +275,7 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
         text = f"{change.kind}: {change.message}"
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
-    return Page(on_change, audits.heard, state.source, state.promise)
+    return Page(on_change, audits.heard, state.source, state.promise, state.exits)
 
 
 def source_shown(view: TerminalView | LineView, page: Page) -> Callable[[SourceState, str], None]:

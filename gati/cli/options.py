@@ -22,12 +22,15 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file.",
+        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file, "
+        "or a folder with a BERT classifier.",
     ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Weights: safetensors, or a torch file that needs no unpickling."),
+    typer.Option(
+        metavar="FILE", help="Weights: safetensors, or a torch file that loads with weights_only=True."
+    ),
 ]
 LibraryDir = Annotated[
     Path, typer.Argument(metavar="DIR", help="The cache library that gati explore --out wrote.")
@@ -83,7 +86,7 @@ Slowdown = Annotated[
     typer.Option(
         metavar="SHARE",
         help="Limit on the cost of all lookups for an input that misses every cache, as a share of the "
-        "network's latency; default: 1. With 0.05 the slowest answers are as fast as without caches.",
+        "network's latency; default: 1. With 0.05 it takes at most 5 % longer than without caches.",
     ),
 ]
 CertifyData = Annotated[

@@ -288,7 +288,7 @@ def bench(result: Bench) -> None:
     console().print(answers)
     print(
         f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
-        f"(least-most) over repetitions, fastest static engine: {result.fastest_static}"
+        f"(least-most) over repetitions, fastest network alone: {result.fastest_static}"
     )
     for left in result.left_out:
         print(f"left out: {left.name}: {left.reason}")
@@ -310,7 +310,7 @@ def recertification(found: Recertification, name: str, *, written: bool) -> None
     print(f"before: {found.comparison}")
     if written and found.certificate.deployed is None:
         print(
-            f"note: NOT CERTIFIED: composition '{name}' keeps serving, marked as not certified; "
+            f"note: NOT CERTIFIED: composition '{name}' stays, marked as not certified; "
             "compose again, or certify on more data"
         )
 

@@ -69,10 +69,10 @@ def serve(
 ) -> None:
     """Serve models and pipelines over REST, one process or more per model.
 
-    Single models speak the Open Inference Protocol (V2), pipelines take an image and a latency SLO; /docs
-    documents both. Caches answer if they are certified or proven by audits, else the base model does;
-    each response states its promise. Settings come from the file, then the environment (GATI_SERVE_PORT and
-    so on), then options.
+    Single models speak the Open Inference Protocol (V2), pipelines take an image, a text or a recording, with
+    a latency SLO; /docs documents both. Caches answer if they are certified or proven by audits, else the
+    base model does; each response states its promise. Settings come from the file, then the environment
+    (GATI_SERVE_PORT and so on), then options.
     """
     check_installed()
     from services.config import read_config

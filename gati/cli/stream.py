@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +51,11 @@ _Margin = Annotated[
 ]
 _Threads = Annotated[int | None, typer.Option(help="Threads that the network uses.")]
 _Recall = Annotated[
-    bool, typer.Option("--recall/--no-recall", help="Answer inputs similar to earlier ones from memory.")
+    bool,
+    typer.Option(
+        "--recall/--no-recall",
+        help="Use memory: answer inputs similar to earlier ones from it (exit 'recall').",
+    ),
 ]
 _Seed = Annotated[int, typer.Option(help="Seed of retraining, and of a replay's draws.")]
 _WindowInputs = Annotated[
@@ -202,30 +208,50 @@ def _run(
             **kept,
         )
     )
-    tally = Tally()
+    tally, version = Tally(), None
     source.listen(live.source_shown(view, shown_on))
     try:
-        with view, source:
+        with view, source, _interrupted_by_sigterm():
             for streamed in classify(
                 adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
             ):
                 view.show(streamed)
                 shown_on.promise(streamed.status.promise)
+                if streamed.status.version != version:
+                    version = streamed.status.version
+                    shown_on.exits([each.block for each in adaptation.served.engine.exits])
     except KeyboardInterrupt:  # the way to end an endless stream
-        typer.echo("ended by Ctrl-C", err=True)
+        typer.echo("ended by Ctrl-C or SIGTERM", err=True)
     if adaptation.status.retraining:
         typer.echo("waiting for a retraining to finish; the next run will use its version", err=True)
     live.summary(tally, adaptation.status, source)
 
 
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the stream like Ctrl-C: videos get their index, and what was learned is kept."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Path | None) -> list[Sink]:
+    from gati.cli import live
     from gati.video import AnnotatedVideoSink, JsonLinesSink, WebhookSink
 
     sinks: list[Sink] = []
     if json_file is not None:
         sinks.append(stack.enter_context(JsonLinesSink(json_file)))
     if webhook is not None:
-        sinks.append(stack.enter_context(WebhookSink(webhook)))
+        posts = WebhookSink(webhook)
+        stack.callback(live.posted, posts)  # after it has sent what waits
+        sinks.append(stack.enter_context(posts))
     if out is not None:
         sinks.append(stack.enter_context(AnnotatedVideoSink(out)))
     return sinks
@@ -308,7 +334,7 @@ def replay(
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
     recall: _Recall = True,
-    delay: Annotated[float, typer.Option(metavar="S", help="Seconds until a new version serves.")] = 0.0,
+    delay: Annotated[float, typer.Option(metavar="SECONDS", help="Time until a new version serves.")] = 0.0,
     composition: CompositionName = "default",
     threads: _Threads = None,
     seed: _Seed = 0,

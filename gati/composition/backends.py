@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from gati.composition.composition import REDUCED
 from gati.composition.costs import CostedLibrary, on_backend
@@ -12,6 +14,10 @@ from gati.composition.plans import Settings
 from gati.errors import BackendError, DataError, ModelError
 from gati.exploration.library import Library
 
+if TYPE_CHECKING:
+    from gati.engine.backends import Backend
+
+_log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 WORTH_TRYING = 0.95  # a reduced precision must take less than this share of the fastest float32 network
 
@@ -35,7 +41,8 @@ def choose_backend(
         names = {measured.backend: measured.base_ms} | {n: base_ms[n] for n in base_ms if _float32(n)}
         fastest = min(names, key=names.__getitem__)
         return on_backend(library, fastest, progress=progress, pieces=pieces)
-    except (BackendError, ModelError):
+    except (BackendError, ModelError) as error:
+        _log.warning("no backend is tried but %s, on which explore measured: %s", measured.backend, error)
         return library
 
 
@@ -45,19 +52,24 @@ def reduced_precisions(
     """Return the library on each backend of reduced precision that "auto" should try.
 
     These are the backends on which the whole network is clearly faster than on the `chosen` one, and than in
-    any finer precision, and the one that differs from `chosen` only in its lookups.
+    any finer precision, and the one that differs from `chosen` only in its lookups. If the held-out inputs,
+    which check their answers, are missing, there are none, and a warning is logged.
     """
     found: list[CostedLibrary] = []
+    if not _tries_reduced_precisions(library, settings):
+        return found
     try:
+        _ = pieces.held_out
         base_ms = network_times(library, _others(library, settings, pieces), pieces)
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
         names = _not_behind_finer_ones({n: base_ms[n] for n in base_ms if not _float32(n)}, limit_ms)
-        for name in (*_coarser_lookups(settings, known.backend, pieces), *names):
+        for name in (*_coarser_lookups(known.backend), *names):
             choice = on_backend(library, name, progress=progress, pieces=pieces)
             if isinstance(choice, CostedLibrary) and choice.answers is not None:
                 found.append(choice)
-    except (BackendError, DataError, ModelError):
+    except (BackendError, DataError, ModelError) as error:
+        _log.warning("reduced precision is not tried: %s", error)
         return []
     return found
 
@@ -79,26 +91,36 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     """
     from gati.engine.backends import BACKENDS
 
-    if settings.backend != "auto" or settings.objective != "exact":
+    if not _tries_all(settings):
         return []
     checkable = _checkable(pieces)
-    kind_of_device = library.manifest.profile.device.partition(":")[0]
     return [
         name
         for name, kind in BACKENDS.items()
-        if kind_of_device in kind.automatic
-        and kind.same_network_as is None
-        and kind.installed()
-        and (checkable or _float32(name))
+        if _automatic(library, kind) and kind.same_network_as is None and (checkable or _float32(name))
     ]
 
 
-def _coarser_lookups(settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
+def _tries_all(settings: Settings) -> bool:
+    return settings.backend == "auto" and settings.objective == "exact"
+
+
+def _automatic(library: Library, kind: type[Backend]) -> bool:
+    """Whether "auto" tries backends of that kind on the library's device."""
+    return library.manifest.profile.device.partition(":")[0] in kind.automatic and kind.installed()
+
+
+def _tries_reduced_precisions(library: Library, settings: Settings) -> bool:
+    from gati.engine.backends import BACKENDS
+
+    kinds = (kind for name, kind in BACKENDS.items() if not _float32(name))
+    return _tries_all(settings) and any(_automatic(library, kind) for kind in kinds)
+
+
+def _coarser_lookups(chosen: str) -> list[str]:
     """Backends that run the same network as `chosen`, but lookups in reduced precision."""
     from gati.engine.backends import BACKENDS
 
-    if settings.backend != "auto" or settings.objective != "exact" or not _checkable(pieces):
-        return []
     return [name for name, kind in BACKENDS.items() if kind.same_network_as == chosen and kind.installed()]
 
 

@@ -321,7 +321,8 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
     if not any(trial.status == "trained" for trial in library.trials):
         return "no caches: the library holds no trained variant; see the reasons in trials.csv"
     if not plan.exits and plan.certificate is not None and not plan.certificate.certified:
-        return f"no caches: {plan.certificate.sentence()}"
+        reason = plan.certificate.sentence().removesuffix(".")
+        return f"no caches: {reason}; give more inputs with --certify-data, or lower --accuracy"
     if not plan.exits:
         return (
             f"no caches: none both reaches agreement {settings.accuracy:g} and saves enough time within the "

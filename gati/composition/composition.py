@@ -141,7 +141,7 @@ class Composition:
         if self.certificate is None:
             return "there were no inputs to certify it on"
         if not self.certificate.certified:
-            return f"it serves anyway: {self.certificate.sentence()}"
+            return self.certificate.sentence()
         return "its certificate proves less"
 
     def to_json(self) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.engine.threads import one_thread, work_alongside
-from gati.errors import BackendError
+from gati.errors import BackendError, DataError
 
 _PATIENCE_S = 0.05  # an input that waits longer gives its queue priority over longer ones
 
@@ -73,9 +73,13 @@ class ConcurrentEngine:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> Self:
-        """Compile an engine for each worker and start the workers; returns itself."""
+        """Compile an engine for each worker and start the workers; returns itself.
+
+        Cores that the engine reserved for overlapped lookups of this thread are released.
+        """
         if self._threads:
             return self
+        self._engine.close()
         engine, count = self._engine, self.workers
         self._ready = threading.Barrier(count + 1)
         with one_thread():
@@ -95,10 +99,12 @@ class ConcurrentEngine:
     def submit(self, x: Tensor) -> Future[Prediction]:
         """Submit one preprocessed input [1, ...] and return a future of its answer.
 
-        The input of a cancelled future is dropped at the next segment. Raises DataError as the engine does,
-        and BackendError before `start` and after `close`.
+        The input of a cancelled future is dropped at the next segment. Raises DataError as the engine does
+        and for several inputs, and BackendError before `start` and after `close`.
         """
         x = self._engine.checked(x)
+        if len(x) != 1:
+            raise DataError(f"{len(x)} inputs in one tensor; submit each of them: engine.submit(x[:1])")
         request = _Request((x,), x)
         with self._changed:
             if self._closing:

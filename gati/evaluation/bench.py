@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from gati.composition.load import Served, open_served
 from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.errors import BackendError, DataError, GatiError
+from gati.errors import BackendError, DataError, GatiError, StorageError
 from gati.evaluation.bench_result import (
     Bench,
     BenchMachine,
@@ -47,6 +48,7 @@ from gati.model.labels import LabelMap
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
 
+_log = logging.getLogger(__name__)
 _BATCH = 64
 _BINS = 40
 _PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
@@ -132,7 +134,10 @@ def bench(
         disturbance=steady.note,
         composed=served.composition.created,
     )
-    atomic_write_text(served.library.directory / "bench.json", result.to_json())
+    try:
+        atomic_write_text(served.library.directory / "bench.json", result.to_json())
+    except StorageError as error:
+        _log.warning("the comparison is not kept for gati report: %s", error)
     return result
 
 

@@ -99,7 +99,7 @@ class Proof:
 
     @property
     def how_far(self) -> str:
-        """Progress as readable text: `0.99: 212 of about 300 audits`."""
+        """Progress as readable text: `0.99: 212 of about 454 audits`."""
         said = f"{self.agreement:g}: {self.audits} of about {self.required} audits"
         waits = not self._ripe and self.audits >= self.required
         return f"{said} in at least {self.lasts.least_s:g} s" if waits else said

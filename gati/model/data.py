@@ -30,8 +30,8 @@ from gati.model.tables import is_table, read_texts
 from gati.model.tensors import TensorData
 
 _FORMS = (
-    "an .npz file, a CSV or Parquet file of texts, a folder of one folder per class, package.module:callable "
-    "or file.py:callable"
+    "an .npz file, a CSV or Parquet file of texts, a folder of images (in class folders or not) or of "
+    "recordings, package.module:callable or file.py:callable"
 )
 
 

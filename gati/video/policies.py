@@ -11,6 +11,8 @@ from enum import StrEnum
 from gati.errors import VideoError
 
 _SMALLEST_INTERVAL_S = 1e-6
+_LARGEST_EARLY = 0.1  # of an interval
+_ROUNDING_S = 1e-3  # of times in files; two may each be half of it too early or late
 
 
 class FramePolicy(StrEnum):
@@ -74,7 +76,9 @@ class Thinning:
             return True
         if self._first_s is None:
             self._first_s = time_s
-        piece = math.floor((time_s - self._first_s) / self._every_s + 1e-6)  # 0.3 / 0.1 is below 3
+        # 0.3 / 0.1 is below 3; in files with milliseconds, the second of 30 pictures a second is at 0.033
+        early = max(1e-6, min(_ROUNDING_S / self._every_s, _LARGEST_EARLY))
+        piece = math.floor((time_s - self._first_s) / self._every_s + early)
         if piece <= self._piece:
             return False
         self._piece = piece

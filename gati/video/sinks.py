@@ -39,12 +39,15 @@ class Result:
     agreed: bool | None = None
 
     def as_json(self) -> str:
-        """One line of JSON: the fields by name, `region` as [x, y, width, height]."""
+        """One line of JSON: the fields by name, `region` as [x, y, width, height].
+
+        Names of files that are not UTF-8 have question marks.
+        """
         fields: dict[str, Any] = asdict(self)
         if self.region is not None:
             fields["region"] = [self.region.x, self.region.y, self.region.width, self.region.height]
         finite = {name: None if _not_finite(value) else value for name, value in fields.items()}
-        return json.dumps(finite, ensure_ascii=False, allow_nan=False)
+        return json.dumps(finite, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
 
 
 class Sink(Protocol):

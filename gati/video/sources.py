@@ -65,6 +65,7 @@ def open_source(
     authority that does not fit. Opening happens on entering `with`, or at the first picture, and may raise
     it, too.
     """
+    text = text.strip() if "://" in text else text
     name = redact(text)
     thinning = Thinning(interval_s(every_s, fps))
     rule = reconnect or Reconnect()
@@ -199,6 +200,7 @@ def _exists(text: str) -> bool:
 
 
 def _short(text: str) -> str:
+    text = redact(text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import httpx
 
 _ANSWER_BYTES = 65_536
+_log = logging.getLogger(__name__)
 _AGAIN = (408, 425, 429)  # retried, as are all statuses from 500
 
 
@@ -129,6 +130,8 @@ class WebhookSink:
                     self._busy = False
                     self._sent += delivered
                     self._failed += not delivered
+                if not delivered and self._failed == 1:
+                    _log.warning("a result was not delivered to webhook %s", self._last_error)
 
     def _next(self) -> Result | None:
         with self._changed:

@@ -90,7 +90,7 @@ def _waiting(watch: Watch, of: str) -> str:
         return f"proven on {watch.proven_on} audits{of}, its setting is being opened"
     if proof is None:
         raise AssertionError("caches that do not serve are being proven")
-    differ = f", {proof.losses} of them losses" if proof.losses else ""
+    differ = f", {proof.losses} of them disagree" if proof.losses else ""
     progress = f"{proof.audits} of about {needed(proof.agreement, proof.delta)} audits{of}{differ}"
     return f"on probation: {progress}" if watch.state == "probation" else f"stopped by the guard: {progress}"
 

@@ -31,7 +31,7 @@ _END_RETRAINING: tuple[EventKind, ...] = ("version", "recovered", "trial", "kept
 _POINTS = 600
 _RECENT = 200  # answers in rates and means
 _EVENTS = 100
-_AUDITS = 60
+AUDITS = 60
 _REGIONS = 32
 _EXITS = 64
 _PICTURES_PER_S = 10.0  # encoded at most
@@ -86,7 +86,7 @@ class LiveState:
         self._answers: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
         self._order: list[str] = [BASE]
         self._totals: Counter[str] = Counter()
-        self._outcomes: deque[bool] = deque(maxlen=_AUDITS)
+        self._outcomes: deque[bool] = deque(maxlen=AUDITS)
         self._audits: dict[str, Any] | None = None
         self._proof: dict[str, Any] | None = None
         self._source_name = ("", "")  # as reported, as shown
@@ -152,9 +152,13 @@ class LiveState:
 
         The agreement is shown as a confidence sequence, which is valid after every audit.
         """
+        self.audits([agreed], n, losses)
+
+    def audits(self, agreed: Sequence[bool], n: int, losses: int) -> None:
+        """Add several audits, or none: then only the counts are set."""
         lower, upper = watched_agreement(losses, n)
         with self._lock:
-            self._outcomes.append(agreed)
+            self._outcomes.extend(agreed)
             self._audits = {"n": n, "losses": losses, "lower": _share(lower), "upper": _share(upper)}
             self._sequence += 1
 

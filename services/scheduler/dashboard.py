@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from services.again import keep_on
 from services.live import LiveState, live_router
+from services.live.state import AUDITS
 from services.scheduler.models import Model
 from services.scheduler.reasons import without_folders
 
@@ -27,7 +28,7 @@ class Dashboard:
         self.state = LiveState(model.name, pictures=False)
         self._model = model
         self._version = ""
-        self._audits = (0, 0)
+        self._audits: tuple[int, int] | None = None
         self._stopped = False
         self._pending = ""
 
@@ -73,7 +74,7 @@ class Dashboard:
             self.state.exits([name for name in active.exits if name != "base"])
             self.state.event("version", f"{active.version} is active now: {active.promise}")
             self.state.no_audits()
-            self._audits = (0, 0)
+            self._audits = None  # it may have been audited before this process watched
         self.state.promise(active.agreement)
         self._audited(active.audits or 0, active.losses or 0)
         self._on_trial(active)
@@ -86,9 +87,11 @@ class Dashboard:
         """Show the audits of the active version's answers."""
         if (audits, losses) == self._audits:
             return
-        lost = losses > self._audits[1]
+        known, (before, lost_before) = self._audits is not None, self._audits or (0, 0)
         self._audits = audits, losses
-        self.state.audit(not lost, audits, losses)
+        lost = max(losses - lost_before, 0) if known else 0
+        agreed = max(audits - before - lost, 0) if known else 0
+        self.state.audits([True] * min(agreed, AUDITS) + [False] * min(lost, AUDITS), audits, losses)
 
     def _on_trial(self, active: Any) -> None:
         """Show the proof of the pending version if there is one, otherwise that of the active one."""

@@ -65,10 +65,11 @@ def test_networks_are_timed_and_what_was_found_is_kept(
 
 
 def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The held-out inputs of this library are gone."""
     pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
     tried: list[str] = []
 
     def race(library: Library, names: Iterable[str], *_: object) -> dict[str, float]:
@@ -78,6 +79,8 @@ def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
     monkeypatch.setattr(networks, "_compare", race)
     assert choose_backend(library, AUTO) is library
     assert "onnxruntime" in tried and not {"openvino-bf16", "openvino-int8"} & set(tried)
+    assert reduced_precisions(library, library, AUTO, None, Pieces(library)) == []
+    assert "reduced precision is not tried: " in caplog.text
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "threads": 1, "base_ms": 3}'])

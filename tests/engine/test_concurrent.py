@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -135,9 +136,23 @@ def test_bad_inputs_are_refused_before_they_wait() -> None:
     with ConcurrentEngine(Engine(traced_network())) as shared:
         with pytest.raises(DataError, match="the network takes a tensor of shape"):
             shared.submit(torch.zeros(1, 3, 9, 9))
+        with pytest.raises(DataError, match="2 inputs in one tensor; submit each of them"):
+            shared.submit(requests(2))
         assert shared.waiting == 0
     with pytest.raises(BackendError, match="at least 1"):
         ConcurrentEngine(Engine(traced_network()), workers=0)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="overlapped lookups need a core of their own")
+def test_workers_have_all_cores_where_the_engine_has_reserved_one_for_lookups() -> None:
+    leaving = [replace(each, placement="overlapped") for each in exits(0.4)]
+    cores = os.sched_getaffinity(0)
+    with Engine(traced_network(), leaving) as engine:
+        assert len(os.sched_getaffinity(0)) < len(cores)
+        with ConcurrentEngine(engine, workers=1) as shared:
+            (worker,) = shared._threads
+            assert worker.native_id is not None and os.sched_getaffinity(worker.native_id) == cores
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_the_number_of_torchs_threads_is_left_as_it_was() -> None:

@@ -308,6 +308,6 @@ def test_a_composition_that_fails_serves_on_and_says_that_nothing_is_proven(
     assert written.note == written.warning
     assert written.note.startswith("NOT CERTIFIED: nothing proves that at least 97 % of answers")
     render.recertification(found, "default", written=True)
-    assert "NOT CERTIFIED: composition 'default' keeps serving" in capsys.readouterr().out
+    assert "NOT CERTIFIED: composition 'default' stays, marked as not certified" in capsys.readouterr().out
     assert run(["evaluate", str(directory), "--data", str(pictures(tmp_path, 1))]) == 0
     assert "note: NOT CERTIFIED: nothing proves" in capsys.readouterr().out

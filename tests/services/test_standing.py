@@ -99,7 +99,7 @@ def test_what_is_promised_is_said_with_what_it_rests_on() -> None:
     watch.audited(agreed=False)
     state, agreement, sentence, rests = said(watch, audit_budget=0.0, unguarded=True)
     assert (state, agreement, rests) == ("stopped", None, False), "told so or not, what was stopped stays so"
-    assert sentence.startswith("stopped by the guard: 1 of about ") and "1 of them losses" in sentence
+    assert sentence.startswith("stopped by the guard: 1 of about ") and "1 of them disagree" in sentence
     assert said(None) == ("serving", None, "every answer is the base model's", False)
 
 

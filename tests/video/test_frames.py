@@ -87,6 +87,9 @@ def test_an_empty_region_is_refused(text: str) -> None:
         ("http://cam/mjpg?secret", "http://cam/mjpg?***"),
         ("http://cam/mjpg#secret", "http://cam/mjpg"),
         ("rtsp://cam/user=me_password=secret_channel=1.sdp", "rtsp://cam/user=***"),
+        (" rtsp://me:secret@10.0.0.7/live", " rtsp://***@10.0.0.7/live"),
+        ("opencv:rtsp://me:secret@10.0.0.7/live", "opencv:rtsp://***@10.0.0.7/live"),
+        ("rtsp:/me:secret@10.0.0.7/live", "rtsp:/***@10.0.0.7/live"),
     ],
 )
 def test_an_address_is_shown_without_its_secrets(text: str, shown: str) -> None:

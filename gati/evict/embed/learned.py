@@ -133,6 +133,9 @@ class GuardedRows(LaruRows):
     rows of these sets that were fetched beyond the shadow's misses. If X reaches A + B, all sets follow LRU
     until X <= A. A = eps n for n distinct ids requested of the sets; B is as in `gati.evict.policy.guard`.
     The bound there holds with up to 4 sets, else for the watched sets.
+
+    While X <= 0, caught predictions are forgiven: whoever keeps what returns most often evicts rows that
+    return now and then, and saves more than they cost.
     """
 
     name: ClassVar[str] = "gati"
@@ -157,11 +160,13 @@ class GuardedRows(LaruRows):
         self._seen += len(watched)
         self._judge()
         limits = super().limits(batch, slots)
-        return (
-            limits
-            if self._following
-            else EvictionLimits(np.zeros_like(limits.safe), np.ones_like(limits.window))
-        )
+        none = np.zeros_like(limits.safe)
+        if not self._following:
+            return EvictionLimits(none, np.ones_like(limits.window))
+        if self._excess <= 0:
+            self._share[:] = 1.0
+            return EvictionLimits(none, self.windows())
+        return limits
 
     def windows(self) -> Ids:
         """LARU's, or LRU's."""

@@ -158,6 +158,25 @@ def test_caught_predictions_halve_the_window() -> None:
     assert driver.policy.windows().tolist() == [4]
 
 
+@pytest.mark.parametrize(
+    ("policy", "saved_before", "window"),
+    [(LaruRows, True, 16), (GuardedRows, True, 32), (GuardedRows, False, 16)],
+)
+def test_caught_predictions_are_forgiven_while_no_more_is_fetched_than_by_lru(
+    policy: type[LaruRows], saved_before: bool, window: int
+) -> None:
+    driver, next_use = made(policy, 32, sets=1)
+    for id_ in range(32):
+        driver.serve([id_])
+    next_use[31] = 1e12
+    driver.serve([32])  # instead of 31, LRU evicts 0
+    if saved_before:
+        driver.serve([0])
+    driver.serve([31])
+    assert driver.policy.figures()["caught"] == 1
+    assert driver.policy.windows().tolist() == [window]
+
+
 def skewed_traffic(policy: str, seed: int, rows: int) -> int:
     random = np.random.default_rng(seed)
     chances = np.cumsum(np.arange(1, 5_001, dtype=np.float64) ** -1.0)
