@@ -88,3 +88,4 @@ class Profile:
     base_ms: float  # the whole network, one request
     blocks: tuple[BlockProfile, ...] = field(default_factory=tuple)
     disturbance: str = ""  # why these may be wrong: what else the machine did meanwhile
+    processor: str = ""  # the name of the CPU or GPU; an older Gati did not store it

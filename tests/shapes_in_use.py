@@ -14,6 +14,7 @@ from gati.composition.copies import counted
 from gati.composition.walk import count_by_class
 from gati.engine.engine import Engine
 from gati.evaluation.by_class import count_classes
+from gati.model.identity import CopyCounts
 from tests.engine.networks import CLASSES, traced_network
 
 ROWS, K = 7, 4
@@ -74,17 +75,17 @@ def test_an_engine_takes_a_batch() -> None:
 
 def test_answers_are_counted_row_by_row() -> None:
     answer, base, hit = np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([True, False, True])
-    copies = np.array([1, 1, 2])
+    copies = CopyCounts(np.array([1, 1, 2]), np.array([1, 0, 1]))
     assert count_by_class(answer, base, 2) == ((1, 2), (0, 1))
     assert [each.n for each in count_classes(answer, base, hit, None)] == [2, 1]
-    assert list(counted(answer != base, copies)) == [0, 1, 2, 2]
+    assert list(counted(answer != base, *copies)) == [0, 2, 2]
     assert accuracy_drop(answer, base, base, 0.05, copies=copies).became_wrong == 2
     for broken in (
         lambda: count_by_class(answer, base[1:], 2),
         lambda: count_classes(answer, base, hit[1:], None),
-        lambda: counted(answer != base, copies[1:]),
-        lambda: accuracy_drop(answer, base, base, 0.05, copies=copies[1:]),
-        lambda: counted(answer, copies),  # counts, not flags
+        lambda: counted(answer != base, *copies.of(np.array([1, 2]))),
+        lambda: accuracy_drop(answer, base, base, 0.05, copies=copies.of(np.array([1, 2]))),
+        lambda: counted(answer, *copies),  # counts, not flags
     ):
         with pytest.raises(TypeCheckError):
             broken()

@@ -356,6 +356,25 @@ def composition() -> Composition:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (["--pareto", "--latency", "2ms"], "--pareto shows the trade-off, --latency composes at one latency"),
+        (
+            ["--pareto", "--solver", "highs"],
+            "--solver requires --accuracy; it works with neither --pareto nor",
+        ),
+        (["--latency", "2ms", "--objective", "full"], "--objective requires --accuracy"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], refusal: str
+) -> None:
+    make_library(tmp_path)
+    assert run(["compose", str(tmp_path), *options]) == 2
+    assert f"error: {refusal}" in capsys.readouterr().err
+
+
 def test_pareto_shows_from_careful_to_fast_and_keeps_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from gati.cli import run
 from gati.cli.adapt import lines
+from gati.cli.asking import AskedServer
 
 VERSION = {
     "version": "7", "active": False, "pending": True, "state": "probation", "resting": False, "level": 1,
@@ -47,3 +48,17 @@ def test_it_says_how_far_proofs_are_and_when_the_next_retraining_is() -> None:
 def test_where_no_server_answers_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["adapt", "status", "--url", "http://127.0.0.1:9"]) != 0
     assert "start one with gati serve" in capsys.readouterr().err
+
+
+def test_an_address_may_end_in_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+    httpx = pytest.importorskip("httpx")
+    asked: list[str] = []
+
+    def request(method: str, url: str, **_: object) -> object:
+        asked.append(url)
+        return httpx.Response(200, json={})
+
+    monkeypatch.setattr(httpx, "request", request)
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/"):
+        AskedServer(url, None).ask("GET", "/v1/adaptation")
+    assert asked == ["http://127.0.0.1:8000/v1/adaptation"] * 2

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gati.cli import run
-from gati.cli.live import LineView, TerminalView, open_page, source_shown
+from gati.cli.live import LineView, TerminalView, open_page, posted, source_shown
 from gati.video import SourceState
+from gati.video.webhook import WebhookStatistics
 from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays, refuses
 from tests.waiting import LONG_S, until
@@ -99,3 +101,24 @@ def test_a_state_that_is_no_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
     assert run(arguments) == 2
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
     assert str(video) in line and "--state" in line
+
+
+@pytest.mark.parametrize(
+    ("counted", "line"),
+    [
+        (WebhookStatistics(7, 0, 0, 0, ""), "webhook: 7 results sent\n"),
+        (
+            WebhookStatistics(2, 0, 1, 4, "http://host: status 404"),
+            "webhook: 2 results sent, 5 failed or dropped (http://host: status 404)\n",
+        ),
+        (
+            WebhookStatistics(2, 0, 1, 0, ""),
+            "webhook: 2 results sent, 1 failed or dropped (they waited too long)\n",
+        ),
+    ],
+)
+def test_results_that_a_webhook_lost_are_told(
+    counted: WebhookStatistics, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    posted(SimpleNamespace(statistics=counted))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == line

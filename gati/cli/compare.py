@@ -81,8 +81,8 @@ def certify(
     """Certify a composition again on new data, and compare with the earlier certificate.
 
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
-    Inputs that explore has seen are skipped, and those that earlier attempts counted in other data; a
-    duplicate counts only if the answers differ. Every attempt is recorded: all attempts on a library share
+    Inputs that explore has seen, or that earlier attempts counted in other data, and duplicates count only
+    if the answers differ. Every attempt is recorded: all attempts on a library share
     one error probability. The composition stays as it is unless --write stores the verdict in it: evaluate
     and predict then go on with caches that were not certified again, with a warning; serve and stream use
     them only once audits have proven them.

@@ -104,7 +104,7 @@ def explore(
     group. Latencies are measured on this machine: run it on the machine that will serve. See docs/ray.md.
 
     Certificates assume that VAL was drawn independently from what will be served: true for photographs, not
-    for frames of one video. Duplicates are kept together; inputs of VAL are left out of MORE.
+    for frames of one video. Duplicates count only against the caches; inputs of VAL are left out of MORE.
     """
     from gati.exploration.progress import open_progress
 

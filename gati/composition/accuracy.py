@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gati.composition.binomial import rate_upper_bound
 from gati.composition.copies import counted
+from gati.model.identity import CopyCounts
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -50,18 +51,18 @@ def accuracy_drop(
     delta: float,
     *,
     settings: int = 1,
-    copies: Int[NDArray[np.int64], " n"] | None = None,
+    copies: CopyCounts | None = None,
     share: float = 1.0,
 ) -> AccuracyDrop:
     """Bound the drop of true accuracy with confidence 1 - `delta`.
 
     `settings` is the number of compositions that were candidates on these inputs: each gets an equal part of
-    `share` of `delta` (Bonferroni), so that the bound holds for the chosen one. `copies` is the number of
-    copies of each input; an input that became wrong counts once per copy (see `gati.composition.copies`).
+    `share` of `delta` (Bonferroni), so that the bound holds for the chosen one. `copies` says how often each
+    input counts, an input that became wrong as one whose answer differs (see `gati.composition.copies`).
     """
     became_wrong = (base_class == label) & (answer != label)
     became_right = int(((base_class != label) & (answer == label)).sum())
-    rows = counted(became_wrong, np.ones(len(label), dtype=np.int64) if copies is None else copies)
+    rows = counted(became_wrong, *(CopyCounts.once(len(label)) if copies is None else copies))
     losses = int(became_wrong[rows].sum())
     bound = rate_upper_bound(losses, len(rows), share * delta / max(1, settings))
     return AccuracyDrop(

@@ -21,6 +21,7 @@ from gati.composition.contests import (
     path_within,
     plan_of,
     solve_within,
+    worthwhile,
 )
 from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.outcomes import SplitOutcomes
@@ -163,13 +164,13 @@ def plan_exact(
     Without a confidence, plan the composition that just meets the target on `select`. Raises SolverError.
     """
     if settings.confidence is not None:
-        count = 0 if certified_on is None else len(certified_on)
+        count = 0 if certified_on is None else certified_on.copies.evidence
         return propose(library, settings, placements, select, count).deploy(certified_on)
     budget = _budget(settings, select)
     if budget < 0.0:
         raise _too_coarse(library, settings, select.lost_without_exits, len(select))
     contest, target = _best_contest(library, settings, placements, select, budget)
-    return plan_of(library, settings, contest, select, target)
+    return plan_of(library, settings, contest, select, worthwhile(contest, target, _allowed(budget)))
 
 
 def propose(
@@ -201,6 +202,10 @@ def _budget(settings: Settings, select: SplitOutcomes) -> float:
     return (1.0 - settings.accuracy) * len(select) - select.lost_without_exits
 
 
+def _allowed(budget: float) -> int:
+    return max(0, int(budget + 1e-9))
+
+
 def _best_contest(
     library: Library,
     settings: Settings,
@@ -209,7 +214,7 @@ def _best_contest(
     budget: float,
 ) -> tuple[Contest, ExactChoice]:
     """Return the better placement, and the composition that just meets the target on `select` there."""
-    allowed, thorough = max(0, int(budget + 1e-9)), settings.confidence is None
+    allowed, thorough = _allowed(budget), settings.confidence is None
     contests = [contest_of(library, settings, placement, select) for placement in placements]
     found = [(each, solve_within(each, allowed, settings, thorough=thorough)) for each in contests]
     return min(found, key=lambda pair: placement_rank(pair[0].placement, pair[1].outcome.mean_latency_ms))

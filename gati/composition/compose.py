@@ -13,7 +13,7 @@ from gati.composition.backends import choose_backend, reduced_precisions
 from gati.composition.candidates import has_placement
 from gati.composition.certified import Proposal, plan_exact, propose
 from gati.composition.composition import Composition, Objective
-from gati.composition.costs import CostedLibrary, disturbance
+from gati.composition.costs import CostedLibrary, disturbance, other_processor
 from gati.composition.further import Further, further_inputs
 from gati.composition.ledger import Attempt, Ledger, enter_use
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
@@ -94,14 +94,10 @@ def compose(
     library, composition = compose_best(
         chosen, others, settings, further, 1.0 if attempt is None else attempt.share
     )
-    if isinstance(library, CostedLibrary) and library.answers is not None:
-        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
+    keep_graphs(library, composition)
     if further is not None and attempt is not None:
         composition = _concluded(library, further, attempt, composition)
-    composition = with_headroom(enter_use(library, "compose", composition), library)
-    library.check_unchanged()
-    composition.save(library.composition_path(name))
-    return composition
+    return written(library, "compose", composition)
 
 
 def _further(library: Library, data: Any, settings: Settings) -> Further:
@@ -111,6 +107,23 @@ def _further(library: Library, data: Any, settings: Settings) -> Further:
             "inputs to certify on"
         )
     return further_inputs(library, data)
+
+
+def keep_graphs(library: Library, composition: Composition) -> None:
+    """Store what the composition's engine answered with, without which it cannot be opened.
+
+    An engine of reduced precision is certified by its own answers, so exactly that network must serve.
+    """
+    if isinstance(library, CostedLibrary) and library.answers is not None:
+        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
+
+
+def written(library: Library, kind: Literal["compose", "latency"], composition: Composition) -> Composition:
+    """Enter the use of the certify split as a use of that kind; write the composition and return it."""
+    composition = with_headroom(enter_use(library, kind, composition), library)
+    library.check_unchanged()
+    composition.save(library.composition_path(composition.name))
+    return composition
 
 
 def _concluded(library: Library, further: Further, attempt: Attempt, composition: Composition) -> Composition:
@@ -133,6 +146,8 @@ def compose_best(
     All engines that are tried share `share` of delta, see `gati.composition.sharing`. `further` is counted
     with the certify split. Nothing is written. Raises as `compose`.
     """
+    check_settings(settings)
+    check_memory(library.trials, settings.memory_limit_bytes)
     if not others or settings.objective != "exact":
         return library, compose_library(library, settings, further=further, share=share)
     if settings.confidence is None:
@@ -141,8 +156,8 @@ def compose_best(
     def proposed(of: Library) -> Proposal:
         return propose(of, settings, placements(of, settings), outcomes_of(of, SELECT), inputs)
 
-    check_settings(settings)
-    inputs = int((library.base_outcomes().split == CERTIFY).sum()) + len(further or ())
+    certify = library.copies().of(library.base_outcomes().split == CERTIFY)
+    inputs = certify.evidence + (0 if further is None else further.copies.evidence)
     hopes = []
     for other in others:
         at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
@@ -212,7 +227,8 @@ def to_composition(
         expected_from="replay" if best.replayed else "table",
         per_class=settings.per_class,
     )
-    notes = (composition.note, composition.warning if composition.exits else "")
+    warning = composition.warning if composition.exits else ""
+    notes = (composition.note, other_processor(library), warning)
     return replace(composition, note="; ".join(note for note in notes if note))
 
 
@@ -230,7 +246,7 @@ def plan(
             )
         if further is None:
             return plan_exact(library, settings, tried, select, certify)
-        count = (0 if certify is None else len(certify)) + len(further)
+        count = (0 if certify is None else certify.copies.evidence) + further.copies.evidence
         proposal = propose(library, settings, tried, select, count)
         return proposal.deploy(_to_certify_on(library, further, proposal.candidates), share)
     plans = [plan_published(library, settings, placement, select) for placement in tried]

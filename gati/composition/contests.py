@@ -130,6 +130,13 @@ def path_within(
     return path
 
 
+def worthwhile(contest: Contest, choice: ExactChoice, budget: float) -> ExactChoice:
+    """Return a choice of at most `budget` disagreements without the exits that save too little to be used."""
+    instance = contest.instance
+    chosen = _without_trifles(instance, choice.chosen, budget)
+    return replace(choice, chosen=chosen, outcome=instance.outcome(chosen))
+
+
 def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
     """Drop exits that save little once the others use the budget, or little for what they add to a miss.
 

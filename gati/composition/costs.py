@@ -1,7 +1,8 @@
 """Costs of the network and the lookups on a backend other than the one that `explore` measured.
 
-They are measured once on this machine and stored as `profiles/BACKEND.json` in the library. Lookups of the
-same architecture and shape of hidden output cost the same, so a few dozen measurements cover all trials.
+They are measured once and stored as `profiles/BACKEND.json` in the library; those of another processor or
+another number of threads are measured again. Lookups of the same architecture and shape of hidden output cost
+the same, so a few dozen measurements cover all trials.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.pieces import Pieces
+from gati.costs.hardware import is_from_here, processor_name
 from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError
 from gati.exploration.library import Library, Manifest
@@ -120,6 +122,18 @@ def disturbance(library: Library) -> str:
     return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
 
 
+def other_processor(library: Library) -> str:
+    """Return a warning if the latencies were measured on another processor, else an empty string."""
+    profile = library.manifest.profile
+    if is_from_here(profile):
+        return ""
+    here = processor_name(profile.device) or f"a machine without {profile.device}"
+    return (
+        f"chosen by latencies that gati explore measured on another processor, {profile.processor}, not on "
+        f"{here}: explore again here, or give another --backend, whose latencies are measured here"
+    )
+
+
 def as_composed(library: Library, backend: str) -> Library:
     """Return the library with the latencies that a composition for `backend` was made with.
 
@@ -134,9 +148,22 @@ def as_composed(library: Library, backend: str) -> Library:
 
 
 def kept_profile(library: Library, backend: str) -> Profile | None:
-    """Return the profile measured on `backend` before, or None. Raises LibraryError if it is damaged."""
-    costs = _read(library, backend)
+    """Return the profile measured on `backend` before, as this process would measure it, or None.
+
+    Raises LibraryError if it is damaged.
+    """
+    costs = _kept(library, backend)
     return None if costs is None else costs.profile
+
+
+def _kept(library: Library, backend: str) -> BackendCosts | None:
+    """The stored costs, if they were measured on this processor with as many threads as now."""
+    import torch
+
+    costs = _read(library, backend)
+    if costs is None or costs.profile.threads != torch.get_num_threads() or not is_from_here(costs.profile):
+        return None
+    return costs
 
 
 def _read(library: Library, backend: str) -> BackendCosts | None:
@@ -153,15 +180,13 @@ def on_backend(
 ) -> Library:
     """Return the library with the latencies of `backend`, which are measured unless they are stored.
 
-    Several calls can share `pieces`. Raises BackendError for a backend that is unknown or not installed, and
-    as `load_model`.
+    Stored ones must be of this processor and number of threads. Several calls can share `pieces`. Raises
+    BackendError for a backend that is unknown or not installed, and as `load_model`.
     """
     if backend == library.manifest.profile.backend:
         return library
-    import torch
-
-    costs = _read(library, backend)
-    if costs is None or costs.profile.threads != torch.get_num_threads():
+    costs = _kept(library, backend)
+    if costs is None:
         costs = measure(library, backend, progress, pieces)
         atomic_write_text(_path(library, backend), costs.to_json())
     return CostedLibrary(library, costs, pieces)

@@ -59,7 +59,7 @@ class CountedInputs:
 
 
 class Part(NamedTuple):
-    """The part of some data to count: its digest, its rows (None: all), and why."""
+    """The part of some data that is evidence: its digest, its rows (None: all), and why."""
 
     data: str
     rows: NDArray[np.int64] | None = None
@@ -74,7 +74,7 @@ def part_to_count(
     *,
     grows: bool,
 ) -> Part:
-    """The part of `data` to count: what no attempt had counted when the data was first given.
+    """The part of `data` that is evidence: what no attempt had counted when the data was first given.
 
     Of each of the `attempts` there is the data that it counted and the data that it was given. `records` are
     the inputs of each counted data. If the data `grows`, it is counted whole as long as it has all of these.
@@ -104,8 +104,8 @@ def part_to_count(
     notes = []
     if not new.all():
         notes.append(
-            f"left out {int((~new).sum())} of {len(inputs)} inputs, which earlier attempts have counted as "
-            "part of other data"
+            f"earlier attempts have counted {int((~new).sum())} of {len(inputs)} inputs as part of other "
+            "data: they count only if their answers differ; leave them out if they are the same recordings"
         )
     elif old.any():
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gati.composition.pieces import Pieces
 from gati.composition.problem import Candidate
+from gati.documents import values_of
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError
@@ -235,8 +237,10 @@ def graph_files(
     """Return the files of the converted networks with and without these exits, named by a content hash."""
     kind = graph_kind(backend)
     stored_as = "onnx" if kind is None else kind.stored_as
-    origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"
-    base = hashlib.sha256(origin.encode())
+    manifest = library.manifest
+    # The probe tells apart code that computes differently with the same weights.
+    network = json.dumps([manifest.checkpoint_sha256, manifest.input_shape, values_of(manifest.probe)])
+    base = hashlib.sha256(f"{__version__} {torch.__version__} {stored_as} {network}".encode())
     early_exit = base.copy()
     for trial_id, threshold in setting:
         early_exit.update(f"{trial_id} {threshold!r}".encode())

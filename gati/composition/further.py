@@ -1,9 +1,9 @@
 """Further inputs to certify on, given to `gati compose` in addition to those of `explore`.
 
 They are counted as part of the library's certify split: more inputs allow a larger share of losses. Inputs
-that explore has seen are left out, copies count as everywhere, and labels are not needed. The base model and
-the caches on the path are run on them, in float32 as in `explore`; an engine of reduced precision runs
-itself.
+that explore has seen count only if their answers differ, copies count as everywhere, and labels are not
+needed. The base model and the caches on the path are run on them, in float32 as in `explore`; an engine of
+reduced precision runs itself.
 
 Every command that counts further inputs is an attempt in the library's ledger, like `gati certify`, and the
 k-th attempt gets a share of delta: inputs may be added until one attempt passes, and all attempts together
@@ -32,7 +32,7 @@ from gati.composition.problem import Candidate, Problem
 from gati.composition.replay import Replay, summarise
 from gati.errors import CompositionError
 from gati.exploration.library import Library, TrialOutcomes
-from gati.model.identity import Identities
+from gati.model.identity import CopyCounts, Identities
 from gati.types import TrialId
 
 if TYPE_CHECKING:
@@ -44,24 +44,26 @@ _BATCH = 64
 
 @dataclass(kw_only=True)
 class Further:
-    """Distinct inputs that explore has not seen, and the answers of base model and caches to them.
+    """Distinct inputs, and the answers of base model and caches to them.
 
-    `copies` [n] is the number of copies of each. `data` names the file, `identity` is a hash of the content.
-    `identities` [n] are their own hashes, None if they are not to be compared with earlier attempts. `note`
-    says what was left out. Answers are computed on first use.
+    `copies` [n] says how often each counts. `data` names the file, `identity` is a hash of the content.
+    `identities` are the hashes of those that explore has not seen, None if they are not to be compared with
+    earlier attempts; `seen` is a hash of the others. `note` says what hardly counts. Answers are computed on
+    first use.
     """
 
     inputs: Data
-    copies: NDArray[np.int64]
+    copies: CopyCounts
     data: str
     identity: str
     identities: Identities | None = None
+    seen: str = ""
     note: str = ""
     base_class: NDArray[np.int64] | None = None
     outcomes: dict[TrialId, TrialOutcomes] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.copies)
+        return len(self.copies.differs)
 
     def answer(self, library: Library, trials: Iterable[TrialId]) -> NDArray[np.int64]:
         """Run the base model and the caches of `trials`; return the base model's classes [n].
@@ -84,8 +86,8 @@ class Further:
     def enter(self, library: Library, asked: Settings, engines: Sequence[Library]) -> Attempt:
         """Enter the attempt to compose as `asked` with these inputs, before anything is counted.
 
-        `engines` is the library with the latencies of each engine that may be tried. Inputs that may not be
-        counted are left out from now on. Raises LibraryError, StorageError, and DataError if none is left.
+        `engines` is the library with the latencies of each engine that may be tried. Inputs that are not new
+        count only if their answers differ. Raises LibraryError, StorageError, and DataError if none is new.
         """
         look = {
             # its name does not affect what is counted
@@ -96,11 +98,10 @@ class Further:
         }
         name = _digest(json.dumps(look, sort_keys=True))
         settings = {"verb": "compose", "delta": 1.0 - (asked.confidence or 0.0), "per_class": asked.per_class}
+        settings |= {"seen": self.seen} if self.seen else {}
         ledger = Ledger(library.directory)
         attempt = ledger.attempt(name, self.identity, settings, self.identities, grows=True)
-        if attempt.rows is not None:
-            self.inputs, self.copies = self.inputs.subset(attempt.rows), self.copies[attempt.rows]
-            self.base_class, self.outcomes = None, {}
+        self.copies = self.copies.limited(attempt.rows)
         self.note = _joined(self.note, attempt.note)
         return attempt
 
@@ -110,7 +111,7 @@ class Further:
             certificate = replace(
                 composition.certificate,
                 attempt=AttemptCount(attempt.number, attempt.compositions),
-                further=FurtherCount(self.data, len(self), self.note),
+                further=FurtherCount(self.data, self.copies.evidence, self.note),
             )
             composition = composition.certified_by(certificate)
         return replace(composition, note=_joined(composition.note, self.note))
@@ -125,7 +126,7 @@ class ExtendedOutcomes(SplitOutcomes):
         self.base_class = np.concatenate([own.base_class, base_class])
         unknown = np.full(len(further), -1, dtype=np.int64)
         self.label = None if own.label is None else np.concatenate([own.label, unknown])
-        self.copies = np.concatenate([own.copies, further.copies])
+        self.copies = own.copies.followed_by(further.copies)
         self._own = own
         self._further = further
         self._engines: tuple[EngineAnswers, EngineAnswers] | None = None
@@ -176,7 +177,7 @@ class ExtendedOutcomes(SplitOutcomes):
 
 
 def further_inputs(library: Library, data: Any) -> Further:
-    """Open further inputs and leave out what explore has seen.
+    """Open further inputs and find what explore has seen.
 
     Raises DataError if there are no inputs, no new ones, or inputs that the network does not take, and
     CompositionError for a library without outcomes.
@@ -197,6 +198,7 @@ def further_inputs(library: Library, data: Any) -> Further:
         data=f"{given.name} {given.fingerprint}",
         identity=fresh.identity,
         identities=fresh.identities,
+        seen=fresh.seen,
         note=fresh.note,
     )
 

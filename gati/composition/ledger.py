@@ -12,22 +12,23 @@ result is good enough, or certifying on one data set after another until one pas
   A failed attempt counts, too, since it may influence what is tried next. Attempt k gets the share
   `share_of_attempt(k)` of delta, and all shares add up to 1.
 
-Results of one attempt say which inputs to leave out of the next. So an attempt by `gati certify` counts only
-inputs that no attempt on other data has counted (`gati.composition.counted_inputs`). Whatever came before,
-these are then independent draws for whoever chose composition and inputs without looking at their answers:
-given the past, attempt k with its delta_k <= delta is false with probability at most delta_k share(k) <=
-delta share(k). Summed over k, with probability at least 1 - delta none of the certificates that attempts ever
-give for this library with confidence 1 - delta or more is false.
+Results of one attempt say which inputs to leave out of the next. So in an attempt by `gati certify` an input
+that an attempt on other data has counted (`gati.composition.counted_inputs`) counts only if answers differ.
+Whatever came before, the others are then independent draws for whoever chose composition and inputs without
+looking at their answers: given the past, attempt k with its delta_k <= delta is false with probability at
+most delta_k share(k) <= delta share(k). Summed over k, with probability at least 1 - delta none of the
+certificates that attempts ever give for this library with confidence 1 - delta or more is false.
 
-The very same data is counted again: for another composition, another confidence, or every class. Such an
-attempt has its own share, and is covered if it was decided on before that data was looked at; the certificate
-says how many compositions have used these inputs. The same composition with another accuracy is the same
-attempt with one lower limit of agreement. Limits from the same counts are nested, so if any limit at
-delta_k <= delta errs, the loosest does.
+The very same data is counted again, whatever is counted with it that explore has seen: for another
+composition, another confidence, or every class. Such an attempt has its own share, and is covered if it was
+decided on before that data was looked at; the certificate says how many compositions have used these inputs.
+The same composition with another accuracy is the same attempt with one lower limit of agreement. Limits from
+the same counts are nested, so if any limit at delta_k <= delta errs, the loosest does.
 
 `gati compose --certify-data` counts the library's split each time anyway. It takes inputs of earlier attempts
-once more if all of them are there, so that data can grow but nothing is dropped for its answers; otherwise it
-leaves them out, too. Each attempt errs with at most its share if results did not decide how many were added.
+once more if all of them are there, so that data can grow but nothing is dropped for its answers; otherwise
+they count only if answers differ, too. Each attempt errs with at most its share if results did not decide how
+many were added.
 
 Identical repetitions are not a new look and are not counted twice. Entries are never removed. A copy of a
 library has its own copy of the ledger; the two do not share later entries. The file is replaced as a whole,
@@ -119,7 +120,7 @@ class Attempt:
     """The number of an attempt on other data in its library, from 1, and its share of delta.
 
     `compositions` is the number of compositions certified on these inputs so far, including this one. `rows`
-    are the inputs to count, ascending, None for all; `note` says why not all, or what is not known of them.
+    are the new ones among the inputs, ascending, None for all; `note` says why not all, or what is not known.
     """
 
     key: str
@@ -190,8 +191,8 @@ class Ledger:
         """Enter an attempt to certify `composition` on `data`, both content hashes, before counting.
 
         If the composition is not chosen yet, `composition` is a hash of everything that determines it.
-        `inputs` are the distinct inputs of the data, of which only new ones are counted. If the data `grows`,
-        it is counted whole as long as it contains all inputs of earlier attempts.
+        `inputs` are the distinct inputs of the data, of which only new ones are evidence. If the data
+        `grows`, all are as long as it contains all inputs of earlier attempts.
 
         A repetition keeps its first number. Raises LibraryError, StorageError, and DataError without new
         inputs.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
 from gati.composition.pieces import Pieces
+from gati.costs.hardware import processor_name
 from gati.documents import DocumentKind
 from gati.errors import BackendError, DataError, LibraryError, ModelError
 from gati.exploration.library import Library
@@ -28,25 +29,26 @@ _NETWORKS = DocumentKind(1, LibraryError, "delete it, gati compose measures agai
 def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
     """Return the milliseconds that the base model takes for one request on each of `backends`.
 
-    They are measured unless they are stored for this number of threads. If the model cannot be loaded, or the
-    inputs to calibrate a backend are missing, only stored ones are returned. Raises LibraryError for a
-    damaged file.
+    They are measured unless they are stored for this processor and number of threads. If the model cannot be
+    loaded, or the inputs to calibrate a backend are missing, only stored ones are returned. Raises
+    LibraryError for a damaged file.
     """
     import torch
 
     names, threads = set(backends), torch.get_num_threads()
+    processor = processor_name(library.manifest.profile.device)
     notes: list[str] = []
-    kept = _read(library, threads)
+    kept = _read(library, threads, processor)
     if not names <= kept.keys():
         profiles = {name: kept_profile(library, name) for name in names}
-        kept = {name: p.base_ms for name, p in profiles.items() if p is not None and p.threads == threads}
+        kept = {name: profile.base_ms for name, profile in profiles.items() if profile is not None}
     if not names <= kept.keys():
         try:
             kept = _compare(library, names, pieces, notes)
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
-            values = {"threads": threads, "base_ms": kept, "disturbed": bool(notes)}
+            values = {"threads": threads, "processor": processor, "base_ms": kept, "disturbed": bool(notes)}
             _NETWORKS.write(_path(library), values)
     return {name: base_ms for name, base_ms in kept.items() if name in names}
 
@@ -78,15 +80,16 @@ def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list
     return alone_ms | dict(zip(graph_names, times_ms, strict=True))
 
 
-def _read(library: Library, threads: int) -> dict[str, float]:
-    """The times measured with this number of threads; empty if there are none."""
+def _read(library: Library, threads: int, processor: str) -> dict[str, float]:
+    """The times measured on this processor with this number of threads; empty if there are none."""
     path = _path(library)
     if not path.is_file():
         return {}
     raw = _NETWORKS.read(path)
     with _NETWORKS.reading(str(path)):
         times = {str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()}
-        return times if int(raw["threads"]) == threads else {}
+        known = raw.get("processor", processor)  # an older Gati did not store it
+        return times if int(raw["threads"]) == threads and known == processor else {}
 
 
 def _path(library: Library) -> Path:

@@ -27,7 +27,7 @@ class SplitOutcomes:
         self.inputs: NDArray[np.int64] = np.flatnonzero(base.split == split)
         self.base_class = base.base_class[self.inputs]
         self.label = None if base.label is None else base.label[self.inputs]
-        self.copies = library.copies()[self.inputs]  # of each input, see `gati.composition.copies`
+        self.copies = library.copies().of(self.inputs)  # see `gati.composition.copies`
         self._trials: dict[TrialId, TrialOutcomes] = {}
 
     @property

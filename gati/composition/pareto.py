@@ -13,15 +13,21 @@ import numpy as np
 from gati.composition.backends import choose_backend
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.certificate import LossCounts
-from gati.composition.compose import check_memory, check_settings, placements, to_composition
+from gati.composition.compose import (
+    check_memory,
+    check_settings,
+    keep_graphs,
+    placements,
+    to_composition,
+    written,
+)
 from gati.composition.composition import Composition
-from gati.composition.contests import Contest, candidates_of, contest_of, plan_of
+from gati.composition.contests import Contest, candidates_of, contest_of, plan_of, worthwhile
 from gati.composition.exact import ExactChoice, solve_exact
-from gati.composition.ledger import Ledger, enter_use, split_identity
+from gati.composition.ledger import Ledger, split_identity
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.plans import Settings, placement_rank
-from gati.composition.prospects import with_headroom
-from gati.composition.verdicts import certify_one, count_losses, with_certificate
+from gati.composition.verdicts import certify_one, count_losses, replay_of, with_certificate
 from gati.documents import DocumentKind, values_of
 from gati.errors import CompositionError, LibraryError
 from gati.exploration.library import CERTIFY, SELECT, Library
@@ -58,10 +64,10 @@ def pareto(
 ) -> tuple[ParetoPoint, ...]:
     """Return up to `points` compositions from the highest agreement to the fastest; write `pareto.json`.
 
-    Each is the fastest one found for its number of disagreements on the select split, and faster than all
-    before it. The operator sees all of them before choosing, so each limit gets an equal share of delta
-    (Bonferroni). With `settings.per_class` the limits are those of the worst class. The ledger counts one use
-    of the split. Raises as `compose`.
+    Each is the fastest one found for its number of disagreements on the select split, without exits that save
+    too little to be used, and faster than all before it. The operator sees all of them before choosing, so
+    each limit gets an equal share of delta (Bonferroni). With `settings.per_class` the limits are those of
+    the worst class. The ledger counts one use of the split. Raises as `compose`.
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
@@ -85,7 +91,7 @@ def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[Ex
     budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
     chosen: list[ExactChoice] = []
     for budget in budgets:
-        choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
+        choice = _fastest_within(contest, budget)
         fastest_ms = chosen[-1].outcome.mean_latency_ms if chosen else math.inf
         if choice.chosen and choice.outcome.mean_latency_ms < fastest_ms:
             chosen.append(choice)
@@ -102,6 +108,8 @@ def count_frontier(
 ) -> list[tuple[ParetoPoint, tuple[LossCounts, ...]]]:
     """Return the points, each with its counts; each limit gets an equal share of delta."""
     share = 1.0 / max(1, len(chosen))
+    for split in (select, certified_on):
+        split.expect([candidates_of(contest, choice.chosen) for choice in chosen])
     return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
 
 
@@ -119,7 +127,8 @@ def _point(
     point = ParetoPoint(
         mean_latency_ms=choice.outcome.mean_latency_ms,
         gain=contest.instance.base_ms / choice.outcome.mean_latency_ms,
-        agreement=1.0 - choice.outcome.disagreements / len(select),
+        # an engine of reduced precision also loses inputs that leave at no exit
+        agreement=replay_of(library, settings, candidates, select).agreement,
         certified_agreement=_limit(counts, share * (1.0 - _confidence(settings))),
         confidence=_confidence(settings),
         memory_bytes=sum(candidate.memory_bytes for candidate in candidates),
@@ -188,21 +197,21 @@ def compose_within_latency(
     plan = plan_of(library, asked, contest, select, choice)
     verdict = certify_one(library, asked, counts)
     plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
-    composition = enter_use(library, "latency", to_composition(library, asked, plan, datetime.now(UTC)))
-    composition = with_headroom(composition, library)
-    library.check_unchanged()
-    composition.save(library.composition_path(settings.name))
-    return composition
+    composition = to_composition(library, asked, plan, datetime.now(UTC))
+    keep_graphs(library, composition)
+    return written(library, "latency", composition)
+
+
+def _fastest_within(contest: Contest, budget: int) -> ExactChoice:
+    choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
+    return worthwhile(contest, choice, budget)
 
 
 def _highest_agreement(contest: Contest, latency_ms: float, inputs: int) -> ExactChoice:
-    def solve(budget: int) -> ExactChoice:
-        return solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
-
     if latency_ms >= contest.instance.base_ms:
-        return solve(0)
+        return _fastest_within(contest, 0)
     low, high = -1, inputs
-    best = solve(high)
+    best = _fastest_within(contest, high)
     if best.outcome.mean_latency_ms > latency_ms:
         raise CompositionError(
             f"no composition has a mean latency of {latency_ms:g} ms: the fastest, at any agreement, has "
@@ -210,7 +219,7 @@ def _highest_agreement(contest: Contest, latency_ms: float, inputs: int) -> Exac
         )
     while high - low > 1:
         middle = (low + high) // 2
-        choice = solve(middle)
+        choice = _fastest_within(contest, middle)
         if choice.outcome.mean_latency_ms <= latency_ms:
             high, best = middle, choice
         else:

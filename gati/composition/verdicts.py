@@ -50,7 +50,7 @@ def counts_of(
     library: Library, settings: Settings, replay: Replay, split: SplitOutcomes
 ) -> tuple[LossCounts, ...]:
     """Return the counts of `count_losses` from a replay of `split`, as `gati.composition.copies` counts."""
-    rows = counted(replay.wrong, split.copies)
+    rows = counted(replay.wrong, *split.copies)
     if not settings.per_class:
         return (LossCounts(int(replay.wrong[rows].sum()), len(rows)),)
     return count_by_class(replay.answer[rows], split.base_class[rows], library.manifest.classes)
@@ -116,7 +116,7 @@ def with_certificate(
                 certificate.delta,
                 settings=certificate.settings,
                 share=certificate.share,
-                copies=split.copies[known],
+                copies=split.copies.of(known),
             )
     return replace(plan, certificate=replace(certificate, walked_on=on, accuracy_drop=drop))
 

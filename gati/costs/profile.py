@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.costs.disturbance import MACHINE, Machine, Uncounted, measure_steadily
+from gati.costs.hardware import processor_name
 from gati.engine.backends import SegmentBackend, segment_backend
 from gati.engine.backends.base import Lookup
 from gati.engine.placement import ParallelLookups, cuda_event, parallel_lookups
@@ -91,7 +92,9 @@ def measure_profile(
         for index, name in enumerate(names)
     ]
     device, threads = str(traced.device), torch.get_num_threads()
-    return Profile(backend, device, threads, base_ms, tuple(profiles), found.note)
+    return Profile(
+        backend, device, threads, base_ms, tuple(profiles), found.note, processor=processor_name(device)
+    )
 
 
 class _Walks(NamedTuple):

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.composition.engines import graph_backend, graph_kind
+from gati.composition.costs import as_composed
+from gati.composition.engines import Setting, graph_backend, graph_files, graph_kind
 from gati.composition.load import Served, open_served
-from gati.engine.backends import BACKENDS
+from gati.costs.hardware import cpu_name
+from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.errors import BackendError, DataError, GatiError, StorageError
+from gati.errors import BackendError, DataError, GatiError, StorageError, one_line
 from gati.evaluation.bench_result import (
     Bench,
     BenchMachine,
@@ -41,12 +43,13 @@ from gati.evaluation.timing import WARM_UP_REQUESTS, BenchEntry, measure_latency
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
-from gati.exploration.network import traced_network
+from gati.exploration.network import load_network
 from gati.files import atomic_write_text
 from gati.model.data import load_data
 from gati.model.labels import LabelMap
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
+from gati.version import __version__
 
 _log = logging.getLogger(__name__)
 _BATCH = 64
@@ -149,6 +152,7 @@ class _Field:
         self.contenders: list[BenchEntry] = []
         self.kinds: dict[str, Kind] = {}
         self.details: dict[str, str] = {}
+        self.weights_bytes: dict[str, int] = {}  # of the networks, without caches
         self.left_out: list[LeftOut] = []
         self._folder = folder
 
@@ -168,19 +172,17 @@ class _Field:
     def _build(self, cascade: str | Path | None) -> None:
         served = self.served
         own = served.engine.backend
+        setting = tuple((leaving.trial_id, leaving.threshold) for leaving in served.composition.exits)
         for backend in dict.fromkeys([own, *BACKENDS]):
             self._add(f"base {backend}", "base", (), backend)
             if served.engine.exits:
-                self._add(f"gati {backend}", "gati", served.engine.exits, backend)
-        if not any(contender.name == f"base {own}" for contender in self.contenders):
-            raise BackendError(f"the composition's backend '{own}' does not run here; compose again")
-        try:
-            peers = build_peers(served.library, served.module, served.composition.accuracy_target)
-        except GatiError as error:
-            self.left_out.append(LeftOut(name="BranchyNet-style and SDN-style exits", reason=str(error)))
-            peers = ()
-        for peer in peers:
-            self._add(f"{peer.name} {own}", "peer", peer.exits, own, peer.detail)
+                self._add(f"gati {backend}", "gati", served.engine.exits, backend, setting=setting)
+        if reason := self._why_not(f"base {own}"):
+            raise BackendError(f"the composition's backend '{own}' does not run here: {reason}")
+        with self._or_left_out("BranchyNet-style and SDN-style exits"):
+            costed = as_composed(served.library, served.composition.backend)
+            for peer in build_peers(costed, served.module, served.composition.accuracy_target):
+                self._add(f"{peer.name} {own}", "peer", peer.exits, own, setting=None, detail=peer.detail)
         if cascade is None:
             reason = "needs a library of a smaller network: --cascade DIR"
             self.left_out.append(LeftOut(name="cascade of two base models", reason=reason))
@@ -191,66 +193,104 @@ class _Field:
         """Add a cascade: a smaller network before the full one, both on the composition's backend."""
         own = self.served.engine
         name = f"cascade {own.backend}"
-        try:
-            traced = traced_network(smaller, (own.traced.device.type,))
+        with self._or_left_out(name):
+            module, traced = load_network(smaller, own.traced.device)
             first, then = (
                 Engine(
                     network,
                     outputs_kind=library.manifest.outputs_kind,
                     backend=own.backend,
-                    graphs=self._quantised(library, network, own.backend, ()),
+                    graphs=self._graphs(library, network, own.backend, (), ()),
                 )
                 for library, network in ((smaller, traced), (self.served.library, own.traced))
             )
             accuracy = self.served.composition.accuracy_target
             built = build_cascade(self.served.library, smaller, then, first, accuracy)
-        except GatiError as error:
-            self.left_out.append(LeftOut(name=name, reason=str(error)))
-            return
-        self.contenders.append(built)
-        self.kinds[name] = "peer"
-        source = smaller.manifest.model_source
-        self.details[name] = (
-            f"{source} answers if its largest probability is at least {built.threshold:.4g}; the threshold "
-            "was set on the select split, not certified"
-        )
+            source = smaller.manifest.model_source
+            detail = (
+                f"{source} answers if its largest probability is at least {built.threshold:.4g}; the "
+                "threshold was set on the select split, not certified"
+            )
+            self._enter(built, "peer", detail, module)
 
     def _add(
-        self, name: str, kind: Kind, exits: Sequence[EngineExit], backend: str, detail: str = ""
+        self,
+        name: str,
+        kind: Kind,
+        exits: Sequence[EngineExit],
+        backend: str,
+        *,
+        setting: Setting | None = (),
+        detail: str = "",
     ) -> None:
+        """Add the network with `exits`, or without any; `setting` as for `_graphs`."""
         inline = tuple(replace(leaving, placement="inline") for leaving in exits)
-
         own = self.served.engine
-        try:
+        with self._or_left_out(name):
+            if reason := self._why_not(f"base {backend}"):  # nothing to compare with
+                raise BackendError(reason)
             engine = Engine(
                 own.traced,
                 # Placements were chosen for the composition's backend; every backend supports inline.
                 exits if backend == own.backend else inline,
                 outputs_kind=self.served.model.outputs_kind,
                 backend=backend,
-                graphs=self._quantised(self.served.library, own.traced, backend, inline),
+                graphs=self._graphs(self.served.library, own.traced, backend, inline, setting),
             )
-        except GatiError as error:
-            self.left_out.append(LeftOut(name=name, reason=str(error)))
-            return
-        self.contenders.append(BenchEntry(name, engine, bool(exits)))
-        self.kinds[name] = kind
-        self.details[name] = detail or self._detail(kind, engine)
+            self._enter(BenchEntry(name, engine, bool(exits)), kind, detail or self._detail(kind, engine))
 
-    def _quantised(
-        self, library: Library, traced: TracedModel, backend: str, exits: Sequence[EngineExit]
+    @contextmanager
+    def _or_left_out(self, name: str) -> Iterator[None]:
+        """Leave out what is called `name`, and say why, if anything fails."""
+        try:
+            yield
+        except Exception as error:  # each runtime and compiler raises its own
+            _log.info("%s is left out", name, exc_info=True)
+            reason = str(error) if isinstance(error, GatiError) else one_line(error)
+            self.left_out.append(LeftOut(name=name, reason=reason))
+
+    def _why_not(self, name: str) -> str:
+        return next((left.reason for left in self.left_out if left.name == name), "")
+
+    def _enter(self, contender: BenchEntry, kind: Kind, detail: str, *further: nn.Module) -> None:
+        """Add a contender once it has answered a request: some backends fail only then, when they compile.
+
+        `further` are networks that it runs besides the base model.
+        """
+        try:
+            contender.answer(contender.engine.examples()[0])
+        finally:
+            contender.engine.close()
+        self.contenders.append(contender)
+        self.kinds[contender.name] = kind
+        self.details[contender.name] = detail
+        self.weights_bytes[contender.name] = sum(map(_bytes_of, (self.served.module, *further)))
+
+    def _graphs(
+        self,
+        library: Library,
+        traced: TracedModel,
+        backend: str,
+        exits: Sequence[EngineExit],
+        setting: Setting | None,
     ) -> tuple[Path, Path] | None:
-        """Build graphs for a calibrated backend, which otherwise only runs stored graphs."""
+        """Graphs for a calibrated backend, which runs only stored ones: those that serve, else made here.
+
+        `setting` names the exits in the library; None for exits that it does not have.
+        """
         kind = graph_kind(backend)
         if kind is None or not kind.calibrated:
             return None
-        executes = graph_backend(library, backend)
-        paths = []
-        for chosen in (exits, ()):
-            path = self._folder / f"{len(list(self._folder.iterdir()))}.zip"
-            (model,) = executes.assembled(traced, [chosen], library.manifest.outputs_kind)
-            path.write_bytes(model)
-            paths.append(path)
+        early, base = graph_files(library, setting or (), backend)
+        executes: GraphBackend | None = None
+        paths: list[Path] = []
+        for kept, chosen in ((None if setting is None else early, exits), (base, ())):
+            if kept is None or not kept.is_file():
+                executes = executes or graph_backend(library, backend)
+                kept = self._folder / f"{len(list(self._folder.iterdir()))}.zip"
+                (model,) = executes.assembled(traced, [chosen], library.manifest.outputs_kind)
+                kept.write_bytes(model)
+            paths.append(kept)
         return paths[0], paths[1]
 
     def _detail(self, kind: Kind, engine: Engine) -> str:
@@ -292,7 +332,6 @@ def _rows(
     for each in field.contenders:
         most = float(np.percentile(np.concatenate(each.times_ms), 99.5))
         longest[each.engine.backend] = max(most, longest.get(each.engine.backend, 0.0))
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(field.served.module))
     rows = []
     for each in field.contenders:
         own, times = means[each.name], np.concatenate(each.times_ms)
@@ -311,7 +350,8 @@ def _rows(
                 agreement=float(np.mean(answers == reference)),
                 accuracy=None if inputs.labels is None else float(np.mean(answers == inputs.labels)),
                 hit_rate=each.hits / len(answers),
-                memory_bytes=weights + sum(leaving.memory_bytes for leaving in each.engine.exits),
+                memory_bytes=field.weights_bytes[each.name]
+                + sum(leaving.memory_bytes for leaving in each.engine.exits),
                 throughput={many: spread(values) for many, values in rates[each.name].items()},
                 histogram=Histogram(
                     edges_ms=tuple(edges.tolist()),
@@ -323,8 +363,9 @@ def _rows(
     return fastest, tuple(rows)
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+def _bytes_of(module: nn.Module) -> int:
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
@@ -335,14 +376,9 @@ def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> 
 
 
 def _machine(device: torch.device) -> BenchMachine:
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        models = [line for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line]
-        name = models[0].split(":", 1)[1].strip() if models else name
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return BenchMachine(
-        cpu=name,
+        cpu=cpu_name(),
         cores=usable,
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
@@ -352,12 +388,6 @@ def _machine(device: torch.device) -> BenchMachine:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "gati": _gati_version()}
+    found = {"python": platform.python_version(), "gati": __version__}
     installed = {entry.metadata["Name"] for entry in metadata.distributions()}
     return {**found, **{name: metadata.version(name) for name in _PACKAGES if name in installed}}
-
-
-def _gati_version() -> str:
-    from gati.version import __version__
-
-    return __version__

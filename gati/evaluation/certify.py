@@ -102,15 +102,15 @@ def certify(
 
     `accuracy`, `confidence` and `per_class` default to the composition's. Only one setting is tested, so the
     lower bound is exact if the inputs are independent draws from the data to be served. Inputs that `explore`
-    has seen are left out; for copies see `gati.composition.copies`. `write` stores the new certificate in the
-    composition and keeps the old one as `previous`. Exits and thresholds stay the same and keep serving
+    has seen count only if their answers differ; for copies see `gati.composition.copies`. `write` stores the
+    new certificate in the composition and keeps the old one as `previous`. Exits and thresholds stay the same
     whatever the verdict, which `Composition.certified` and its note record. `class_names` and `label_map` are
     as for `explore` and default to those stored there.
 
     Every attempt is recorded in the library's ledger, written or not. The k-th attempt is tested at a share
     of delta: 3/4 for the first, 1 / (4 k (k - 1)) for later ones. Repeating the same composition on the same
     data, at any accuracy, adds no evidence: it counts as the same attempt and gives the same verdict. Inputs
-    that earlier attempts have counted as part of other data are left out.
+    that earlier attempts have counted as part of other data count only if their answers differ.
 
     Raises:
         DataError: there are no inputs, or `explore` or earlier attempts have seen all of them.
@@ -136,15 +136,13 @@ def certify(
     delta = 1.0 - (confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE)
     check_levels(target, delta)
     ledger = Ledger(served.library.directory)
-    asked = {"delta": delta, "per_class": every_class}
+    asked = {"delta": delta, "per_class": every_class} | ({"seen": fresh.seen} if fresh.seen else {})
     caches = {each.trial_id: served.library.cache_sha256(each.trial_id) for each in chosen.exits}
     identity = _identity(served.library, chosen)
     attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
-    inputs, copies = named.data, fresh.copies
-    if attempt.rows is not None:
-        inputs, copies = inputs.subset(attempt.rows), copies[attempt.rows]
+    inputs, copies = named.data, fresh.copies.limited(attempt.rows)
     answer, base_class, hits = _answers(served, inputs, progress)
-    rows = counted(answer != base_class, copies)
+    rows = counted(answer != base_class, *copies)
     certificate = verdict(
         served.library, answer[rows], base_class[rows], target, delta, per_class=every_class,
         share=attempt.share, class_names=named.class_names,

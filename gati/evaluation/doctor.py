@@ -343,6 +343,8 @@ def _timed_engines(
             ready.append(_without_exits(cut, answered, name, folder))
         except GatiError as error:
             reasons[name] = str(error)
+        except Exception as error:  # engines raise many types for networks that they cannot run
+            reasons[name] = f"cannot run this network ({one_line(error)})"
     example = answered.example
     steady = measure_latency(ready, lambda index: example[index % len(example)][None], _REQUESTS, 1)
     if steady.note:
@@ -359,7 +361,10 @@ def _without_exits(cut: _Cut, answered: _Answered, name: str, folder: Path) -> B
     kept = folder / kind.stored_as if issubclass(kind, GraphBackend) else None  # converted only once
     graphs = None if kept is None else (kept, kept)
     engine = Engine(cut.traced, outputs_kind=answered.kind, backend=name, graphs=graphs)
-    return BenchEntry(name, engine, early=True)  # without exits, this is the whole network
+    entry = BenchEntry(name, engine, early=True)  # without exits, this is the whole network
+    entry.answer(answered.example[:1].clone())  # some engines fail only when they run
+    engine.close()
+    return entry
 
 
 def _why_not(kind: type[Backend]) -> str:

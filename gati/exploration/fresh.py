@@ -1,4 +1,4 @@
-"""Finding inputs that explore has not seen: only these may certify a composition, and each counts once."""
+"""Finding inputs that explore has not seen: only these are evidence for a composition, each once."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from numpy.typing import NDArray
 from gati.errors import DataError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.library import Library
-from gati.model.identity import Identities, group_copies
+from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """Distinct inputs that explore has not seen, and the number of copies of each, [n].
+    """Distinct inputs, and how often each counts, [n]; those that explore has seen only if answers differ.
 
-    `identities` are their hashes, `identity` is one of them all, independent of order and file. `note` says
-    what was left out, or is empty.
+    `identities` are the hashes of those that it has not seen, `identity` is one of them all, independent of
+    order and file, and `seen` is one of the others, empty if there are none. `note` says what hardly counts.
     """
 
     inputs: Data
-    copies: NDArray[np.int64]
+    copies: CopyCounts
     identities: Identities
     identity: str
+    seen: str = ""
     note: str = ""
 
 
 def fresh_inputs(library: Library, inputs: Data) -> Fresh:
-    """Leave out inputs that explore has used, under any name or label and in any order.
+    """Find inputs that explore has used, under any name or label and in any order.
 
     A library of an older Gati has no record of its inputs; then only identical data is refused.
 
@@ -47,24 +48,27 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
     new = np.ones(len(inputs), dtype=bool) if record is None else ~np.isin(identities, record.seen)
     if not new.any():
         raise _not_new(inputs)
-    rows = np.flatnonzero(new & (first == np.arange(len(inputs))))
+    rows = np.flatnonzero(first == np.arange(len(inputs)))
     notes = []
     if record is None:
         notes.append("explored by an older Gati, which kept no record of its inputs: these may not be new")
     if not new.all():
         notes.append(
-            f"left out {int((~new).sum())} of {len(inputs)} inputs, which gati explore has already seen"
+            f"gati explore has already seen {int((~new).sum())} of {len(inputs)} inputs: they count only if "
+            "their answers differ; leave them out if they are the same recordings"
         )
-    if len(rows) < new.sum():
+    if new[rows].sum() < new.sum():
         notes.append(
-            f"{int(new.sum()) - len(rows)} inputs are copies of others and count only if their answers differ"
+            f"{int(new.sum() - new[rows].sum())} inputs are copies of others and count only if their answers "
+            "differ"
         )
     notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
     return Fresh(
         inputs.subset(rows),
-        copies[rows],
-        identities[rows],
-        _content_hash(identities[rows], copies[rows]),
+        CopyCounts(copies[rows], new[rows].astype(np.int64)),
+        identities[rows][new[rows]],
+        _content_hash(identities[rows][new[rows]], copies[rows][new[rows]]),
+        "" if new.all() else _content_hash(identities[rows][~new[rows]], copies[rows][~new[rows]]),
         "; ".join(notes),
     )
 

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from gati.documents import DocumentKind
 from gati.errors import LibraryError
 from gati.files import atomic_write, atomic_write_bytes, atomic_write_text
+from gati.model.identity import CopyCounts
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
 from gati.variants import as_called_now
 
@@ -68,6 +69,7 @@ class InputRecord(NamedTuple):
     identities: npt.NDArray[np.uint64]  # [n], of the held-out inputs
     copies: npt.NDArray[np.int64]  # [n], number of copies of each certify input; 1 in the select split
     seen: npt.NDArray[np.uint64]  # identities of all inputs used to train, select or certify, sorted
+    new: npt.NDArray[np.bool_]  # [n], whether no copy of a certify input was used to train or select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +178,9 @@ class Library:
         """
         if not self.manifest_path.is_file():
             return  # an interrupted exploration goes on
-        for folder in (self.directory / "profiles", self.directory / "training"):
-            if folder.is_dir():
-                shutil.rmtree(folder)
+        for name in ("profiles", "training", "graphs"):  # graphs are of the network as it was then
+            if (self.directory / name).is_dir():
+                shutil.rmtree(self.directory / name)
         (self.directory / "pareto.json").unlink(missing_ok=True)
         self.manifest_path.unlink()  # last: a killed process begins with this again
 
@@ -278,19 +280,21 @@ class Library:
         if not self.inputs_path.is_file():
             return None
         arrays = self._arrays(self.inputs_path)
+        if "new" not in arrays:  # an older Gati kept all copies in one part
+            arrays["new"] = np.ones(len(arrays["rows"]), dtype=np.bool_)
         return InputRecord(*(arrays[name] for name in InputRecord._fields))
 
-    def copies(self) -> npt.NDArray[np.int64]:
-        """How many copies each held-out input stands for, [n]; 1 if they were not counted."""
+    def copies(self) -> CopyCounts:
+        """How often each held-out input counts, [n]; once if copies were not counted."""
         record, count = self.input_record(), len(self.base_outcomes().split)
         if record is None:
-            return np.ones(count, dtype=np.int64)
+            return CopyCounts.once(count)
         if len(record.copies) != count:
             raise LibraryError(
                 f"{self.inputs_path} has {len(record.copies)} inputs, but the outcomes have {count}; "
                 "run gati explore again"
             )
-        return record.copies
+        return CopyCounts(record.copies, record.new.astype(np.int64))
 
     def _text(self, path: Path) -> str:
         try:

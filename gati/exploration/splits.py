@@ -37,8 +37,8 @@ TWICE_ENOUGH = 2 * ENOUGH
 class Inputs:
     """Training inputs, held-out inputs with their split (SELECT or CERTIFY, uint8 [n]), and their identities.
 
-    The certify split holds only the first copy of each input; `record` has the number of copies. `notes` say
-    what was left out and why, one line each.
+    The certify split holds only the first copy of each input; `record` has the number of copies there, and
+    whether others were used to train or select. `notes` say what was left out and why, one line each.
     """
 
     train: Data
@@ -56,32 +56,40 @@ def inputs_to_select_on(count: int) -> int:
 def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
     """Split `held` into select and certify, and into a third part for training if `more` is None.
 
-    All copies of an input go to the same part. Inputs of `held` are left out of `more`.
+    What certifies is drawn copy by copy, so that common inputs are as common there as in `held`; all other
+    copies of an input go to the same part. Inputs of `held` are left out of `more`.
 
     **Raises:** `DataError` if there is too little data, or if `more` has only inputs of `held`.
     """
     notes: list[str] = []
     train = None if more is None else _without(more, held, notes)
-    first, copies = group_copies(held.identities)
+    first, _ = group_copies(held.identities)
     distinct = int((first == np.arange(len(held))).sum())
     if distinct < len(held):
         notes.append(
-            f"{len(held) - distinct} of {len(held)} inputs of --data are copies of others: all copies of an "
-            "input are in the same split, and the certificate counts them once if their answers agree"
+            f"{len(held) - distinct} of {len(held)} inputs of --data are copies of others: the certificate "
+            "counts an input once if its answer agrees and no copy was used to train or to choose, and every "
+            "copy if it differs"
         )
-    order = _copies_together(np.random.default_rng((seed, 0)).permutation(len(held)), first)
-    part = _parts(order, first, third=more is None)
+    part = _parts(np.random.default_rng((seed, 0)).permutation(len(held)), first, third=more is None)
+    certifies = np.flatnonzero(part == CERTIFY)
+    own, copies = group_copies(held.identities[certifies])
+    firsts = own == np.arange(len(certifies))
+    new = ~np.isin(held.identities, held.identities[part != CERTIFY])
+    of_all = np.ones(len(held), dtype=np.int64)
+    of_all[certifies] = copies
     # keep the order of the inputs, which may be that of files on disk
-    rows = np.flatnonzero((part == SELECT) | ((part == CERTIFY) & (first == np.arange(len(held)))))
-    _check_enough(held, rows, first, part)
+    rows = np.sort(np.concatenate([np.flatnonzero(part == SELECT), certifies[firsts]]))
+    _check_enough(held, rows, first, part[rows], new[rows])
     split = part[rows].astype(np.uint8)
     trained = held.subset(np.flatnonzero(part == _TRAIN)) if train is None else train
     seen = held.identities if more is None else np.concatenate([held.identities, more.identities])
     record = InputRecord(
         rows.astype(np.int64),
         held.identities[rows],
-        np.where(split == CERTIFY, copies[rows], 1).astype(np.int64),
+        of_all[rows],
         np.unique(seen),
+        new[rows] | (split == SELECT),
     )
     return Inputs(trained, held.subset(rows), split, record, tuple(notes))
 
@@ -120,7 +128,7 @@ def left_over(inputs: Data, identities: Identities) -> Data:
 
 def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Move every input next to its copy that comes first in `order`; without copies nothing moves."""
-    place = np.full(len(order), len(order), dtype=np.int64)
+    place = np.full(len(first), len(order), dtype=np.int64)
     np.minimum.at(place, first[order], np.arange(len(order)))
     return order[np.argsort(place[first[order]], kind="stable")]
 
@@ -128,25 +136,28 @@ def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64])
 def _parts(
     order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], *, third: bool
 ) -> npt.NDArray[np.int64]:
-    """Return the part of each input, [n]. Copies all go to the part of the first one."""
+    """Return the part of each input, [n]. Copies that do not certify go to the part of their first one."""
     count = len(order)
     cut = count // 3 if third else 0
-    ordered = np.full(count, CERTIFY, dtype=np.int64)
-    ordered[: cut + inputs_to_select_on(count - cut)] = SELECT
+    uses = cut + inputs_to_select_on(count - cut)
+    used = _copies_together(order[:uses], first)
+    ordered = np.full(uses, SELECT, dtype=np.int64)
     ordered[:cut] = _TRAIN
-    starts = np.append(True, first[order][1:] != first[order][:-1])
-    ordered = ordered[np.maximum.accumulate(np.where(starts, np.arange(count), 0))]
-    part = np.empty(count, dtype=np.int64)
-    part[order] = ordered
+    starts = np.append(True, first[used][1:] != first[used][:-1])
+    part = np.full(count, CERTIFY, dtype=np.int64)
+    part[used] = ordered[np.maximum.accumulate(np.where(starts, np.arange(uses), 0))]
     return part
 
 
 def _check_enough(
-    held: Data, rows: npt.NDArray[np.int64], first: npt.NDArray[np.int64], part: npt.NDArray[np.int64]
+    held: Data,
+    rows: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    part: npt.NDArray[np.int64],
+    new: npt.NDArray[np.bool_],
 ) -> None:
     left = len(np.unique(first[rows]))
-    missing = [name for name, value in (("select", SELECT), ("certify", CERTIFY)) if value not in part[rows]]
-    if left < _LEAST_HELD_OUT or missing:
+    if left < _LEAST_HELD_OUT or not (part == SELECT).any() or not (new & (part == CERTIFY)).any():
         different = len(np.unique(first))
         what = "" if different == len(held) else f", {different} of them different"
         raise DataError(

@@ -8,12 +8,48 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Identities = NDArray[np.uint64]
+
+
+class CopyCounts(NamedTuple):
+    """How often each distinct input counts, [n]: with an answer that `differs`, and with the `same` one.
+
+    `gati.composition.copies` says why.
+    """
+
+    differs: NDArray[np.int64]
+    same: NDArray[np.int64]
+
+    @classmethod
+    def once(cls, count: int) -> CopyCounts:
+        """Each input counts once."""
+        return cls(np.ones(count, dtype=np.int64), np.ones(count, dtype=np.int64))
+
+    def of(self, which: NDArray[Any]) -> CopyCounts:
+        """The counts of some of the inputs."""
+        return CopyCounts(self.differs[which], self.same[which])
+
+    def followed_by(self, others: CopyCounts) -> CopyCounts:
+        """These counts, then those of other inputs."""
+        return CopyCounts(*(np.concatenate(both) for both in zip(self, others, strict=True)))
+
+    def limited(self, rows: NDArray[np.int64] | None) -> CopyCounts:
+        """The counts if of the inputs that are evidence only the `rows` among them still are; None: all."""
+        if rows is None:
+            return self
+        same = np.zeros_like(self.same)
+        same[np.flatnonzero(self.same)[rows]] = 1
+        return self._replace(same=same)
+
+    @property
+    def evidence(self) -> int:
+        """How many inputs count if no answer differs."""
+        return int(self.same.sum())
 
 
 def identity_of(content: NDArray[Any]) -> int:

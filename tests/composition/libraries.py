@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gati.exploration.library import BaseOutcomes, Library, Manifest, TrialOutcomes
+from gati.composition.composition import Composition
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.prospects import problem_deployed
+from gati.exploration.library import SELECT, BaseOutcomes, Library, Manifest, TrialOutcomes
 from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
 
 CLASSES = 10
@@ -52,6 +55,20 @@ def make_library(
     if outcomes:
         library.write_base_outcomes(BaseOutcomes(base_class, base_class.copy(), split))
     return Library.open(directory)
+
+
+def repaid(library: Library, composition: Composition) -> list[float]:
+    """The share of the mean latency that each exit saves, per share of the network's that a miss costs."""
+    problem, select = problem_deployed(composition, library), SplitOutcomes(library, SELECT)
+    every = problem.candidates
+    mean_ms = select.replay(problem, every).mean_latency_ms
+    without_ms = [
+        select.replay(problem, (*every[:at], *every[at + 1 :])).mean_latency_ms for at in range(len(every))
+    ]
+    return [
+        (without / mean_ms - 1.0) * problem.base_ms / candidate.penalty_ms
+        for without, candidate in zip(without_ms, every, strict=True)
+    ]
 
 
 def rewrite(library: Library, **changes: object) -> Library:

@@ -125,6 +125,15 @@ def test_an_engine_is_not_asked_where_it_could_not_be_faster_even_if_it_lost_not
     assert composition.backend == ("openvino-int8" if worth_asking else library.manifest.profile.backend)
 
 
+def test_a_limit_below_the_smallest_cache_is_refused_before_any_engine_is_asked(library: Library) -> None:
+    engine = Coarse(library, each=100)
+    reduced = CostedLibrary(library, costs_of(library, "openvino-int8", 2.0))
+    reduced.__dict__["answers"] = engine
+    with pytest.raises(CompositionError, match="memory limit 10 bytes is too small for any cache"):
+        composing.compose_best(library, [reduced], Settings(accuracy=0.95, memory_limit_bytes=10))
+    assert not engine.asked
+
+
 def test_too_few_inputs_for_any_proof_are_told_before_the_engine_is_asked(tmp_path: Path) -> None:
     library = make_library(tmp_path / "small", quality=6.0, inputs=400, certify=200)
     engine = Coarse(library, each=1000)

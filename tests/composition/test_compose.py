@@ -70,8 +70,7 @@ def test_a_library_that_was_explored_anew_meanwhile_gets_no_composition(
             library.write_manifest(replace(library.manifest, seed=1))
         return composition
 
-    module = pareto if by_latency else compose_module
-    monkeypatch.setattr(module, "with_headroom", explored_anew)
+    monkeypatch.setattr(compose_module, "with_headroom", explored_anew)
     with pytest.raises(LibraryError, match="explore has begun to replace .* run this command again once"):
         if by_latency:
             pareto.compose_within_latency(library.directory, 1.5)

@@ -7,12 +7,13 @@ import pytest
 
 from gati.composition.compose import Settings, compose, compose_library
 from gati.composition.composition import Composition
+from gati.composition.contests import REPAYS
 from gati.composition.instance import make_instance
 from gati.composition.replay import ExitCost, ReplayExit, replay
 from gati.composition.risk import smoothed_loss
 from gati.errors import CompositionError
 from gati.exploration.library import CERTIFY, SELECT, Library
-from tests.composition.libraries import make_library, rewrite
+from tests.composition.libraries import make_library, repaid, rewrite
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +85,14 @@ def test_a_certified_composition_may_agree_less_on_the_select_split_and_says_not
     composition = compose(library.directory, accuracy=0.95, slowdown=None)
     assert composition.certificate.certified and composition.expected.agreement < 0.95
     assert composition.note == ""
+
+
+def test_without_confidence_too_exits_that_hardly_pay_for_their_misses_are_left_out(tmp_path):
+    folder = tmp_path / "library"
+    library = make_library(folder, blocks=6, variants=3, quality=4.0, inputs=500, certify=800, seed=2)
+    composition = compose(library.directory, accuracy=0.95, confidence=None)
+    assert len(composition.exits) > 1
+    assert min(repaid(library, composition)) >= REPAYS
 
 
 def test_caches_that_hardly_save_time_are_left_out(tmp_path):

@@ -19,7 +19,8 @@ def with_copies(directory: Path, copies: int) -> Library:
     split = library.base_outcomes().split
     count = np.where(split == CERTIFY, copies, 1).astype(np.int64)
     rows = np.arange(len(split))
-    library.write_input_record(InputRecord(rows, rows.astype(np.uint64), count, rows.astype(np.uint64)))
+    identities, new = rows.astype(np.uint64), np.ones(len(rows), dtype=np.bool_)
+    library.write_input_record(InputRecord(rows, identities, count, identities, new))
     return library
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from gati.composition.compose import compose
+from gati.composition.composition import Objective
 from gati.composition.costs import BackendCosts, as_composed, on_backend
 from gati.costs import graph as graph_costs
+from gati.costs.hardware import cpu_name
 from gati.errors import BackendError, LibraryError, ModelError
 from gati.exploration.library import Library
 from gati.types import Trial, TrialId
@@ -158,6 +160,37 @@ def test_other_numbers_of_threads_are_measured_anew(library: Library) -> None:
     with pytest.raises((BackendError, ModelError)):  # the model of this library does not exist
         on_backend(library, "openvino")
     assert as_composed(library, "openvino").manifest.profile.threads == costs.profile.threads + 1
+
+
+def test_latencies_of_another_processor_are_measured_anew(library: Library) -> None:
+    costs = costs_of(library)
+    keep(library, replace(costs, profile=replace(costs.profile, processor=cpu_name())))
+    assert on_backend(library, "openvino").manifest.profile == replace(costs.profile, processor=cpu_name())
+    keep(library, replace(costs, profile=replace(costs.profile, processor="abacus")))
+    with pytest.raises((BackendError, ModelError)):  # the model of this library does not exist
+        on_backend(library, "openvino")
+
+
+def test_costs_of_an_older_gati_count_as_measured_here(library: Library) -> None:
+    raw = json.loads(costs_of(library).to_json())
+    del raw["profile"]["processor"]
+    (library.directory / "profiles").mkdir()
+    (library.directory / "profiles" / "openvino.json").write_text(json.dumps(raw))
+    assert on_backend(library, "openvino").manifest.profile == costs_of(library).profile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["full", "exact"])
+def test_a_composition_by_what_explore_measured_elsewhere_says_so(
+    library: Library, objective: Objective
+) -> None:
+    def note() -> str:
+        return compose(library.directory, accuracy=0.9, backend="torch", objective=objective).note
+
+    assert "another processor" not in note()
+    elsewhere = replace(library.manifest.profile, processor="abacus")
+    library.write_manifest(replace(library.manifest, profile=elsewhere))
+    assert f"measured on another processor, abacus, not on {cpu_name()}: explore again here" in note()
 
 
 def test_an_unknown_backend_lists_the_known(library: Library) -> None:

@@ -64,6 +64,19 @@ def test_networks_are_timed_and_what_was_found_is_kept(
     assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
 
 
+def test_networks_timed_on_another_processor_are_timed_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["onnxruntime", "openvino"]
+    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 7.0))
+    path = keep(library, dict.fromkeys(names, 1.0))
+    assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 1.0)  # of an older Gati
+    path.write_text(json.dumps({**json.loads(path.read_text()), "processor": "abacus"}))
+    assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
+    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 9.0))
+    assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)  # kept, of this one
+
+
 def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from gati.composition import pareto as frontier
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
+from gati.composition.contests import REPAYS
+from gati.composition.costs import CostedLibrary
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
 from gati.errors import CompositionError
-from tests.composition.libraries import make_library
+from gati.exploration.library import SELECT, Library
+from gati.types import TrialId
+from tests.composition.libraries import make_library, repaid
+from tests.composition.test_coarse_engines import Coarse
+from tests.composition.test_costs import costs_of
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +92,55 @@ def test_what_certifies_whatever_it_finds_needs_a_confidence(library):
             ask(library.directory, Settings(confidence=None))
     with pytest.raises(CompositionError, match="certifying every class needs a confidence"):
         pareto(library.directory, Settings(confidence=None, per_class=True))
+
+
+@pytest.mark.slow
+def test_exits_that_hardly_pay_for_their_misses_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    library = make_library(folder, blocks=6, variants=3, quality=4.0, inputs=500, certify=800, seed=2)
+    within = compose_within_latency(library.directory, 0.6 * library.manifest.profile.base_ms)
+    assert len(within.exits) > 1
+    assert min(repaid(library, within)) >= REPAYS
+
+
+class _Kept(Coarse):
+    """An engine that remembers which exits' networks it was to keep."""
+
+    kept: Sequence[tuple[TrialId, float]] = ()
+
+    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
+        self.kept = exits
+
+
+@pytest.fixture
+def reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostedLibrary:
+    """A library on an engine that loses two of a hundred inputs without any exit."""
+    library = make_library(tmp_path / "library", quality=6.0, inputs=1000, certify=1000)
+    found = CostedLibrary(library, costs_of(library, "openvino-int8", 2.0))
+    found.__dict__["answers"] = _Kept(library, each=50)
+    monkeypatch.setattr(frontier, "choose_backend", lambda *_: found)
+    return found
+
+
+@pytest.mark.slow
+def test_within_a_latency_the_network_that_was_certified_is_kept_to_be_served(reduced: CostedLibrary) -> None:
+    found = compose_within_latency(reduced.directory, 0.7 * reduced.manifest.profile.base_ms)
+    assert found.backend == "openvino-int8" and found.exits
+    assert reduced.answers.kept == [(leaving.trial_id, leaving.threshold) for leaving in found.exits]
+
+
+@pytest.mark.slow
+def test_the_frontier_counts_what_the_engine_loses_by_itself(reduced: CostedLibrary) -> None:
+    base = Library(reduced.directory).base_outcomes()
+    rows = base.split == SELECT
+    points = pareto(reduced.directory)
+    assert points
+    for point in points:
+        exits = [_Exit(*each) for each in zip(point.trials, point.thresholds, strict=True)]
+        _, answer = reduced.answers(exits)
+        assert point.agreement == pytest.approx(np.mean(answer[rows] == base.base_class[rows]))
+
+
+class _Exit(NamedTuple):
+    trial_id: str
+    threshold: float

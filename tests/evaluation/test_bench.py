@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import gati
 from gati.cli import run
-from gati.engine.backends import BACKENDS
-from gati.errors import DataError
-from tests.engine.served import images, make_served
+from gati.composition.composition import Composition
+from gati.composition.costs import BackendCosts
+from gati.composition.engines import graph_files
+from gati.composition.load import open_model
+from gati.engine.backends import BACKENDS, GraphBackend, get_backend
+from gati.engine.backends.base import Path as EnginePath
+from gati.engine.backends.torch import TorchBackend
+from gati.errors import BackendError, DataError
+from gati.exploration.library import Library
+from gati.model.segments import TracedModel
+from tests.engine.served import PREPROCESSING, images, make_served, rewrite
+
+bench = import_module("gati.evaluation.bench")  # the verb of that name hides the room
 
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Compiling for each backend, once a client, takes most of a minute.
-    module = import_module("gati.evaluation.bench")  # the verb of that name hides the room
-    monkeypatch.setattr(module, "BACKENDS", {"torch": BACKENDS["torch"]})
+    monkeypatch.setattr(bench, "BACKENDS", {"torch": BACKENDS["torch"]})
     np.savez(tmp_path / "test.npz", images=images(12), labels=np.arange(12) % 4)
     return make_served(tmp_path)
 
@@ -79,6 +91,86 @@ def test_every_installed_backend_is_measured_and_answers_alike(tmp_path: Path) -
         row.hit_rate for row in result.rows if row.kind == "gati" and BACKENDS[row.backend].precision == "f32"
     }
     assert len(early) == 1
+
+
+class Broken(TorchBackend):
+    """Seems to run here, but fails when the base model first answers."""
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> EnginePath:
+        def fails(*_: Tensor) -> Tensor:
+            raise RuntimeError("Python.h: No such file or directory\nand much more")
+
+        return EnginePath(fails, super().path(traced, blocks).segments)
+
+
+def test_a_backend_that_fails_at_its_first_request_is_left_out(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broken, "name", "broken", raising=False)
+    monkeypatch.setitem(BACKENDS, "broken", Broken)
+    monkeypatch.setattr(bench, "BACKENDS", {name: BACKENDS[name] for name in ("torch", "broken")})
+    result = gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
+    assert [row.name for row in result.rows] == ["base torch", "gati torch"]
+    reasons = {left.name: left.reason for left in result.left_out}
+    for name in ("base broken", "gati broken"):
+        assert reasons[name] == "RuntimeError: Python.h: No such file or directory"
+
+
+def test_a_composition_whose_own_backend_fails_is_refused_with_the_reason(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broken, "name", "broken", raising=False)
+    monkeypatch.setitem(BACKENDS, "broken", Broken)
+    rewrite(library, backend="broken")
+    with pytest.raises(BackendError, match="backend 'broken' does not run here: RuntimeError: Python.h: No"):
+        gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
+
+
+def composed_for(library: Path, backend: str) -> Library:
+    """The library, its composition for `backend`, with latencies as if measured there."""
+    opened = Library.open(library)
+    rewrite(library, backend=backend)
+    profile = replace(opened.manifest.profile, backend=backend)
+    (library / "profiles").mkdir()
+    (library / "profiles" / f"{backend}.json").write_text(BackendCosts(profile, 0.0, {}).to_json())
+    return opened
+
+
+@pytest.mark.slow
+def test_a_calibrated_backend_runs_the_stored_network_that_serves(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be made again: the inputs to calibrate with are gone."""
+    pytest.importorskip("onnxruntime")
+    own = "onnxruntime-int8-lookups"
+    opened = composed_for(library, own)
+    model, composition = open_model(library), Composition.load(opened.composition_path())
+    backend = get_backend(own, calibration=PREPROCESSING(images(16)))
+    assert isinstance(backend, GraphBackend)
+    setting = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+    for path, exits in zip(graph_files(opened, setting, own), (model.exits(composition), []), strict=True):
+        (graph,) = backend.assembled(model.traced, [exits], "logits")
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(graph)
+    result = gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
+    assert {f"base {own}", f"gati {own}"} <= {row.name for row in result.rows}
+
+
+@pytest.mark.slow
+def test_peers_are_chosen_by_the_latencies_of_the_backend_that_they_run_on(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    composed_for(library, "onnxruntime")
+    asked: list[str] = []
+
+    def peers(library: Library, *_: object) -> tuple[()]:
+        asked.append(library.manifest.profile.backend)
+        return ()
+
+    monkeypatch.setattr(bench, "build_peers", peers)
+    gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
+    assert asked == ["onnxruntime"]
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"repetitions": 0}, {"clients": 0}, {"seconds": -1.0}])

@@ -40,6 +40,8 @@ def test_a_network_before_itself_answers_everything_and_always_agrees(
     )
     row = next(row for row in result.rows if row.name == "cascade torch")
     assert (row.hit_rate, row.agreement, row.kind) == (1.0, 1.0, "peer")
+    base = next(row for row in result.rows if row.name == "base torch")
+    assert row.memory_bytes == 2 * base.memory_bytes
     assert "set on the select split" in row.detail
     assert "8" not in row.throughput
     gati.report(library)

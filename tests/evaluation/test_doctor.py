@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import gati
 from gati.cli import run
 from gati.composition.binomial import p_value
+from gati.engine.engine import Engine
 from gati.errors import ModelError
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
 from tests.exploration.networks import digits, trained_state, write_digits
@@ -168,6 +169,51 @@ def test_a_network_that_cannot_be_cut_says_why(tmp_path: Path) -> None:
     found = gati.doctor(f"{tmp_path / 'wayward.py'}:Wayward", size=(8, 8))
     assert not found.can_be_cut and found.refused
     assert "depends on the other inputs of its batch" in findings(found)["blocks"]
+
+
+@pytest.mark.parametrize("fails", ["when it starts", "when it runs"])
+def test_an_engine_that_fails_is_a_finding_about_it(
+    fails: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Engine):
+        def __init__(self, *given: Any, backend: str, **options: Any) -> None:
+            if fails == "when it starts" and backend == "failing":
+                raise RuntimeError("InvalidGraph: type tensor(bfloat16)\nin operator Conv")
+            super().__init__(*given, backend="torch", **options)
+            self.fails = backend == "failing"
+
+        def __call__(self, *given: Any, **options: Any) -> Any:
+            if self.fails:
+                raise RuntimeError("InvalidGraph: type tensor(bfloat16)\nin operator Conv")
+            return super().__call__(*given, **options)
+
+    torch_backend = examined.BACKENDS["torch"]
+    monkeypatch.setattr(examined, "BACKENDS", {"torch": torch_backend, "failing": torch_backend})
+    monkeypatch.setattr(examined, "Engine", Failing)
+    found = gati.doctor(NET, files["checkpoint"], size=(8, 8))
+    reasons = {engine.name: engine.reason for engine in found.engines}
+    assert reasons == {
+        "torch": "",
+        "failing": "cannot run this network (RuntimeError: InvalidGraph: type tensor(bfloat16))",
+    }
+    assert found.engines[0].base_ms is not None
+
+
+def test_a_network_in_another_precision_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "from tests.exploration.networks import Net\n"
+        "class Half(Net):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.bfloat16()\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.bfloat16()).float()\n"
+    )
+    found = gati.doctor(f"{tmp_path / 'half.py'}:Half", size=(8, 8))
+    assert (
+        "is bfloat16, and caches read float32; let the network compute in float32"
+        in findings(found)["blocks"]
+    )
 
 
 def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:

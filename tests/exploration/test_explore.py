@@ -175,7 +175,7 @@ def test_the_library_knows_what_it_has_seen_and_finds_the_held_out_inputs_again(
     try:
         older, older_split = held_out(library)
         assert np.array_equal(older.identities, again.identities) and np.array_equal(older_split, split)
-        assert set(library.copies().tolist()) == {1}
+        assert {*library.copies().differs.tolist(), *library.copies().same.tolist()} == {1}
     finally:
         library.inputs_path.write_bytes(kept)
 
@@ -196,8 +196,9 @@ def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_p
     certify = split == CERTIFY
     assert library.manifest.counts["certify"] == certify.sum() < record.copies[certify].sum()
     select = set(record.identities[split == SELECT].tolist())
-    assert not select & set(record.identities[certify].tolist())
-    assert len(select) + certify.sum() == 400
+    assert not select & set(record.identities[certify & record.new].tolist())
+    assert select >= set(record.identities[certify & ~record.new].tolist())
+    assert len(select) + (certify & record.new).sum() == 400
     np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[301:401]]))
     with pytest.raises(DataError, match=r"val.npz has changed since explore; restore the old one"):
         held_out(library)
@@ -298,6 +299,50 @@ class _Pictures(Dataset[Any]):
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.images[index]
+
+
+def test_a_run_on_datasets_is_resumed_with_others_of_the_same_content(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    """An object has no name that the next process would know it by."""
+    held, more = (np.load(files[name])["images"] for name in ("data", "train_data"))
+    options: dict[str, Any] = {"checkpoint": files["checkpoint"], "variants": ["grid(8)"], "epochs": 0.1}
+
+    def given(count: int) -> dict[str, Any]:
+        return {"data": _Pictures(held[:count]), "train_data": _Pictures(more), **options}
+
+    with pytest.raises(Killed):
+        explore(NET, **given(600), out=tmp_path, progress=KilledAfter(10))
+    with pytest.raises(LibraryError, match=r"another data \('_Pictures of 600 inputs, .* '_Pictures of 599"):
+        explore(NET, **given(599), out=tmp_path)
+    library = explore(NET, **given(600), out=tmp_path)
+    assert "object at" not in json.dumps(library.manifest.settings)
+    assert explore(NET, **given(600), out=tmp_path, progress=KilledAfter(1)).manifest == library.manifest
+
+
+class _Slow(KilledAfter):
+    """Every step takes so long on the clock that it reads from."""
+
+    def __init__(self, seconds: float, advances: int = -1) -> None:
+        super().__init__(advances)
+        self.seconds, self.now = seconds, 0.0
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        self.now += self.seconds
+        super().advance(steps, detail)
+
+
+def test_a_run_that_lagged_before_it_was_interrupted_keeps_its_budget(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.0)
+    options: dict[str, Any] = {"variants": ["grid(8)"], "blocks": "blocks.1", "epochs": 2, "budget_s": 1000.0}
+    first = _Slow(80.0, advances=11)
+    with pytest.raises(Killed):
+        explore(NET, **files, **options, out=tmp_path, progress=first, clock=lambda: first.now)
+    second = _Slow(5.0)
+    library = explore(NET, **files, **options, out=tmp_path, progress=second, clock=lambda: second.now)
+    assert 850 < library.manifest.explore_seconds <= 1000 + 2 * second.seconds
 
 
 def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
@@ -485,8 +530,10 @@ def test_another_exploration_in_a_folder_leaves_nothing_of_the_one_before(
     (copy.directory / "profiles").mkdir()
     (copy.directory / "profiles" / "openvino.json").write_text("{}")
     (copy.directory / "pareto.json").write_text("{}")
+    (copy.directory / "graphs").mkdir()
+    (copy.directory / "graphs" / "0123.onnx").write_bytes(b"of the network as it was")
     copy.forget_exploration()
-    assert not {"manifest.json", "profiles", "pareto.json", "training"} & {
+    assert not {"manifest.json", "profiles", "pareto.json", "training", "graphs"} & {
         path.name for path in copy.directory.iterdir()
     }
     copy.training_path(library.trials[0].trial_id).parent.mkdir()

@@ -17,6 +17,7 @@ from gati.composition.walk import certify
 from gati.engine.exits import EngineExit
 from gati.errors import LibraryError
 from gati.exploration.library import CERTIFY, SELECT, BaseOutcomes, TrialOutcomes
+from gati.model.identity import CopyCounts
 from gati.types import TrialId
 from gati.versions.setting import Setting
 from gati.versions.stricter import SHARES, stricter_settings
@@ -52,7 +53,7 @@ class Outcomes:
         return self.trials[trial_id]
 
     def copies(self) -> Any:
-        return np.ones(len(self.base.base_class), dtype=np.int64)
+        return CopyCounts.once(len(self.base.base_class))
 
 
 def served_by(library: Outcomes, thresholds: list[float]) -> Any:
