@@ -1,4 +1,7 @@
-"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+"""Writing files so that a crash leaves either the old one or the new one, never half of one.
+
+Also the names of networks that are files, made absolute.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,20 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
     atomic_write(path, write)
+
+
+def model_beside(folder: Path, model: str) -> str:
+    """The name of a network, with an absolute path if it is that of a file or folder relative to `folder`.
+
+    So `nets.py:build`, `net.pt2` and an existing folder change; `timm:NAME` and `package.module:callable` do
+    not.
+    """
+    place, colon, name = model.rpartition(":")
+    if place.endswith(".py"):
+        return f"{(folder / place).resolve()}{colon}{name}"
+    if model.endswith(".pt2") or (folder / model).is_dir():
+        return str((folder / model).resolve())
+    return model
 
 
 def _flush_folder(folder: Path) -> None:

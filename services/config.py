@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +13,40 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
+from services.config_files import flat, read_target
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
 MOST_REPLICAS = 1000
-_PATHS = (
-    "library",
-    "checkpoint",
-    "file",
-    "state",
-    "secret_file",
-    "authority",
-    "keys_file",
-    "certificate",
-    "certificate_key",
-)
 _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
+# Settings of a process that this server starts; a running service has its own.
+_OF_PROCESS = (
+    "size",
+    "device",
+    "threads",
+    "workers",
+    "queue_capacity",
+    "largest_batch",
+    "audit_budget",
+    "trials",
+    "proof_s",
+    "memory",
+    "places",
+    "unguarded",
+    "sampling",
+    "records_limit_bytes",
+    "most_versions",
+    "spare",
+)
+_OF_ADDRESS = ("secret_file", "authority")
+_OF_SCALING = ("replicas_delay_ms", "replicas_cooldown_s", "replicas_idle_s")
+_OF_SLEEP = ("replicas_idle_s",)
+_OF_LIBRARY = ("composition", "caches")
+_OF_MODEL = ("checkpoint", "size")
+_OF_ADAPTATION = ("records", "repository", "adaptation_share")
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -97,6 +111,8 @@ class ModelConfig(_Strict):
             raise ValueError("an address names one service; set replicas only with a library or a model")
         if self.replicas_max is None and self.replicas_min != 1:
             raise ValueError("replicas_min needs replicas_max; give both, or replicas")
+        if needless := self._needless():
+            raise ValueError(needless)
         if self.replicas_max is not None and not self.replicas_min <= (self.replicas or self.replicas_min):
             raise ValueError("replicas is the number at startup; give at least replicas_min")
         if self.replicas_max is not None and max(self.replicas_min, self.replicas or 1) > self.replicas_max:
@@ -104,6 +120,36 @@ class ModelConfig(_Strict):
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
+
+    def _needless(self) -> str | None:
+        """What is wrong with settings that are given but would have no effect; None without any."""
+        rules = (
+            (self.address is not None, _OF_PROCESS, "with an address; set it where that service is started"),
+            (self.address is None, _OF_ADDRESS, "without an address; give that, or remove it"),
+            (self.replicas_max is None, _OF_SCALING, "without replicas_max; give that, or remove it"),
+            (self.replicas_min > 0, _OF_SLEEP, "without replicas_min = 0; give that, or remove it"),
+            (self.model is not None, _OF_LIBRARY, "with a model; remove it, or give a library instead"),
+            (self.model is None, _OF_MODEL, "without a model; remove it, or give a model"),
+            (not self.caches, ("composition",), "with caches = false; remove one of them"),
+            (
+                self.address is not None and self.library is None,
+                _OF_ADAPTATION,
+                "with an address but no library; set it where that service is started, or give its library",
+            ),
+        )
+        for applies, names, why in rules:
+            given = [name for name in names if self._gives(name)]
+            if applies and given:
+                return f"{', '.join(given)} would have no effect {why}"
+        return None
+
+    def _gives(self, name: str) -> bool:
+        return name in self.model_fields_set and getattr(self, name) is not None
+
+    @property
+    def served_composition(self) -> str | None:
+        """The composition that the model is served with; None without caches, and for a plain model."""
+        return self.composition if self.caches and self.model is None else None
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:
@@ -199,7 +245,7 @@ class Effective:
     def rows(self) -> list[tuple[str, str, str]]:
         """Every setting with its value and origin; keys, and logins and queries in URLs, are hidden."""
         found = []
-        for name, value in _flat(self.config.model_dump(mode="json")):
+        for name, value in flat(self.config.model_dump(mode="json")):
             shown = "(hidden)" if name in _SECRET and value is not None else _shown(value)
             found.append((name, shown, self.origins.get(name, "default")))
         return found
@@ -220,7 +266,7 @@ def read_config(
 
     **Raises:** `ConfigError`, one line that names the invalid setting and its file.
     """
-    values, origins = _from_target(target)
+    values, origins = read_target(target)
     if composition is not None:
         _compose(target, values, origins, composition)
     for name, text in sorted((os.environ if environment is None else environment).items()):
@@ -257,23 +303,6 @@ def validated(kind: type[M], **given: Any) -> M:
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    if target.is_dir():
-        return _from_folder(target)
-    document = _toml(target)
-    if "stages" in document:
-        return _origins({"pipelines": {document.get("name", target.stem): {"file": target}}}, str(target))
-    for table in ("models", "pipelines"):
-        entries = document.get(table, {})
-        for entry in entries.values() if isinstance(entries, dict) else ():
-            _resolve(entry, target.parent)
-    _resolve(document, target.parent)
-    for entry in document.get("models", {}).values():
-        if isinstance(entry, dict) and "://" not in str(entry.get("repository", "://")):
-            entry["repository"] = str(target.parent.absolute() / entry["repository"])
-    return _origins(document, str(target))
-
-
 def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
     """Set the composition of the libraries in a folder. Raises `ConfigError` for anything else."""
     if not target.is_dir() or values.get("pipelines"):
@@ -281,52 +310,6 @@ def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], comp
     for name, entry in values["models"].items():
         entry["composition"] = composition
         origins[f"models.{name}.composition"] = "command line --composition"
-
-
-def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    if (folder / "manifest.json").is_file():
-        return _origins({"models": {folder.resolve().name: {"library": folder}}}, str(folder))
-    models = {path.parent.name: {"library": path.parent} for path in sorted(folder.glob("*/manifest.json"))}
-    pipelines = {}
-    for file in sorted(folder.glob("*.toml")):
-        document = _toml(file)
-        if "stages" in document:
-            pipelines[document.get("name", file.stem)] = {"file": file}
-    if pipelines:
-        models = {}  # the pipelines name their libraries and compositions
-    if not (models or pipelines):
-        raise ConfigError(
-            f"{folder} contains no cache library and no pipeline; give the folder that gati explore --out "
-            "wrote, or a TOML file"
-        )
-    return _origins({"models": models, "pipelines": pipelines}, str(folder))
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no file or folder {file}; give a cache library or a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file}: not readable as TOML ({error}); correct it") from error
-
-
-def _resolve(entry: Any, folder: Path) -> None:
-    for key in _PATHS:
-        if isinstance(entry, dict) and isinstance(entry.get(key), str):
-            entry[key] = folder / entry[key]
-
-
-def _origins(values: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, str]]:
-    return values, {name: origin for name, _ in _flat(values)}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        found += _flat(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
-    return found
 
 
 def _shown(value: Any) -> str:

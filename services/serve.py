@@ -230,7 +230,7 @@ def _settings(
         model=own.model,
         checkpoint=None if own.checkpoint is None else own.checkpoint.absolute(),
         size=own.height_and_width,
-        composition=own.composition if own.caches and own.library is not None else None,
+        composition=own.served_composition,
         device=own.device,
         threads=own.threads or hosting.threads(replicas),
         workers=own.workers,
@@ -307,7 +307,7 @@ def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
             library=source.directory, composition=source.composition, caches=source.composition is not None
         )
     else:
-        name = source.model.rpartition(":")[2]
+        name = Path(source.model.rpartition(":")[2]).name  # of a callable, a file or a folder
         added = ModelConfig(model=source.model, checkpoint=source.checkpoint)
     name = _free(name, models)
     models[name] = added
@@ -316,10 +316,13 @@ def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
 
 def _serves(known: ModelConfig, source: CacheLibrary | PlainModel) -> bool:
     if isinstance(source, PlainModel):
-        return (known.model, known.checkpoint) == (source.model, source.checkpoint)
-    composition = known.composition if known.caches else None
+        return known.model == source.model and _resolved(known.checkpoint) == _resolved(source.checkpoint)
     same = known.library is not None and Path(known.library).resolve() == source.directory.resolve()
-    return same and composition == source.composition
+    return same and known.served_composition == source.composition
+
+
+def _resolved(path: Path | None) -> Path | None:
+    return None if path is None else path.resolve()
 
 
 def _free(name: str, taken: dict[str, ModelConfig]) -> str:

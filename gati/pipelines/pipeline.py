@@ -172,7 +172,10 @@ def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
     """Describe a source in one line; paths are relative to `folder`, so copied folders compare equal."""
     if isinstance(source, PlainModel):
         checkpoint = "" if source.checkpoint is None else f" {_near(source.checkpoint, folder)}"
-        return f"{source.model}{checkpoint}"
+        model = source.model
+        if Path(model).is_absolute():  # a file, perhaps with the name of a callable
+            model = _near(Path(model), folder.resolve())
+        return f"{model}{checkpoint}"
     return f"{_near(source.directory, folder)} {source.composition or '(no caches)'}"
 
 

@@ -19,12 +19,16 @@ _LEAST_MS = 1e-6
 
 
 class Step(NamedTuple):
-    """A started stage: its option, its budget, and the remaining SLO."""
+    """A started stage: its option, its budget, and the remaining SLO.
+
+    `wanted` is the option that would run if sleeping ones were usable already; usually `option`.
+    """
 
     stage: str
     option: str
     budget_ms: float
     remaining_ms: float  # below zero: the deadline has passed
+    wanted: str
 
 
 class EngineReport(NamedTuple):
@@ -123,22 +127,31 @@ class Run:
         """The label of the output stage, None before it has finished."""
         return None if self.output is None else self.labels[self.output]
 
-    def start(self, stage: str, elapsed_ms: float, usable: Collection[str] | None = None) -> Step:
+    def start(
+        self,
+        stage: str,
+        elapsed_ms: float,
+        usable: Collection[str] | None = None,
+        asleep: Collection[str] = (),
+    ) -> Step:
         """Start a ready stage and choose its option. Raises `PipelineError` if it is not ready.
 
         If the plan chooses an option that is not in `usable`, the most accurate one there that should answer
-        in the remaining time takes its place, or else the fastest one.
+        in the remaining time takes its place, or else the fastest one. Options that are `asleep` could be
+        used after a start: they count for `Step.wanted` only.
         """
         if stage not in self._ready:
             ready = ", ".join(self._ready) or "none"
             raise PipelineError(f"stage '{stage}' cannot start now; ready: {ready}")
         remaining_ms = self.latency_slo_ms - elapsed_ms
         choice = self._plan.choose(stage, remaining_ms, self._finding_for(stage))
-        option = choice.option
+        option = wanted = choice.option
         if usable and option not in usable:
             option = self._instead(stage, remaining_ms, usable)
+            if wanted not in asleep:
+                wanted = self._instead(stage, remaining_ms, {*usable, *asleep})
         self._ready.remove(stage)
-        step = Step(stage, option, choice.budget_ms, remaining_ms)
+        step = Step(stage, option, choice.budget_ms, remaining_ms, wanted)
         self.steps[stage] = step
         return step
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import ipaddress
 import re
 import socket
 import threading
@@ -23,6 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import ConfigError
+from services.hosts import is_loopback
 from services.live.state import LiveState
 
 _HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ class RunningPage:
         app.include_router(live_router(state, stopping=self._stopping))
         self._server = _Server(
             uvicorn.Config(
-                _LocalNames(app) if _is_loopback(host) else app,
+                _LocalNames(app) if is_loopback(host) else app,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -168,7 +168,7 @@ class _LocalNames:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if not _is_loopback(re.sub(r":\d+\Z", "", host).strip("[]")):
+            if not is_loopback(re.sub(r":\d+\Z", "", host).strip("[]")):
                 refusal = JSONResponse(
                     {"error": "this page is available only under the name localhost or a loopback address"},
                     403,
@@ -226,12 +226,3 @@ def _policy(html: str) -> str:
         "img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

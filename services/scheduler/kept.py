@@ -48,7 +48,7 @@ class KeptVersions:
         self._now = _Kept()
         self._written = _Kept()
         self._writing = asyncio.Lock()
-        self._attempts: Counter[str] = Counter()
+        self._attempts: Counter[tuple[int, str]] = Counter()  # by replica and version
         self._begun: frozenset[str] = frozenset()
         self.changes = 0  # counts loads; a replica that is catching up checks whether one happened meanwhile
 
@@ -101,21 +101,29 @@ class KeptVersions:
         left = {name: of for name, of in self._now.versions.items() if name != version}
         answering = tuple(name for name in self._now.answering if name != version)
         self._now = replace(self._now, versions=left, answering=answering)
-        self._attempts.pop(version, None)
+        for key in [key for key in self._attempts if key[1] == version]:
+            del self._attempts[key]
 
-    def failed(self, version: str) -> bool:
-        """Count a crash or hang while a version was loaded again; True if the version is now forgotten."""
-        self._attempts[version] += 1
-        if self._attempts[version] < _MOST_ATTEMPTS:
+    def failed(self, version: str, replica: int) -> bool:
+        """Count a crash or hang of a replica while it loaded a version again.
+
+        Returns True if the version is now forgotten: this replica has failed too often in a row.
+        """
+        self._attempts[replica, version] += 1
+        if self._attempts[replica, version] < _MOST_ATTEMPTS:
             return False
         self.forget(version)
         return True
+
+    def caught_up(self, replica: int) -> None:
+        """Forget the failures of a replica that now has all versions."""
+        for key in [key for key in self._attempts if key[0] == replica]:
+            del self._attempts[key]
 
     async def told(self, found: Iterable[Any]) -> None:
         """Update from the versions `found` on the wire, and save the file if anything changed."""
         found = list(found)
         names = {each.version for each in found}
-        self._attempts.clear()
         for gone in self._now.versions.keys() - names:
             self.forget(gone)
         in_order = [each.version for each in found if each.active]

@@ -84,7 +84,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
         if not parameters:
             return {"name": model, "version": found.active.version}
     own = scheduler.config.models.get(model)
-    composition = parameters.get("composition", own.composition if own and own.caches else None)
+    composition = parameters.get("composition", own.served_composition if own else None)
     version = parameters.get("version", composition or "base")
     with found.sleep.asked():
         await _awake(found)

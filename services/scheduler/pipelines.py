@@ -11,6 +11,7 @@ import numpy as np
 
 from gati.errors import DeadlineError
 from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run, Stage
+from gati.pipelines.check import outcomes
 from services.scheduler.models import Model
 from services.scheduler.replanning import Replanning
 from services.scheduler.replicas import Asked
@@ -108,10 +109,13 @@ class ServedPipeline:
         started_ms = timing.elapsed_ms()
         if started_ms >= timing.timeout_ms:
             raise DeadlineError(f"the deadline passed before stage '{name}'")
-        options = self.pipeline.stages[name].options
-        usable = [option for option in options if self._models[name, option].available]
-        step = run.start(name, started_ms, usable)
-        model = self._models[name, step.option]
+        models = {option: self._models[name, option] for option in self.pipeline.stages[name].options}
+        ready = [option for option, each in models.items() if each.ready]
+        asleep = [option for option, each in models.items() if each.available and not each.ready]
+        step = run.start(name, started_ms, ready or asleep, asleep)
+        model = models[step.option]
+        if step.wanted != step.option:
+            models[step.wanted].wake()  # for later queries: this one does not wait
         slo_ms = None
         if timing.latency_slo_ms is not None and not run.labels:
             # Only the first stage may be refused because of the SLO: later refusals would waste earlier work.
@@ -151,11 +155,16 @@ class ServedPipeline:
 
 
 def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
-    """Return the least time in ms after each stage: that of the longest path, with the fastest options."""
+    """Return the least time in ms after each stage: its quickest outcome, with the fastest options.
+
+    Of the stages that follow one outcome, the slowest counts, because all of them run.
+    """
     after: dict[str, float] = {}
     for name in reversed(list(pipeline.stages)):
-        targets = [edge.target for edge in pipeline.edges_from[name]]
-        after[name] = max((_least_ms(pipeline.stages[each]) + after[each] for each in targets), default=0.0)
+        after[name] = min(
+            max((_least_ms(pipeline.stages[each]) + after[each] for each in targets), default=0.0)
+            for targets in outcomes(pipeline.stages[name], pipeline.edges_from[name])
+        )
     return after
 
 

@@ -261,6 +261,10 @@ def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Seq
 def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
     values = [from_bytes(each.datatype, each.shape, each.data) for each in tensors]
     for value, taken in zip(values, arrays, strict=True):
+        if not value.ndim:
+            shown = ", ".join(map(str, taken.shape))
+            raise RequestError(f"`{taken.name}` has shape []; give [batch, {shown}], one row for each input")
+    for value, taken in zip(values, arrays, strict=True):
         if not _fits(value, values[0], taken):
             shorter = " or shorter (all inputs of one length)," if taken.shorter else ","
             raise RequestError(

@@ -311,6 +311,7 @@ class Replica:
             seen = self._kept.changes
             await self._load_again(client)
             await self._describe(client)
+        self._kept.caught_up(self.number)
 
     async def _load_again(self, client: WireClient) -> None:
         """Load versions from before a restart of the process or of this server; forget those that fail."""
@@ -333,7 +334,7 @@ class Replica:
         try:
             await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         except (UnavailableError, DeadlineError):
-            if self.wanted and self._kept.failed(version):
+            if self.wanted and self._kept.failed(version, self.number):
                 _log.error(
                     "not loaded again: each attempt crashed or hung the process", extra={"version": version}
                 )

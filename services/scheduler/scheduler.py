@@ -182,14 +182,14 @@ class Scheduler:
         priority: int | None,
         traceparent: str | None,
     ) -> Timing:
-        """Return a request's limits. The default timeout is at most `late_factor` times its SLO.
+        """Return a request's limits. With an SLO, the default timeout is `late_factor` times the SLO.
 
         A `priority` of None or 0 is the default.
         """
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
-            if latency_slo_ms is not None:
-                timeout_ms = min(timeout_ms, self.config.late_factor * latency_slo_ms)
+            if latency_slo_ms is not None:  # however long it is: no request may end before its SLO
+                timeout_ms = self.config.late_factor * latency_slo_ms
         timeout_ms = min(timeout_ms, self.config.longest_timeout_ms)
         rank = max(priority or _DEFAULT_PRIORITY, self.config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, rank, trace_id_of(traceparent))

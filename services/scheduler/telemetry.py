@@ -28,8 +28,39 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gati.telemetry")
 
-_NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^/]+")
+_NAME = re.compile(r"/(v1/models|v1/pipelines|v2/models|v2/repository/models|dashboard)/[^/]+")
 _VERSION = re.compile(r"/versions/[^/]+")
+# All routes that are reported. Clients without a key choose paths, too, and each route is kept for good.
+_ROUTES = frozenset(
+    (
+        "/dashboard",
+        "/dashboard/{name}/",
+        "/dashboard/{name}/events",
+        "/dashboard/{name}/frame.jpg",
+        "/docs",
+        "/openapi.json",
+        "/v1/adaptation",
+        "/v1/continue",
+        "/v1/eviction",
+        "/v1/models/{name}/replicas",
+        "/v1/pipelines",
+        "/v1/pipelines/{name}",
+        "/v1/pipelines/{name}/query",
+        "/v2",
+        "/v2/models/stats",
+        "/v2/models/{name}",
+        "/v2/models/{name}/infer",
+        "/v2/models/{name}/ready",
+        "/v2/models/{name}/stats",
+        "/v2/models/{name}/versions/{version}",
+        "/v2/models/{name}/versions/{version}/infer",
+        "/v2/models/{name}/versions/{version}/ready",
+        "/v2/models/{name}/versions/{version}/stats",
+        "/v2/repository/index",
+        "/v2/repository/models/{name}/load",
+        "/v2/repository/models/{name}/unload",
+    )
+)
 _SEND_EVERY_S = 15.0
 _LAST_SEND_S = 3.0
 _GIVE_UP_S = 1.0  # to end a request to the collector that is in progress
@@ -129,7 +160,7 @@ class OpenTelemetry:
         path: str = scope["path"]
         if path.startswith(WATCHED_PATHS):
             return
-        route = _VERSION.sub("/versions/{version}", _NAME.sub(r"/\1/{name}", path)) if status != 404 else ""
+        route = route_of(path) if status != 404 else ""
         about = {
             "http.request.method": scope["method"],
             "http.response.status_code": status,
@@ -199,3 +230,11 @@ class OpenTelemetry:
     def _close(self) -> None:
         self._spans.shutdown()
         self._meters.shutdown()
+
+
+def route_of(path: str) -> str:
+    """Return the template of the route of a path, such as `/v2/models/{name}/infer`; empty if unknown."""
+    if path in _ROUTES:
+        return path
+    route = _VERSION.sub("/versions/{version}", _NAME.sub(r"/\1/{name}", path))
+    return route if route in _ROUTES else ""

@@ -187,7 +187,22 @@ class WireServer:
             internal = TApplicationException(TApplicationException.INTERNAL_ERROR, "internal error")
             self._send(writer, message, TMessageType.EXCEPTION, internal)
             return
-        self._send(writer, message, TMessageType.REPLY, result)
+        try:
+            self._send(writer, message, TMessageType.REPLY, result)
+        except RequestError as error:  # raised before anything was sent, so the caller still waits
+            self._say_unsent(writer, message, error)
+
+    def _say_unsent(self, writer: asyncio.StreamWriter, message: Message, error: RequestError) -> None:
+        """Answer a call whose reply cannot be sent, because it is too large, with the reason."""
+        _log.error("a reply could not be sent", extra={"call": message.name, "reason": str(error)})
+        why = RequestError(f"the reply to '{message.name}' cannot be sent: {error}")
+        result = self._service.results[message.name]()
+        if hasattr(result, "error"):
+            result.error = to_wire(why)
+            self._send(writer, message, TMessageType.REPLY, result)
+            return
+        internal = TApplicationException(TApplicationException.INTERNAL_ERROR, str(why))
+        self._send(writer, message, TMessageType.EXCEPTION, internal)
 
     def _send(self, writer: asyncio.StreamWriter, message: Message, kind: int, body: Any) -> None:
         if writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:

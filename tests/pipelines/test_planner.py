@@ -176,3 +176,24 @@ def test_without_enough_time_the_fastest_usable_option_is_taken() -> None:
     found = pipeline({"a": stage(option(0.7, 1.0), option(0.9, 4.0), option(0.8, 3.0))}, *[])
     names = list(found.stages["a"].options)
     assert Planner(found, "static").begin(1.2).start("a", 0.0, names[1:]).option == names[2]
+
+
+@pytest.mark.parametrize(
+    ("usable", "asleep", "option_of", "wanted"),
+    [
+        ((0, 1, 2), (), 2, 2),
+        ((0, 1), (2,), 1, 2),
+        ((0,), (1,), 0, 1),  # what is planned has gone; of the others, the most accurate one sleeps
+        ((1,), (0,), 1, 1),
+        ((0, 1), (0, 1), 1, 1),  # all sleep
+        ((), (), 2, 2),
+    ],
+)
+def test_an_option_that_sleeps_is_wanted_and_not_run(
+    usable: tuple[int, ...], asleep: tuple[int, ...], option_of: int, wanted: int
+) -> None:
+    found = pipeline({"a": stage(option(0.7, 1.0), option(0.8, 2.0), option(0.9, 4.0))}, *[])
+    names = list(found.stages["a"].options)
+    run = Planner(found, "static").begin(20.0)
+    step = run.start("a", 0.0, [names[each] for each in usable], [names[each] for each in asleep])
+    assert (step.option, step.wanted) == (names[option_of], names[wanted])

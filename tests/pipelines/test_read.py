@@ -18,7 +18,7 @@ from gati.pipelines.measurements import (
     StageMeasurement,
     measurements_file,
 )
-from gati.pipelines.pipeline import Finding
+from gati.pipelines.pipeline import Finding, describe_source
 
 Document = dict[str, Any]
 
@@ -309,3 +309,20 @@ def test_damaged_measurements(tmp_path: Path, text: str) -> None:
     measurements_file(file).write_text(text, encoding="utf-8")
     with pytest.raises(PipelineError, match="run gati pipeline measure|upgrade gati"):
         load_pipeline(file)
+
+
+def test_a_network_in_a_file_is_relative_to_the_pipeline_and_described_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "p.toml"
+    options = "".join(
+        f'[stages.only.options.{name}]\nmodel = "{model}"\naccuracy = 0.9\nlatency_ms = 1.0\n'
+        for name, model in (("own", "nets.py:build"), ("exported", "net.pt2"), ("zoo", "gati.zoo:resnet20"))
+    )
+    file.write_text(f'class_names = ["x", "y"]\n{options}', encoding="utf-8")
+    monkeypatch.chdir("/")
+    sources = [each.source for each in load_pipeline(file).stages["only"].options.values()]
+    models = [f"{tmp_path}/nets.py:build", f"{tmp_path}/net.pt2", "gati.zoo:resnet20"]
+    assert [each.model for each in sources if isinstance(each, PlainModel)] == models
+    described = [describe_source(each, tmp_path) for each in sources]
+    assert described == ["nets.py:build", "net.pt2", "gati.zoo:resnet20"]  # so copied folders compare equal

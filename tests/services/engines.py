@@ -152,13 +152,14 @@ def reply_of(
     method: str,
     path: str,
     pipelines: Callable[[Model], dict[str, ServedPipeline]] = lambda model: {},
+    config: ServeConfig | None = None,
     **request: Any,
 ) -> httpx.Response:
     """What a scheduler in this process replies, with the model `name` at `address`."""
 
     async def main() -> httpx.Response:
         model = Model(name, address=address)
-        scheduler = Scheduler(ServeConfig(), {name: model}, pipelines(model))
+        scheduler = Scheduler(config or ServeConfig(), {name: model}, pipelines(model))
         await scheduler.start()
         await model.wait_until_ready(LONG_S)
         transport = httpx.ASGITransport(Front(create_app(scheduler)))

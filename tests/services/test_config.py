@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from gati.errors import ConfigError
 from services.config import read_config
@@ -53,6 +54,52 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_min=3", "must not be above replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_max=3\nreplicas_min=3\nreplicas=2", "give at least replicas_min"),
         ("[models.m]\nlibrary='l'\nreplicas=0", "setting 'models.m.replicas': input should be greater"),
+        ("[[models]]\nname='m'\nlibrary='l'", "'models' must be a table with a name for each entry"),
+        ("models='m'", "write [models.NAME]"),
+        ("[[pipelines]]\nfile='f'\n[models.m]\nlibrary='l'", "write [pipelines.NAME]"),
+        ("[models.m]\nlibrary='l'\nrepository=1", "setting 'models.m.repository': input should be a valid"),
+        *(
+            (
+                f"[models.m]\naddress='a:1'\n{key}",
+                f"setting 'models.m': {key.partition('=')[0]} would have no effect with an address; set it "
+                "where that service is started",
+            )
+            for key in (
+                "threads=2",
+                "workers=2",
+                "device='cuda'",
+                "queue_capacity=9",
+                "largest_batch=9",
+                "audit_budget=0.0",
+                "trials=0.1",
+                "proof_s=1.0",
+                "memory=true",  # the default, but given
+                "places=9",
+                "unguarded=true",
+                "sampling=0.1",
+                "records_limit_bytes=9",
+                "most_versions=9",
+                "spare=true",
+            )
+        ),
+        (
+            "[models.m]\naddress='a:1'\nspare=true\nthreads=2",
+            "threads, spare would have no effect with an address",
+        ),
+        ("[models.m]\naddress='a:1'\nrecords='sqlite:///r.db'", "with an address but no library"),
+        ("[models.m]\nlibrary='l'\nsecret_file='s'", "secret_file would have no effect without an address"),
+        ("[models.m]\nmodel='x:y'\nauthority='s'", "authority would have no effect without an address"),
+        *(
+            (
+                f"[models.m]\nlibrary='l'\nreplicas=2\n{key}=9",
+                f"{key} would have no effect without replicas_max; give that, or remove it",
+            )
+            for key in ("replicas_delay_ms", "replicas_cooldown_s", "replicas_idle_s")
+        ),
+        ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_idle_s=9", "no effect without replicas_min = 0"),
+        ("[models.m]\nmodel='x:y'\ncomposition='fast'", "composition would have no effect with a model"),
+        ("[models.m]\nlibrary='l'\ncheckpoint='c'", "checkpoint would have no effect without a model"),
+        ("[models.m]\nlibrary='l'\ncaches=false\ncomposition='c'", "no effect with caches = false"),
         ("", "nothing to serve"),
         ("port =", "not readable as TOML"),
     ],
@@ -125,6 +172,85 @@ def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) 
     scheduler = build_scheduler(read_config(file, {"replicas": 9}, {}).config)
     counts = {name: len(model.replicas) for name, model in scheduler.models.items()}
     assert counts == {"few": 2, "more": 3, "none": 1}
+
+
+def test_what_an_address_needs_or_a_pipeline_looks_for_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "far.toml"
+    text = (
+        '[models.far]\naddress = "far:1"\nsecret_file = "s"\nauthority = "a"\nstate = "standing"\n'
+        'library = "l"\ncomposition = "fast"\nrecords = "postgresql://h/r"\nrepository = "s3://b/v"\n'
+        '[models.plain]\naddress = "far:2"\nmodel = "x:y"\ncheckpoint = "c"\n'
+        '[models.none]\nlibrary = "l"\nreplicas_min = 0\nreplicas_max = 2\nreplicas_idle_s = 9\n'
+    )
+    file.write_text(text, encoding="utf-8")
+    assert set(read_config(file, {}, {}).config.models) == {"far", "plain", "none"}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("model", "nets.py:build", "{}/nets.py:build"),
+        ("model", "sub/nets.py:Nets.build", "{}/sub/nets.py:Nets.build"),
+        ("model", "/nets.py:build", "/nets.py:build"),
+        ("model", "net.pt2", "{}/net.pt2"),
+        ("model", "bert", "{}/bert"),  # an existing folder
+        ("model", "timm:resnet18", "timm:resnet18"),
+        ("model", "package.module:build", "package.module:build"),
+        ("records", "sqlite:///records.db", "sqlite:///{}/records.db"),
+        ("records", "sqlite+pysqlite:///a/r.db?timeout=3", "sqlite+pysqlite:///{}/a/r.db?timeout=3"),
+        ("records", "sqlite:////var/r.db", "sqlite:////var/r.db"),
+        ("records", "sqlite:///:memory:", "sqlite:///:memory:"),
+        ("records", "postgresql://h/r", "postgresql://h/r"),
+        ("repository", "versions", "{}/versions"),
+    ],
+)
+def test_what_a_file_names_is_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, given: str, expected: str
+) -> None:
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    (own / "bert").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    text = f'[models.m]\n{key} = "{given}"\n' + ("" if key == "model" else 'library = "l"\n')
+    (own / "serve.toml").write_text(text, encoding="utf-8")
+    for target in (own / "serve.toml", Path("../own/serve.toml")):
+        found = read_config(target, {}, {}).config.models["m"]
+        assert getattr(found, key) == expected.format(own)
+
+
+def test_a_store_is_where_its_absolute_url_says(tmp_path: Path) -> None:
+    folder = tmp_path / "50 % of what?"
+    folder.mkdir()
+    (folder / "serve.toml").write_text(
+        '[models.m]\nlibrary = "l"\nrecords = "sqlite:///r.db"\n', encoding="utf-8"
+    )
+    url = read_config(folder / "serve.toml", {}, {}).config.models["m"].records
+    assert url is not None and make_url(url).database == str(folder / "r.db")
+
+
+def test_a_pipeline_finds_the_plain_models_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both files name them relative to themselves."""
+    (tmp_path / "lines").mkdir()
+    options = "".join(
+        f'[stages.only.options.{name}]\nmodel = "{model}"\ncheckpoint = "../c.pt"\n'
+        "accuracy = 0.9\nlatency_ms = 1\n"
+        for name, model in (("ours", "../nets.py:build"), ("file", "net.pt2"))
+    )
+    (tmp_path / "lines" / "pipeline.toml").write_text(
+        f'class_names = ["x", "y"]\n{options}', encoding="utf-8"
+    )
+    (tmp_path / "serve.toml").write_text(
+        '[models.mine]\nmodel = "nets.py:build"\ncheckpoint = "c.pt"\n'
+        '[pipelines.line]\nfile = "lines/pipeline.toml"\n',
+        encoding="utf-8",
+    )
+    monkeypatch.chdir("/")
+    config, serving = with_pipeline_models(read_config(tmp_path / "serve.toml", {}, {}).config)
+    assert serving["line", "only", "ours"] == "mine"
+    assert serving["line", "only", "file"] == "net.pt2"
+    assert config.models["net.pt2"].model == str(tmp_path / "lines" / "net.pt2")
 
 
 def test_an_address_has_a_port(tmp_path: Path) -> None:

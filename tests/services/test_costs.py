@@ -14,6 +14,7 @@ import tracemalloc
 import weakref
 import zlib
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,19 @@ MIB = 2**20
 def tensor(**changes: Any) -> bytes:
     entry = {"name": "input", "shape": [1], "datatype": "UINT8", "data": [1]} | changes
     return orjson.dumps({"inputs": [entry]})
+
+
+@pytest.mark.parametrize("shapes", [([], []), ([], [1, 8]), ([1, 8], [])])
+@pytest.mark.parametrize("shorter", [False, True])
+def test_a_single_number_is_no_input_of_several(shapes: tuple[list[int], ...], shorter: bool) -> None:
+    names = ("ids", "mask")
+    arrays = [SimpleNamespace(name=name, datatype="INT64", shape=[8], shorter=shorter) for name in names]
+    inputs = [
+        {"name": name, "datatype": "INT64", "shape": shape, "data": [1] * elements(shape)}
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    with pytest.raises(RequestError, match=r"` has shape \[\]; give \[batch, 8\], one row for each input"):
+        parse_request(orjson.dumps({"inputs": inputs}), b"", arrays)
 
 
 @pytest.mark.parametrize("count", [9, 400, 200_000])

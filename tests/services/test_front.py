@@ -28,6 +28,7 @@ from services.scheduler.models import Model
 from services.scheduler.protocol import parse_request, priority
 from services.scheduler.scheduler import Scheduler
 from services.web import web_server
+from tests.services.engines import reply_of, served
 from tests.waiting import in_the_end
 
 CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
@@ -151,6 +152,32 @@ def test_clients_get_no_more_time_or_haste_than_is_allowed() -> None:
     for scheduler, expected in ((strict, (100.0, 3)), (usual, (600_000.0, 1))):
         found = scheduler.timing(0.0, None, 1e12, 1, None)
         assert (found.timeout_ms, found.priority) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "version"),
+    [
+        ({"model": "torchvision:resnet18"}, "base"),  # has no compositions
+        ({"library": "l", "caches": False}, "base"),
+        ({"library": "l", "composition": "fast"}, "fast"),
+        ({"library": "l"}, "default"),
+        ({"address": "a:1"}, "default"),  # of what is there, nothing is known
+    ],
+)
+def test_without_parameters_what_is_configured_is_loaded(own: dict[str, Any], version: str) -> None:
+    config = ServeConfig.model_validate({"models": {"m": own}})
+    with served() as address:
+        reply = reply_of("m", address, "POST", "/v2/repository/models/m/load", config=config, json={})
+    assert (reply.status_code, reply.json()["version"]) == (200, version)
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "timeout_ms"),
+    [(None, 10_000.0), (50.0, 100.0), (30_000.0, 60_000.0), (500_000.0, 600_000.0)],
+)
+def test_without_a_timeout_a_request_may_take_twice_its_slo(slo_ms: float | None, timeout_ms: float) -> None:
+    scheduler = Scheduler(ServeConfig(), {}, {})
+    assert scheduler.timing(0.0, slo_ms, None, None, None).timeout_ms == timeout_ms
 
 
 @pytest.mark.parametrize(

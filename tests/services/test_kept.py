@@ -15,7 +15,7 @@ import pytest
 from gati.errors import CompositionError
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
-from services.wire.gen.ttypes import VersionSource
+from services.wire.gen.ttypes import VersionInfo, VersionSource
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine
 from tests.services.running import Serving, make_folder
@@ -194,6 +194,23 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(data)
         await writer.drain()
     writer.close()
+
+
+def test_a_version_is_given_up_though_another_replica_answers() -> None:
+    version = VersionInfo("c", True, "torch", exits=["base"], memory_bytes=0)
+
+    async def main() -> None:
+        kept = KeptVersions("m")
+        kept.loaded("c", "small")
+        for crashes in (2, 3):
+            for number in range(crashes):
+                assert kept.failed("c", replica=1) is (number == 2)
+                await kept.told([version])  # the other replica has it, and says so each second
+                kept.caught_up(0)
+            kept.caught_up(1)
+            assert kept.in_turn() == ([("c", "small")] if crashes == 2 else [])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

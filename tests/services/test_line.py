@@ -92,6 +92,19 @@ class House:
         return drawn
 
 
+class Learning:
+    """Memory that says what it learned."""
+
+    serves, proving = False, None
+
+    def __init__(self) -> None:
+        self.learned: list[tuple[Any, int]] = []
+
+    def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        assert drawn
+        self.learned.append((looked, base.class_index))
+
+
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -208,6 +221,62 @@ def test_a_request_without_an_answer_gives_its_place_back() -> None:
         for _ in range(10):
             version.draw(None).forget()
         assert house.counts.left_out == 0
+
+    run(test)
+
+
+def test_a_request_that_nobody_waits_for_judges_only_what_did_not_serve() -> None:
+    """Misses are slow: without those past their deadline, a version on trial was judged by easy inputs."""
+
+    async def test() -> None:
+        house, memory = House(), Learning()
+        house.base.at_once = True
+        serving = house.version("a", memory=memory)
+        waiting = house.version("b", proven=False, early=Answers(3, HIT, at_once=True))
+        assert serving.watch is not None and waiting.watch is not None and waiting.watch.proof is not None
+        looked: Any = object()
+        for count in range(1, 4):
+            drawn = serving.draw(waiting.post)
+            while drawn.place is None or not drawn.decided.drawn.audit:
+                drawn.forget()
+                drawn = serving.draw(waiting.post)
+            serving.unanswered(drawn, X, GIVEN, looked)
+            await settle()
+            assert (waiting.watch.proof.audits, waiting.watch.proof.losses) == (count, count)
+            assert memory.learned == [(looked, 0)] * count
+        assert serving.watch.audits == house.counts.agreed == house.counts.disagreed == 0
+        assert house.counts.trials_disagreed == 3
+
+    run(test)
+
+
+def test_a_request_that_nobody_waits_for_costs_nothing_if_it_judges_nothing() -> None:
+    async def test() -> None:
+        house = House(places=1)
+        serving = house.version("a")
+        for _ in range(5):
+            drawn = serving.draw(None)
+            assert drawn.place is not None
+            serving.unanswered(drawn, X, GIVEN, None)
+            await settle()
+        assert house.base.asked == [] and house.counts.left_out == 0
+
+    run(test)
+
+
+def test_a_reference_that_fails_for_a_request_that_nobody_waits_for_judges_only_what_did_not_serve() -> None:
+    async def test() -> None:
+        house = House()
+        serving, waiting = house.version("a"), house.version("b", proven=False)
+        drawn = serving.draw(waiting.post)
+        while drawn.place is None:
+            drawn = serving.draw(waiting.post)
+        serving.unanswered(drawn, X, GIVEN, None)
+        await settle()
+        house.base.asked[0].set_exception(BackendError("out of memory"))
+        await settle()
+        assert serving.watch is not None and waiting.watch is not None and waiting.watch.proof is not None
+        assert (serving.watch.audits, waiting.watch.proof.losses) == (0, 1)
 
     run(test)
 

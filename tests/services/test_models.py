@@ -274,6 +274,21 @@ def test_a_version_that_the_repository_brings_is_noticed() -> None:
     run(test)
 
 
+def test_the_page_shows_every_audit_since_the_last_look_and_none_from_before_the_first() -> None:
+    dashboard = Dashboard(Model("m", address="127.0.0.1:1"))
+    for audits, losses, shown in (
+        (5_000, 20, []),
+        (5_003, 20, [True] * 3),
+        (5_005, 21, [True] * 4 + [False]),
+        (5_005, 21, [True] * 4 + [False]),
+        (40, 1, [True] * 4 + [False]),  # another process counts anew
+        (41, 1, [True] * 4 + [False, True]),
+    ):
+        dashboard._audited(audits, losses)
+        known = dashboard.state.since()["audits"]
+        assert (known["n"], known["losses"], known["outcomes"]) == (audits, losses, shown)
+
+
 class Certified(Engine):
     """Its version is described with certificate "a"; answers name another one, `names`."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gati.errors import UnavailableError
+from gati.pipelines import LivePlanner, LiveSettings, Pipeline
 from gati.pipelines import Planner as PipelinePlanner
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.replanning import Replanning
@@ -100,12 +101,18 @@ def test_another_certificate_of_the_version_counts_from_its_beginning() -> None:
 class Branch:
     """The model of a stage; all models that fail do so in the same turn of the event loop."""
 
-    available = True
+    available = ready = True
 
     def __init__(self, name: str, *, fails: bool) -> None:
         self.name, self._fails = name, fails
+        self.woken = 0
+        self.slos_ms: list[float | None] = []  # what was left for it, by query
+
+    def wake(self) -> None:
+        self.woken += 1
 
     async def infer(self, tensor: Any, asked: Any) -> Any:
+        self.slos_ms.append(asked.latency_slo_ms)
         if self._fails:
             raise UnavailableError(f"{self.name} is away", retry_after_s=1.0)
         likely = np.array([0.9, 0.1], "<f4").tobytes()
@@ -138,8 +145,69 @@ def test_branches_that_fail_together_make_one_error_and_leave_no_task_behind() -
 def test_a_stage_is_answered_by_an_option_whose_model_is_there() -> None:
     found = pipeline({"a": stage(option(0.7, 1.0), option(0.9, 4.0))})
     small, large = (Branch(name, fails=name == "large") for name in ("small", "large"))
-    large.available = False
+    large.available = large.ready = False
+    answer = asyncio.run(serve_two(found, small, large).answer(None, in_time()))
+    assert answer.stages[0]["model"] == "small" and not large.woken
+
+
+def serve_two(
+    found: Pipeline, small: Branch, large: Branch, planner: PipelinePlanner | LivePlanner | None = None
+) -> ServedPipeline:
     models = dict(zip((("a", each) for each in found.stages["a"].options), (small, large), strict=True))
+    return ServedPipeline(found, planner or PipelinePlanner(found, "static"), models, None)  # type: ignore[arg-type]
+
+
+def in_time() -> Timing:
+    return Timing(time.monotonic(), 1e4, 1e4, 0, "")
+
+
+def test_no_query_waits_for_a_model_that_sleeps_while_another_option_is_ready() -> None:
+    found = pipeline({"a": stage(option(0.7, 1.0), option(0.9, 4.0))})
+    small, large = Branch("small", fails=False), Branch("large", fails=True)
+    large.ready = False  # asleep: a start takes longer than any query has
+    answer = asyncio.run(serve_two(found, small, large).answer(None, in_time()))
+    assert answer.stages[0]["model"] == "small" and large.woken == 1
+    small.ready = False
+    with pytest.raises(UnavailableError, match="large is away"):  # both sleep: the plan's choice starts
+        asyncio.run(serve_two(found, small, large).answer(None, in_time()))
+
+
+def test_no_query_is_spent_on_exploring_a_model_that_sleeps() -> None:
+    found = pipeline({"a": stage(option(0.9, 1.0), option(0.7, 4.0))})
+    quick, slow = Branch("quick", fails=False), Branch("slow", fails=True)
+    slow.ready = False
+    planner = LivePlanner(found, "static", settings=LiveSettings(explore_every=4))
+    served = serve_two(found, quick, slow, planner)
+
+    async def ask() -> None:
+        for _ in range(20):
+            answer = await served.answer(None, in_time())
+            assert answer.stages[0]["model"] == "quick"
+        served.close()
+
+    asyncio.run(ask())
+    assert slow.woken > 0 and not slow.slos_ms
+
+
+@pytest.mark.parametrize(
+    ("shape", "least_ms"),
+    [
+        ("one stage", 0.0),
+        ("chain", 51.0),
+        ("conditional tree", 1.0),  # c takes 1 ms: whoever is sent there can be answered
+        ("exclusive branches that meet", 2.0),
+        ("a stage that may be left out", 1.0),
+        ("fork and join", 51.0),  # both branches run
+    ],
+)
+def test_a_query_is_refused_only_if_no_outcome_is_quick_enough(shape: str, least_ms: float) -> None:
+    """Stage b takes 50 ms, all others take 1 ms; a gets the SLO without the least time after it."""
+    edges = SHAPES[shape]
+    names = sorted({"a", *(name for edge in edges for name in edge[:2])})
+    slow = stage(option(0.9, 50.0))
+    found = pipeline({name: slow if name == "b" else stage(option(0.9, 1.0)) for name in names}, *edges)
+    models = {(name, "o0"): Branch(name, fails=False) for name in names}
     served = ServedPipeline(found, PipelinePlanner(found, "static"), models, None)  # type: ignore[arg-type]
-    answer = asyncio.run(served.answer(None, Timing(time.monotonic(), 1e4, 1e4, 0, "")))
-    assert answer.stages[0]["model"] == "small"
+    asyncio.run(served.answer(None, in_time()))
+    (left_ms,) = models["a", "o0"].slos_ms
+    assert left_ms == pytest.approx(1e4 - least_ms, abs=0.9)

@@ -486,6 +486,33 @@ def test_a_model_grows_when_its_requests_wait() -> None:
     run(test, count=1)
 
 
+@pytest.mark.slow
+def test_a_version_that_always_crashes_one_replica_is_given_up_though_another_answers() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        await model.load("next", "fast")
+        crashes: list[str] = []
+        restarts: list[asyncio.Task[None]] = []
+
+        async def restart() -> None:
+            await places[1].die()
+            places[1].handlers["load"] = crash
+            places[1].come_back()
+
+        async def crash(source: Any) -> Any:
+            crashes.append(source.version)
+            restarts.append(asyncio.create_task(restart()))
+            await asyncio.Event().wait()
+
+        await restart()
+        await in_the_end(lambda: not model.replicas[1].ready)
+        while not model.replicas[1].ready and len(crashes) < 4:
+            await model.statistics()  # as every second: the other replica says what it has
+            await asyncio.sleep(0.01)
+        assert crashes == ["next"] * 3 and model.replicas[1].ready
+
+    run(test)
+
+
 def test_a_model_sleeps_and_the_next_requests_wake_it() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         scaler = Autoscaler(model, Bounds(1, 2, delay_ms=1e9, idle_s=0.01), LONG_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,15 @@ import pytest
 
 from gati.errors import ConfigError
 from services.config import ServeConfig, read_config
+from services.eviction.app import EvictionState, create_eviction_app
+from services.eviction.continuations import Continuations
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.telemetry import NO_TELEMETRY, open_telemetry
+from services.scheduler.telemetry import NO_TELEMETRY, open_telemetry, route_of
 from services.scheduler.timing import parse_traceparent
+from services.scheduler.tracing import WATCHED_PATHS
 from tests.services.engines import served
 
 pytest.importorskip("opentelemetry.sdk")
@@ -139,6 +143,35 @@ def test_metrics_count_every_request_and_answer() -> None:
     (answers,) = collector.metrics["gati.answers"].sum.data_points
     assert answers.as_int == 1
     assert attributes(answers) == {"gati.model": "m", "gati.version": "first", "gati.exit": "base"}
+
+
+def test_clients_without_a_key_make_no_routes() -> None:
+    async def main(config: ServeConfig) -> list[int]:
+        scheduler = Scheduler(config, {}, {})
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            paths = [*(f"/{number}{'x' * 5000}" for number in range(9)), "/v2/models/a/infer", "/v2/models/b"]
+            replies = [await client.get(path) for path in paths]
+        await scheduler.drain()
+        return [reply.status_code for reply in replies]
+
+    with collecting() as collector:
+        config = ServeConfig(otlp_endpoint=collector.url, api_key="k", trace_sampling=0.0)
+        assert set(asyncio.run(main(config))) == {401}
+    durations = collector.metrics["http.server.request.duration"].histogram.data_points
+    assert sorted((attributes(point).get("http.route", ""), point.count) for point in durations) == [
+        ("", 9), ("/v2/models/{name}", 1), ("/v2/models/{name}/infer", 1),
+    ]  # fmt: skip
+
+
+def test_every_endpoint_has_its_route() -> None:
+    app = create_app(Scheduler(ServeConfig(), {"m": Model("m", address="localhost:1")}, {}))
+    eviction = create_eviction_app(app.state.scheduler, EvictionState(Continuations(None), Path()))
+    found = {*app.openapi()["paths"], *eviction.openapi()["paths"], "/dashboard/m/", "/dashboard/m/events"}
+    for path in found:
+        if not path.startswith(WATCHED_PATHS):
+            template = re.sub(r"\{(model|pipeline)\}|(?<=/dashboard/)m", "{name}", path)
+            assert route_of(re.sub(r"[{}]", "", path)) == template
 
 
 def test_a_request_without_a_parent_has_the_trace_id_that_its_log_line_names(

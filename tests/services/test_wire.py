@@ -201,6 +201,30 @@ def test_a_connection_outlives_its_largest_sequence_number() -> None:
     run(test)
 
 
+def test_a_reply_that_is_too_large_is_an_error_at_once() -> None:
+    """The caller need not wait for its deadline, and the connection goes on."""
+
+    async def large() -> Any:
+        return Health(True, False, "x" * 5000)
+
+    async def infer(request: Any) -> Any:
+        long = b"\0" * (5000 if request.request_id == "large" else 8)
+        return InferResponse([Answer(0, long, "base")], "v", 0.0, 0.0)
+
+    async def main() -> None:
+        server = WireServer(SERVICE, {"health": large, "infer": infer}, limits=Limits(frame_bytes=1000))
+        client = await connect(await server.start("127.0.0.1", 0))
+        with pytest.raises(RequestError, match=r"the reply to 'infer' cannot be sent: .* limit is 1000"):
+            await client.call("infer", request("large"), timeout_s=LONG_S)
+        with pytest.raises(UnavailableError, match="the reply to 'health' cannot be sent"):  # has no errors
+            await client.call("health", timeout_s=LONG_S)
+        assert (await client.call("infer", request("small"), timeout_s=LONG_S)).version == "v"
+        await client.close()
+        await server.drain(0.0)
+
+    asyncio.run(main())
+
+
 def test_a_server_that_goes_ends_all_calls() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
