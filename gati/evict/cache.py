@@ -56,6 +56,7 @@ class BlockCache:
         self.policy = policy
         self.predictor = predictor
         self.watch: Callable[[list[int], int, float], None] | None = None  # receives blocks, hits and time
+        self.evicted = 0  # blocks, since the cache was made
         self._requests = 0
         self._locked: Counter[BlockRun] = Counter()  # by handles that are open
 
@@ -117,6 +118,7 @@ class BlockCache:
         serving = self._begin(ids, path, hits, time_s)
         count = self.tree.used + len(serving.missing) - self.capacity
         evicted = self.policy.evict(count, serving.missing) if count > 0 else []
+        self.evicted += len(evicted)
         return self._finish(serving, serving.missing), evicted
 
     def _begin(self, ids: list[int], path: list[BlockRun], hits: int, time_s: float) -> Serving:
@@ -140,8 +142,8 @@ class BlockCache:
         for run in serving.held:
             run.locks -= 1
         if ends is not None and not tree.flat:
-            for index, upper in tree.divide(path, ends):
-                self._split(upper, path[index + 1])
+            for upper, lower in tree.divide(path, ends):
+                self._split(upper, lower)
         known = len(path)
         if loaded:
             room = (path[-1].end if path else 0) + len(loaded)

@@ -37,7 +37,8 @@ def train(
     Raises EvictError if too few blocks are requested again to learn from, for a seed out of range, and
     without LightGBM.
     """
-    settings = ReuseSettings(window=max(4 * len(trace) + len(trace.blocks) // 4, 1_000), first_fit=2**62)
+    # a sample for each run of a request, which has a block at least, and one more where it splits a run
+    settings = ReuseSettings(window=len(trace.blocks) + len(trace), first_fit=2**62)
     predictor = Reuse(trace.distinct, settings=settings, flat=trace.kind == "flat", seed=seed)
     for number, ids in enumerate(trace.requests):
         predictor.observe(ids, number, float(trace.time_s[number]))

@@ -14,12 +14,13 @@ from gati.evict.engine.tokens import Vocabulary
 
 _MOST_PROMPTS = 64
 _DEFAULT_TOKENS = 16  # OpenAI's default
+_LONGEST_STOP = 256  # characters
 
 # fail_fast: a list of a million invalid tokens gives one error, not a million
 _Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
 _Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
 _Lists = Annotated[list[_Ids], Field(fail_fast=True)]
-_Stop = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+_Stop = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
 class _StreamOptions(BaseModel):
@@ -120,5 +121,10 @@ def _message(error: ValidationError) -> str:
         return f"unknown parameter {where[:40]!r}"
     if where == "prompt" and first["type"] != "missing":
         return "prompt: give a text, a list of tokens, or a list of texts or of lists of tokens"
+    if where == "stop":  # pydantic names only the last of the forms that it may have
+        return (
+            "stop: give a text or up to four texts, none of them empty or longer than "
+            f"{_LONGEST_STOP} characters"
+        )
     reason = first["msg"].removeprefix("Value error, ")
     return f"{where or 'the body'}: {reason[:1].lower()}{reason[1:]}"

@@ -72,6 +72,7 @@ class RunningCompletion:
         self._told: asyncio.Queue[tuple[int, NextToken]] = asyncio.Queue()
         self._tokens = tokens
         self._writers: list[TextWriter] = []
+        self._counts: list[int] = []  # tokens that each writer was given
         self.generations: list[Generation] = []
 
     def __enter__(self) -> RunningCompletion:
@@ -86,6 +87,7 @@ class RunningCompletion:
                 self.generations.append(self._engine.submit(request, partial(tell, index)))
                 write = self._tokens.writer(request.prompt)  # the engine has checked its tokens
                 self._writers.append(TextWriter(write, self._asked.stops))
+                self._counts.append(0)
         except GatiError:
             self._cancel()
             raise
@@ -108,7 +110,10 @@ class RunningCompletion:
             if index not in begun:
                 begun.add(index)
                 self._first_token(generation)
-            text = "" if token is None else writer.add(token, last=ending is not None)
+            text = ""
+            if token is not None:
+                self._counts[index] += 1
+                text = writer.add(token, last=ending is not None)
             if writer.stopped and ending is None:
                 self._engine.cancel(generation)
             reason = "stop" if writer.stopped else None if ending is None else ending.value
@@ -117,9 +122,12 @@ class RunningCompletion:
                 yield CompletionPiece(index, text, reason)
 
     def usage(self) -> dict[str, object]:
-        """Return token counts, as OpenAI defines them."""
+        """Return token counts, as OpenAI defines them.
+
+        Tokens that the engine generates before it learns of a stop are not counted: their number varies.
+        """
         prompt = sum(len(each.request.prompt) for each in self.generations)
-        generated = sum(len(each.generated) for each in self.generations)
+        generated = sum(self._counts)
         cached = sum(each.hit_tokens for each in self.generations)
         return {
             "prompt_tokens": prompt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,40 @@ def test_what_is_stored_predicts_the_same(model: ContinuationModel, tmp_path: Pa
     np.testing.assert_array_equal(
         load_continuation(tmp_path / "model").predict(prompts), model.predict(prompts)
     )
+
+
+def test_a_model_that_is_half_replaced_is_refused(model: ContinuationModel, tmp_path: Path) -> None:
+    """The weights are written first: with the bias of the former model, they would be another."""
+    other = ContinuationModel(model.weights + 1.0, model.bias + 1.0, model.settings)
+    former, new = tmp_path / "former", tmp_path / "new"
+    save_continuation(model, former, {})
+    save_continuation(other, new, {})
+    weights, document = "continuation.safetensors", former / "continuation.json"
+    (former / weights).write_bytes((new / weights).read_bytes())
+    with pytest.raises(EvictError, match=r"continuation\.safetensors is of another model: it is being"):
+        load_continuation(former)
+    values = json.loads(document.read_text())
+    del values["sha256"]  # as older versions of Gati wrote it
+    document.write_text(json.dumps(values))
+    load_continuation(former)
+    document.write_bytes((new / "continuation.json").read_bytes())
+    assert load_continuation(former).digest() == other.digest()
+
+
+def test_a_model_with_another_bias_is_another(model: ContinuationModel) -> None:
+    same, other = (ContinuationModel(model.weights, model.bias + more, model.settings) for more in (0.0, 0.5))
+    assert same.digest() == model.digest() != other.digest()
+
+
+def test_threads_predict_at_once_what_each_predicts_alone(model: ContinuationModel) -> None:
+    prompts, _ = samples_of(talks(40, seed=4))
+    alone = model.predict(prompts)
+    parts = [slice(begin, begin + 1 + begin % 17) for begin in range(len(prompts))]
+    with ThreadPoolExecutor(8) as pool:
+        for part, found in zip(
+            parts, pool.map(lambda part: model.predict(prompts[part]), parts), strict=True
+        ):
+            np.testing.assert_array_equal(found, alone[part])
 
 
 def test_training_is_judged_by_the_other_half_and_repeats(tmp_path: Path) -> None:

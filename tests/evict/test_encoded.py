@@ -133,7 +133,22 @@ def test_weights_of_another_network_are_refused(model: EncodedContinuation, tmp_
 
     save_encoded(model, tmp_path, {})
     save_file({"weights": np.zeros(4, np.float32)}, tmp_path / "continuation.safetensors")
-    with pytest.raises(EvictError, match="is damaged"):
+    with pytest.raises(EvictError, match="safetensors is of another model"):
+        load_continuation(tmp_path)
+    path = tmp_path / "continuation.json"
+    document = json.loads(path.read_text())
+    del document["sha256"]  # as older versions of Gati wrote it
+    path.write_text(json.dumps(document))
+    with pytest.raises(EvictError, match=r"is damaged \(the weights belong to another network"):
+        load_continuation(tmp_path)
+
+
+def test_another_encoder_is_refused(model: EncodedContinuation, tmp_path: Path) -> None:
+    """The encoder is written first: the former network would read its vectors."""
+    save_encoded(model, tmp_path, {})
+    settings = tmp_path / "encoder" / "config.json"
+    settings.write_text(settings.read_text() + "\n")
+    with pytest.raises(EvictError, match=r"encoder/config\.json is of another model"):
         load_continuation(tmp_path)
 
 

@@ -15,8 +15,14 @@ from gati.errors import EvictError
 from gati.evict import PrefixCache, Trace, bound, make_trace, replay
 from gati.evict.cache import BlockCache
 from gati.evict.engine.pages import KeptPrefixes
+from gati.evict.policy.lpc import LaruLpc
 from gati.evict.policy.registry import POLICIES
-from gati.evict.predict.conversing import ContinuationOracle, KnownContinuation
+from gati.evict.predict.conversing import (
+    ContinuationOracle,
+    HintedContinuation,
+    KnownContinuation,
+    hinted,
+)
 from gati.evict.replays.replay import build
 from gati.evict.trace.synthesise import StreamSettings, synthesise, trace_of
 from tests.evict.naive import NaiveTree, flat_trace
@@ -110,6 +116,26 @@ def test_laru_with_lpc_keeps_the_bound_of_the_guard(trace: Trace, capacity: int,
         excess += lru.access(row, float(number)).hits - cache.access(row, float(number)).hits
         requested += len(row)
         assert excess <= bound(requested, capacity, longest)
+
+
+def test_laru_with_lpc_is_tested_before_it_evicts() -> None:
+    """Half of the blocks are said to end and return, the others are said to go on and never do.
+
+    Hits alone show that, so predictions may not evict the first half for blocks that are said to go on.
+    """
+    half = 200
+    cache = build("laru+lpc", 2 * half, hinted(100.0))
+    policy, source = cache.policy, cache.predictor
+    assert isinstance(policy, LaruLpc) and isinstance(source, HintedContinuation)
+    returning, lasting, fresh = range(half), range(1000, 1000 + half), range(2000, 2000 + half)
+    asked = [(block, 0.99) for block in lasting] + [(block, 0.01) for _ in range(3) for block in returning]
+    asked += [(block, 0.99) for block in fresh] + [(block, 0.01) for block in returning]
+    for number, (block, probability) in enumerate(asked, 1):
+        source.hint(probability)
+        cache.access([block], 0.01 * number)
+        if number == half + 2 * half:
+            assert policy._contradicted
+        assert policy.excess <= max(0.005 * number, 1)
 
 
 def test_a_farewell_lowers_the_key_of_its_conversation() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import EvictError
-from gati.evict.cache import BlockCache
+from gati.evict.cache import BlockCache, Handle
 from gati.evict.index.tree import RunTree
+from gati.evict.policy.keyed import TailLru
 from gati.evict.policy.predicting import Laru
 from gati.evict.policy.registry import POLICIES, policy_named
 from gati.evict.predict.base import Predictor
@@ -391,6 +392,69 @@ def test_tail_lru_spares_what_keeps_a_conversation_below_its_threshold() -> None
     assert cache.access([31, 32], 3.0).evicted == [12, 13]
     assert cache.access([41], 4.0).evicted == [22]
     assert cached(cache) == {1, 11, 21, 31, 32, 41}
+
+
+class LeafByLeaf(TailLru):
+    """Looks at every leaf before each eviction."""
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        removed: list[int] = []
+        while len(removed) < count:
+            slots = [int(slot) for slot in np.flatnonzero(self._leaf[: len(self._runs)])]
+            sparing = [slot for slot in slots if self._spared(slot) > 0]
+            if not sparing:
+                self._take(count - len(removed), self._by_recency(), removed)
+                break
+            slot = min(sparing, key=lambda each: float(self._recency[each]))
+            self._cut(slot, min(self._spared(slot), count - len(removed)), removed)
+        return removed
+
+
+@pytest.mark.slow
+@given(long_trees, st.integers(1, 12), st.integers(-3, 3), st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_tail_lru_evicts_what_it_would_leaf_by_leaf(
+    trace: Trace, capacity: int, spare: int, seed: int
+) -> None:
+    """Also with requests that overlap, and after the engine has dropped blocks on its own."""
+    chance = random.Random(seed)
+    made = []
+    for policy in (TailLru, LeafByLeaf):
+        tree = RunTree()
+        blocks = {"prompt_blocks": 3 + spare, "threshold_blocks": 3}
+        made.append(BlockCache(tree, capacity, policy(tree, capacity, **blocks)))
+    under_way: list[tuple[Handle, Handle]] = []
+    for number, row in enumerate(trace.requests):
+        handles = made[0].match(row), made[1].match(row)
+        found: list[list[int] | str] = []
+        for cache, handle in zip(made, handles, strict=True):
+            try:
+                found.append(cache.insert(handle, float(number)))
+            except EvictError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
+        under_way.append(handles)
+        while len(under_way) > chance.randrange(3):
+            for cache, handle in zip(made, under_way.pop(0), strict=True):
+                cache.release(handle)
+        if chance.random() < 0.1:
+            dropped = chance.randint(1, 3)
+            for cache in made:
+                leaves = [run for run in cache.tree if not run.children and not run.locks]
+                for run in sorted(leaves, key=lambda run: run.ids[-1])[:1]:
+                    cache.policy.drop(run, min(dropped, len(run.ids)))
+        assert cached(made[0]) == cached(made[1])
+
+
+def test_tail_lru_looks_at_few_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = build("tlru", 2000, None)
+    for block in range(2000):
+        cache.access([block], float(block))
+    looks: list[int] = []
+    spared = TailLru._spared
+    monkeypatch.setattr(TailLru, "_spared", lambda self, slot: looks.append(slot) or spared(self, slot))
+    assert cache.access([*range(5000, 5064)], 1e9).evicted == [*range(64)]
+    assert len(looks) <= 2 * 64
 
 
 def test_following_the_cheaper_keeps_within_twice_lru_and_a_cache() -> None:

@@ -25,7 +25,7 @@ from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
 from gati.evict.predict.stored import load_model, save_model
 from gati.evict.replays.replay import build, replay
-from gati.evict.trace.records import Trace, make_trace
+from gati.evict.trace.records import Kind, Trace, make_trace
 from gati.evict.train import train, train_continuation
 from tests.evict.naive import tree_trace
 from tests.evict.strategies import long_trees
@@ -372,6 +372,30 @@ def test_a_trained_predictor_starts_where_another_ended(tmp_path: Path) -> None:
     assert result.outcomes[1].hit_rate > cold.outcomes[0].hit_rate
 
 
+@pytest.mark.parametrize("kind", ["flat", "tree"])
+def test_training_uses_the_whole_trace(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(0)
+    if kind == "flat":
+        trace = make_trace([chance.sample(range(600), 50) for _ in range(60)], kind=kind)
+    else:  # paths that part often have short runs
+        trace = tree_trace(
+            [[chance.randrange(2) if chance.random() < 0.5 else 0 for _ in range(16)] for _ in range(900)]
+        )
+    found: list[tuple[int, int]] = []
+    labels = ReuseSamples.labels
+
+    def noted(samples: ReuseSamples, now_s: float) -> Labels:
+        taken = labels(samples, now_s)
+        found.append((len(taken.features), samples.taken_in_all))
+        return taken
+
+    monkeypatch.setattr(ReuseSamples, "labels", noted)
+    train(trace, tmp_path)
+    ((kept, taken),) = found
+    assert kept == taken
+    assert kind == "tree" or taken == len(trace.blocks)
+
+
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     train(conversations(300, 1), folder)
@@ -389,6 +413,9 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             load_model(folder)
     save_model(model, folder, {})
     (folder / "hazards.txt").write_text("tree")
+    with pytest.raises(EvictError, match="has no usable predictor"):
+        load_model(folder)
+    path.write_text(json.dumps({name: value for name, value in good.items() if name != "sha256"}))
     with pytest.raises(EvictError, match="has no usable predictor"):
         load_model(folder)
     (folder / "hazards.txt").unlink()
@@ -451,3 +478,21 @@ def test_scores_are_the_table_at_the_present_age_and_older_runs_win_ties() -> No
     tables = reuse._tables[np.arange(4), [2, 1, 1, 0]]
     assert reuse.scores(4).tolist() == (tables + 1e-6 * ages_s).tolist()
     assert reuse.scores(4).tolist() == reuse.scores(4).tolist()  # asking changes nothing
+
+
+def test_a_model_that_is_half_replaced_is_refused(tmp_path: Path) -> None:
+    """The booster is written first: with the features and bins of the former model, it would be another."""
+    former, new = tmp_path / "former", tmp_path / "new"
+    train(conversations(300, 1), former)
+    train(conversations(400, 2), new)
+    booster = (former / "hazards.txt").read_bytes()
+    (former / "hazards.txt").write_bytes((new / "hazards.txt").read_bytes())
+    with pytest.raises(EvictError, match=r"hazards\.txt is of another model: it is being replaced, or that"):
+        load_model(former)
+    (former / "predictor.json").write_bytes((new / "predictor.json").read_bytes())
+    load_model(former)
+    (former / "hazards.txt").write_bytes(booster)
+    older = json.loads((former / "predictor.json").read_text())
+    del older["sha256"]  # as older versions of Gati wrote it
+    (former / "predictor.json").write_text(json.dumps(older))
+    load_model(former)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -32,7 +33,7 @@ from gati.evict.engine.stored import save_decoder
 from gati.evict.engine.tokens import ByteTokens, Vocabulary
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
-from services.completions.running import TextWriter
+from services.completions.running import RunningCompletion, TextWriter
 from services.completions.serve import CompletionsSettings, completions_app
 from services.config import ServeConfig, validated
 from services.web import listen, web_server
@@ -56,6 +57,7 @@ DECODER = Decoder.random(
     DecoderSettings(layers=1, width=32, heads=4, key_heads=2, inner_width=48, length=400), seed=5
 )
 PAGES = 40
+STOPS = "stop: give a text or up to four texts, none of them empty"
 
 
 class Served(NamedTuple):
@@ -112,13 +114,17 @@ def test_a_server_that_is_being_stopped_takes_no_more_requests() -> None:
         assert reply.headers["Retry-After"] == "1" and reply.headers["Connection"] == "close"
 
 
-def expected(prompt: str, count: int) -> str:
-    """What the network says by itself."""
+def expected_tokens(prompt: str, count: int) -> list[int]:
+    """What the network generates by itself."""
     engine = PrefixEngine(DECODER, pool_for(DECODER, PAGES * 4096), KeptPrefixes("lru", reuse=False))
     generation = engine.submit(GenerationRequest(tuple(prompt.encode()), count))
     engine.run_until_idle()
-    write = ByteTokens().writer()
-    return "".join(map(write, generation.generated))
+    return generation.generated
+
+
+def expected(prompt: str, count: int) -> str:
+    """The same as text."""
+    return "".join(map(ByteTokens().writer(), expected_tokens(prompt, count)))
 
 
 class Continuing(ByteTokens):
@@ -185,6 +191,26 @@ def test_a_stop_ends_the_text_before_it(served: Served) -> None:
     assert found.choices[0].text == text[: text.index(stop)]
     assert found.choices[0].finish_reason == "stop"
     until(lambda: served.engine.figures()["pages"]["used"] == 0)
+
+
+def test_usage_counts_the_tokens_up_to_the_stop_however_far_the_engine_is() -> None:
+    """Here it has generated all of them before the first one is read."""
+    engine = PrefixEngine(DECODER, pool_for(DECODER, PAGES * 4096), KeptPrefixes("lru"))
+    prompts = ["a prompt", "another"]
+    first, second = (expected_tokens(prompt, 30) for prompt in prompts)
+    stop = next(token for token in first[10:] if token < 128 and token not in second)
+
+    async def count(**more: Any) -> object:
+        body = {"model": "tiny", "prompt": prompts, "max_tokens": 30, "temperature": 0, **more}
+        asked = read_completion(json.dumps(body).encode(), ByteTokens())
+        with RunningCompletion(engine, ByteTokens(), asked, lambda _: None) as running:
+            await asyncio.to_thread(engine.run_until_idle)
+            async for _ in running.pieces():
+                pass
+            return running.usage()["completion_tokens"]
+
+    assert asyncio.run(count()) == len(first) + len(second)
+    assert asyncio.run(count(stop=chr(stop))) == first.index(stop) + 1 + len(second)
 
 
 def test_what_does_not_fit_the_budget_is_a_clients_mistake_and_says_so(served: Served) -> None:
@@ -305,7 +331,10 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ('{"model": "m", "prompt": "x", "n": 2}', "n: "),
         ('{"model": "m", "prompt": "x", "logprobs": 1}', "logprobs: "),
         ('{"model": "m", "prompt": "x", "top_p": 0.5}', "top_p: "),
-        ('{"model": "m", "prompt": "x", "stop": [""]}', "stop: "),
+        *[
+            (f'{{"model": "m", "prompt": "x", "stop": {stop}}}', STOPS)
+            for stop in ('""', '[""]', '["a", "b", "c", "d", "e"]', "4", f'"{"a" * 257}"')
+        ],
         ('{"model": "m", "prompt": "x", "continue_probability": 2}', "continue_probability: "),
         ('{"model": "m", "prompt": "x", "best": 2}', "unknown parameter 'best'"),
     ],

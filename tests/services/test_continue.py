@@ -7,7 +7,8 @@ import gzip
 import json
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from gati.errors import TraceError
 from gati.evict.predict.continuation import ContinuationModel, ContinuationSettings
 from gati.evict.predict.continuation_stored import load_continuation, save_continuation
+from gati.evict.predict.hashing import TextHasher
 from gati.evict.trace.dialogues import Utterance, prompts_of, utterance_of
 from services.config import ServeConfig
 from services.eviction.app import _BODY, EvictionState, create_eviction_app, find_busy
@@ -27,6 +29,7 @@ from services.eviction.continuations import Continuations
 from services.eviction.conversations import MOST_CONVERSATIONS, MOST_MESSAGES
 from services.scheduler.front import Front
 from services.scheduler.scheduler import Scheduler
+from tests.waiting import LONG_S
 
 URL = "/v1/continue"
 BYE = {"messages": [{"role": "user", "content": "Thanks, bye!"}]}
@@ -258,6 +261,31 @@ def test_bent_requests_never_fail_here(folder: Path) -> None:
     run(test, folder)
 
 
+def test_a_short_request_does_not_wait_for_a_long_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop answers it itself, while a thread hashes the texts of the other."""
+    hashing, answered = threading.Event(), threading.Event()
+    waited: list[bool] = []
+    hashed = TextHasher.texts_within
+
+    def slow(hasher: TextHasher, texts: Sequence[str], newest: int, most: int | None = None) -> Any:
+        if newest > 1:
+            hashing.set()
+            waited.append(answered.wait(60.0))  # without an end, the event loop could wait for it forever
+        return hashed(hasher, texts, newest, most)
+
+    monkeypatch.setattr(TextHasher, "texts_within", slow)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        long = asyncio.create_task(client.post(URL, json={"conversations": [BYE] * 500}))
+        assert await asyncio.to_thread(hashing.wait, LONG_S)
+        short = await client.post(URL, json=BYE)
+        answered.set()
+        assert (await long).json()["p"] == [short.json()["p"]] * 500
+
+    run(test, folder)
+    assert waited == [True]
+
+
 def test_without_a_model_it_says_so(tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         reply = await client.post(URL, json=BYE)
@@ -284,7 +312,11 @@ def test_another_model_is_taken_when_it_appears_and_a_damaged_one_is_not(
     weights.write_bytes(whole[:-9])
     found.look()
     assert found.predict(prompts) == first
-    stored(own, seed=1)
+    new = stored(tmp_path / "new", seed=1)
+    shutil.copy(new / weights.name, weights)  # the document is written after the weights
+    found.look()
+    assert found.predict(prompts) == first
+    shutil.copy(new / "continuation.json", own)
     found.look()
     second = found.predict(prompts)
     assert second[1] != first[1] and second[0] != first[0]

@@ -15,6 +15,8 @@ import torch
 
 from gati.errors import EvictError
 
+_ROUNDING = 1e-6  # of a page
+
 
 class PageUser(Protocol):
     """A cache that stores its contents in pages of a pool."""
@@ -113,7 +115,8 @@ class PagePool:
     def _divide(self) -> None:
         """Tell all users their limits; users that must return pages come first."""
         total = sum(share for _, share in self._users)
-        allowed = [(user, int(self._budget_pages * share / total)) for user, share in self._users]
+        # a page that is missing by rounding alone is given; far too little to exceed the budget
+        allowed = [(user, int(self._budget_pages * share / total + _ROUNDING)) for user, share in self._users]
         for user, pages in allowed:
             user.allow(min(pages, user.pages))
         for user, pages in allowed:

@@ -161,8 +161,11 @@ class RunTree:
                 at = end
         return added
 
-    def divide(self, path: list[BlockRun], ends: Sequence[int]) -> list[tuple[int, BlockRun]]:
-        """Split runs of `path`, in place, that have an end inside; returns (index, upper part) of each."""
+    def divide(self, path: list[BlockRun], ends: Sequence[int]) -> list[tuple[BlockRun, BlockRun]]:
+        """Split runs of `path`, in place, that have an end inside; returns (upper, lower part) of each.
+
+        A run with several ends inside is split from the top: it is the lower part each time.
+        """
         made = []
         at = 0
         for end in ends:
@@ -174,7 +177,7 @@ class RunTree:
             if run.start < end:
                 upper = self._split(run, end - run.start)
                 path.insert(at, upper)
-                made.append((at, upper))
+                made.append((upper, run))
         return made
 
     def trim(self, run: BlockRun, count: int) -> tuple[list[int], BlockRun | None]:

@@ -128,6 +128,8 @@ class VersionFitter:
             if len(histories) > _MOST_ENGINES:
                 gone, _ = histories.popitem(last=False)
                 self._figures.pop(gone, None)
+                if self._trial is not None:
+                    self._trial.forget(gone)
         histories.move_to_end(record.engine)
         return histories[record.engine]
 

@@ -45,12 +45,11 @@ class LearningLink:
         folder = Path(service)
         self.version: int | None = None  # in use
         self._cache = cache
-        self._requested = self._hit = 0
         self._repository = ModelRepository(versions_of(folder))
         self._token = ""
         self._failed = ""
         self._log = AccessLog(access_of(folder), cache.capacity, self._told)
-        cache.watch = self._watch
+        cache.watch = self._log.requested
         self._closed = threading.Event()
         if isinstance(cache.predictor, Reuse):
             lightgbm_module()
@@ -67,18 +66,12 @@ class LearningLink:
         self._cache.watch = None
         self._log.close()
 
-    def _watch(self, ids: list[int], hits: int, time_s: float) -> None:
-        self._requested += len(ids)
-        self._hit += hits
-        self._log.requested(ids, hits, time_s)
-
     def _told(self) -> Mapping[str, Any]:
         """The counts of this engine for the service's metrics, since it started."""
         figures = self._cache.policy.figures()
         guard = figures.get("guard", {})
-        loaded = self._requested - self._hit
         return {
-            "evicted": max(loaded - self._cache.tree.used, 0),
+            "evicted": self._cache.evicted,
             "caught": figures.get("caught", 0),
             "guard_excess": guard.get("excess", 0),
             "version": self.version or 0,

@@ -20,6 +20,8 @@ from gati.evict.replays.replay import build
 
 Verdict = Literal["won", "lost"]
 
+_GONE_S = 600.0  # without a request, after which a trial does not wait for an engine
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
@@ -34,7 +36,9 @@ class TrialOutcome:
 class VersionTrial:
     """Tries `candidate` against `active` (None: LRU) for `length_capacities` times the caches' capacity.
 
-    Blocks count once a cache is full. Each engine has its own pair of caches.
+    Blocks count once a cache is full. Each engine has its own pair of caches. The capacities of several
+    engines add up: in the limit, those of all whose blocks were counted, and in the length, those of them
+    that still make requests, since engines that are gone would never bring the trial to its end.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class VersionTrial:
         self._length_capacities = length_capacities
         self._seed = seed
         self._caches: dict[str, tuple[BlockCache, BlockCache]] = {}
+        self._counted: dict[str, int] = {}  # capacities of the engines whose blocks were counted
+        self._last_s: dict[str, float] = {}  # when these made their latest request
         self.requested = 0  # n
         self.excess = 0  # X
 
@@ -61,16 +67,24 @@ class VersionTrial:
         if full:
             self.requested += len(ids)
             self.excess += hits - own
+            self._counted[engine] = tried.capacity
+            self._last_s[engine] = time_s
+
+    def forget(self, engine: str) -> None:
+        """Drop the caches of an engine; its blocks remain counted, but the trial does not wait for it."""
+        self._caches.pop(engine, None)
+        self._last_s.pop(engine, None)
 
     @property
     def verdict(self) -> Verdict | None:
         """The result, None while the trial runs."""
-        capacities = [cache.capacity for cache, _ in self._caches.values()]
-        if not capacities:
+        if not self._counted:
             return None
-        if self.excess >= EXCESS_SHARE * self.requested + sum(map(slack, capacities)):
+        if self.excess >= EXCESS_SHARE * self.requested + sum(map(slack, self._counted.values())):
             return "lost"
-        if self.requested < self._length_capacities * sum(capacities):
+        since_s = max(self._last_s.values(), default=0.0) - _GONE_S
+        awaited = sum(self._counted[engine] for engine, last_s in self._last_s.items() if last_s >= since_s)
+        if not awaited or self.requested < self._length_capacities * awaited:
             return None
         return "won" if self.excess < 0 else "lost"
 

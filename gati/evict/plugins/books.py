@@ -146,6 +146,7 @@ class EngineBooks(BlockCache):
         """
         assert self.tree.flat
         kept = [block for block in cast("Iterable[int]", blocks) if block not in self]
+        self.evicted -= len(kept)
         known = [(block, self._left[block]) for block in kept if block in self._left]
         self.policy.resume(kept, kept)  # LRU could not have evicted them, either
         # The slots that were freed last are taken first. So from the last victim on, no run takes the slot of
@@ -228,6 +229,7 @@ class EngineBooks(BlockCache):
             if self.tree.flat:
                 self._left |= left
             taken += chosen
+        self.evicted += len(taken)
         return taken
 
     def _fixed(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import abstractmethod
 from collections import OrderedDict
 
@@ -145,6 +146,7 @@ class TailLru(TablePolicy):
         super().__init__(tree, capacity, seed=seed)
         self._spare = prompt_blocks - threshold_blocks
         self._keep = np.zeros(64, dtype=np.int64)
+        self._end = np.zeros(64, dtype=np.int64)  # by slot, of its run
 
     def touch(self, path: list[BlockRun], known: int) -> None:
         """Store how many blocks of this conversation must stay."""
@@ -163,20 +165,37 @@ class TailLru(TablePolicy):
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Evict spare blocks, the least recent first; then as LRU."""
         removed: list[int] = []
-        while len(removed) < count:
-            leaves: list[int] = np.flatnonzero(self._leaf[: len(self._runs)]).tolist()
-            slots = [slot for slot in leaves if self._spared(slot) > 0]
-            if not slots:
-                self._take(count - len(removed), self._by_recency(), removed)
-                break
-            slot = min(slots, key=lambda each: float(self._recency[each]))
-            self._cut(slot, min(self._spared(slot), count - len(removed)), removed)
+        heap = self._sparing(count)
+        while heap and len(removed) < count:
+            slot = heapq.heappop(heap)[1]
+            _, parent = self._cut(slot, min(self._spared(slot), count - len(removed)), removed)
+            if parent is not None and self._spared(parent.slot) > 0:
+                heapq.heappush(heap, (float(self._recency[parent.slot]), parent.slot))
+        if len(removed) < count:
+            self._take(count - len(removed), self._by_recency(), removed)
         return removed
+
+    def _sparing(self, count: int) -> list[tuple[float, int]]:
+        """The least recent leaves with spare blocks, up to `count`, as a heap of (recency, slot)."""
+        used = len(self._runs)
+        (slots,) = (self._leaf[:used] & (self._end[:used] > self._keep[:used])).nonzero()
+        if len(slots) > count:  # each gives a block at least
+            slots = slots[np.argpartition(self._recency[slots], count - 1)[:count]]
+        return sorted(zip(self._recency[slots].tolist(), slots.tolist(), strict=True))
 
     def _spared(self, slot: int) -> int:
         run = self._runs[slot]
         return 0 if run is None else run.end - max(int(self._keep[slot]), run.start)
 
+    def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
+        run = self._runs[slot]
+        taken, parent = super()._cut(slot, count, removed)
+        if run is not None:
+            self._end[slot] = run.end
+        return taken, parent
+
     def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._keep = grown(self._keep, run.slot + 1)
+        self._end = grown(self._end, run.slot + 1)
+        self._end[run.slot] = run.end

@@ -216,5 +216,5 @@ class LaruLpc(_Conversing, Gati):
         super().__init__(tree, capacity, predictor, seed=seed)
         self._listen(predictor, capacity)
 
-    def _predicted(self) -> Floats:
+    def _next_uses(self) -> Floats:
         return -self._book.keys(len(self._runs))

@@ -12,7 +12,7 @@ on the batch.
 from __future__ import annotations
 
 import hashlib
-import threading
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -72,7 +72,6 @@ class ContinuationModel:
         self._whole = np.rint(scaled).astype(np.int32)
         counts = self._hasher.turns(range(_TURNS + 1))
         self._turns = self._whole[counts].astype(np.int64) + round(bias * _ONE)
-        self._lock = threading.Lock()  # guards the hasher
 
     def predict(self, prompts: Sequence[Prompts]) -> Floats:
         """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST.
@@ -89,16 +88,15 @@ class ContinuationModel:
 
     def digest(self) -> str:
         """A hash that identifies the trained model."""
-        return hashlib.sha256(self.weights.tobytes()).hexdigest()
+        return hashlib.sha256(self.weights.tobytes() + struct.pack("<d", self.bias)).hexdigest()
 
     def _shown_by(self, said: list[tuple[str, ...]]) -> NDArray[np.int64]:
         """The texts' contribution to the log odds, [prompts]; the texts of each prompt, the newest last."""
         texts, earlier = _texts_read(said)
-        with self._lock:
-            hashed = self._hasher.texts_within(texts, len(said), _LEAST)
-            if hashed is None:  # some are too long, and are truncated
-                said = [tuple(_cut(text, len(each)) for text in each) for each in _newest(said)]
-                hashed = self._hasher.texts(_texts_read(said)[0], len(said))
+        hashed = self._hasher.texts_within(texts, len(said), _LEAST)
+        if hashed is None:  # some are too long, and are truncated
+            said = [tuple(_cut(text, len(each)) for text in each) for each in _newest(said)]
+            hashed = self._hasher.texts(_texts_read(said)[0], len(said))
         whole, count = self._whole, len(said)
         bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
         shown = whole.take(hashed.new)

@@ -1,12 +1,13 @@
 """Continuation models on disk: weights as safetensors, and a JSON document that says what they are for.
 
-A model of kind `minilm` has a copy of its encoder in a folder of its own.
+A model of kind `minilm` has a copy of its encoder in a folder of its own. The document is written last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,7 @@ from safetensors.numpy import load, save
 
 from gati.documents import DocumentKind
 from gati.errors import EvictError
+from gati.evict.predict.checksums import check_content, checksum
 from gati.evict.predict.continuation import ContinuationModel, ContinuationSettings
 from gati.evict.trace.dialogues import Prompts
 from gati.files import atomic_write_bytes
@@ -43,20 +45,18 @@ class ContinuationPredictor(Protocol):
 
 def save_continuation(model: ContinuationModel, folder: Path, trained_on: dict[str, Any]) -> None:
     """Write a model and what it was trained on. Raises StorageError."""
-    atomic_write_bytes(folder / _WEIGHTS, save({"weights": model.weights}))
     values = {"kind": "hash", "bias": model.bias, **asdict(model.settings), "trained_on": trained_on}
-    _KIND.write(folder / _DOCUMENT, values)
+    _write(folder, [(_WEIGHTS, save({"weights": model.weights}))], values)
 
 
 def save_encoded(model: EncodedContinuation, folder: Path, trained_on: dict[str, Any]) -> None:
     """Write a model with its encoder, and what it was trained on. Raises StorageError."""
     from gati.evict.predict.encoded import FILES
 
-    for name in FILES:
-        atomic_write_bytes(folder / _ENCODER / name, (model.encoder.folder / name).read_bytes())
     weights = {name: value.numpy() for name, value in model.head.state_dict().items()}
-    atomic_write_bytes(folder / _WEIGHTS, save(weights))
-    _KIND.write(folder / _DOCUMENT, {"kind": "minilm", "trained_on": trained_on})
+    encoder = ((f"{_ENCODER}/{name}", (model.encoder.folder / name).read_bytes()) for name in FILES)
+    files = chain(encoder, [(_WEIGHTS, save(weights))])
+    _write(folder, files, {"kind": "minilm", "trained_on": trained_on})
 
 
 def load_continuation(folder: str | Path) -> ContinuationPredictor:
@@ -69,15 +69,26 @@ def load_continuation(folder: str | Path) -> ContinuationPredictor:
     if document["format"] < _KIND.format:
         raise EvictError(f"{folder} was written by an older Gati, which encoded prompts differently: {_CURE}")
     with _KIND.reading(str(folder)):
+        content, sums = (folder / _WEIGHTS).read_bytes(), document.get("sha256", {})
+        check_content(_WEIGHTS, content, sums)
         try:
-            weights = load((folder / _WEIGHTS).read_bytes())
+            weights = load(content)
         except SafetensorError as error:
             raise ValueError(str(error)) from error
         if document["kind"] == "minilm":
-            return _encoded(folder, weights)
+            return _encoded(folder, weights, sums)
         if document["kind"] != "hash":
             raise ValueError(f"kind {document['kind']!r} is unknown; known are hash and minilm")
         return _hashed(document, weights["weights"])
+
+
+def _write(folder: Path, files: Iterable[tuple[str, bytes]], values: Mapping[str, Any]) -> None:
+    """Write files and then the document, with their checksums. Raises StorageError."""
+    sums: dict[str, str] = {}
+    for name, content in files:
+        atomic_write_bytes(folder / name, content)
+        sums[name] = checksum(content)
+    _KIND.write(folder / _DOCUMENT, {**values, "sha256": sums})
 
 
 def _hashed(document: dict[str, Any], weights: NDArray[np.float32]) -> ContinuationModel:
@@ -91,12 +102,14 @@ def _hashed(document: dict[str, Any], weights: NDArray[np.float32]) -> Continuat
     return ContinuationModel(weights, float(document["bias"]), settings)
 
 
-def _encoded(folder: Path, weights: dict[str, NDArray[Any]]) -> EncodedContinuation:
+def _encoded(folder: Path, weights: dict[str, NDArray[Any]], sums: Mapping[str, str]) -> EncodedContinuation:
     import torch
 
-    from gati.evict.predict.encoded import EncodedContinuation, PromptEncoder, new_head
+    from gati.evict.predict.encoded import FILES, EncodedContinuation, PromptEncoder, new_head
 
     encoder = PromptEncoder(folder / _ENCODER)
+    for name in FILES:
+        check_content(f"{_ENCODER}/{name}", (folder / _ENCODER / name).read_bytes(), sums)
     head = new_head(encoder.width)
     try:
         head.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})

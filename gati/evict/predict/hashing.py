@@ -7,6 +7,7 @@ so one running sum gives the hashes of all texts. The same text gives the same f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -61,15 +62,22 @@ class HashedTexts:
     before: Places
 
 
+class _Sums(threading.local):
+    """Memory for running sums, of each thread its own: no thread waits while another one hashes."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(_SUMMED, dtype=np.uint64)
+
+
 class TextHasher:
-    """Numbers features from 0 to `features` - 1; `features` is a power of two. Not thread-safe."""
+    """Numbers features from 0 to `features` - 1; `features` is a power of two. Thread-safe."""
 
     def __init__(self, features: int) -> None:
         bits = features.bit_length() - 1
         if features != 1 << max(bits, 0) or not 1 <= bits <= 31:
             raise ValueError(f"{features} features; give a power of two, from 2 to 2**31")
         self._shift, self._group_shift = np.uint64(64 - bits), np.uint32(32 - bits)
-        self._sums = np.zeros(_SUMMED, dtype=np.uint64)
+        self._sums = _Sums()
 
     def turns(self, turns: Sequence[int]) -> Places:
         """Features of counts of prompts, [counts]."""
@@ -129,11 +137,11 @@ class TextHasher:
         The first character follows `begins`. Spaces are zeros, so a word may extend to the next begin.
         """
         count = len(low)
-        if count > len(self._sums):
-            self._sums = np.zeros(1 << count.bit_length(), dtype=np.uint64)
-        size = len(self._sums)
+        sums = self._sums.values  # reused: fresh memory pages cost more than the arithmetic
+        if count > len(sums):
+            sums = self._sums.values = np.zeros(1 << count.bit_length(), dtype=np.uint64)
+        size = len(sums)
         powers, inverses = _powers(_BASE, size), _powers(_INVERSE, size)
-        sums = self._sums  # reused: fresh memory pages cost more than the arithmetic
         running = sums[1:count]
         running[:] = low[1:]
         running *= powers[: count - 1]

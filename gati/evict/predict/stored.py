@@ -1,4 +1,4 @@
-"""Trained models on disk: LightGBM's text format and a JSON document, each written atomically."""
+"""Trained models on disk: LightGBM's text format, and a JSON document with its checksum, written last."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gati.documents import DocumentKind
 from gati.errors import EvictError
+from gati.evict.predict.checksums import check_content, checksum
 from gati.evict.predict.hazard import HazardModel, lightgbm_module
 from gati.evict.predict.history import FEATURES
 from gati.files import atomic_write_bytes
@@ -21,11 +22,12 @@ _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
-    """The input of the boosted trees: features, and bounds of age bins in seconds."""
+    """The input of the boosted trees: features, and bounds of age bins in seconds; checksums of files."""
 
     features: tuple[str, ...]
     edges_s: tuple[float, ...]
     trained_on: dict[str, Any] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
 
 
 def save_model(model: HazardModel, folder: Path, trained_on: dict[str, Any]) -> None:
@@ -36,11 +38,14 @@ def save_model(model: HazardModel, folder: Path, trained_on: dict[str, Any]) -> 
 
 def model_files(model: HazardModel, trained_on: dict[str, Any]) -> dict[str, bytes]:
     """The files of a model by name, the manifest last."""
-    manifest = _Manifest(features=FEATURES, edges_s=tuple(model.edges.tolist()), trained_on=trained_on)
-    return {
-        _BOOSTER: model.booster.model_to_string().encode(),
-        _MANIFEST: _KIND.text_of(vars(manifest)).encode(),
-    }
+    booster = model.booster.model_to_string().encode()
+    manifest = _Manifest(
+        features=FEATURES,
+        edges_s=tuple(model.edges.tolist()),
+        trained_on=trained_on,
+        sha256={_BOOSTER: checksum(booster)},
+    )
+    return {_BOOSTER: booster, _MANIFEST: _KIND.text_of(vars(manifest)).encode()}
 
 
 def load_model(folder: Path) -> HazardModel:
@@ -55,8 +60,9 @@ def load_model(folder: Path) -> HazardModel:
         raise EvictError(f"{path} was trained on other features ({other[0]}): {_CURE}")
     edges = np.array(manifest.edges_s)
     try:
-        text = (folder / _BOOSTER).read_text(encoding="utf-8")
-        booster = lightgbm_module().Booster(model_str=text)
+        content = (folder / _BOOSTER).read_bytes()
+        check_content(_BOOSTER, content, manifest.sha256)
+        booster = lightgbm_module().Booster(model_str=content.decode())
         if booster.num_feature() != len(FEATURES) + 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all():
             raise ValueError("booster and edges do not match")
     except EvictError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -431,6 +433,29 @@ def test_it_may_serve_outside_of_inference_mode_what_it_first_served_inside(
             pool.resize(8 * PAGE)
     weights = torch.ones(4, 10, requires_grad=True)
     assert same_bits(cache(ids[:4], per_sample_weights=weights), reference(ids[:4]))
+
+
+class Allowed:
+    """A user of a pool that only notes its limit."""
+
+    pages = 0
+    most = 0
+
+    def allow(self, pages: int) -> None:
+        self.most = pages
+
+
+@pytest.mark.parametrize("shares", [(0.7,), (0.1, 0.2, 0.7), (1 / 3, 2 / 3), (1 / 49, 48 / 49), (0.1,) * 49])
+def test_rounding_takes_no_page_from_a_users_share(shares: tuple[float, ...]) -> None:
+    pool = PagePool(PAGE, 0, limit_bytes=490 * PAGE)
+    users = [Allowed() for _ in shares]
+    for user, share in zip(users, shares, strict=True):
+        pool.join(user, share=share)
+    whole = sum(Fraction(share).limit_denominator(1000) for share in shares)
+    for pages in range(491):
+        pool.resize(pages * PAGE)
+        parts = [pages * Fraction(share).limit_denominator(1000) / whole for share in shares]
+        assert [user.most for user in users] == [math.floor(part) for part in parts]
 
 
 def test_a_pool_refuses_what_it_cannot_hold() -> None:

@@ -88,6 +88,61 @@ def test_a_trial_is_lost_as_soon_as_the_guard_would_step_in(model: HazardModel) 
     assert excess >= 0.001 * requested + CAPACITY / 16
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param([("one", 6400, [[0]])], id="one that was never full"),
+        pytest.param([("one", 640, [[*range(640)], [10**9]])], id="one that was full"),
+        pytest.param([(f"run {number}", CAPACITY, [[0]]) for number in range(20)], id="one that restarted"),
+    ],
+)
+def test_a_trial_does_not_wait_for_engines_that_are_gone(
+    model: HazardModel, gone: list[tuple[str, int, list[list[int]]]]
+) -> None:
+    alone, trial = (VersionTrial(model, None, length_capacities=4.0) for _ in range(2))
+    for name, capacity, requests in gone:
+        for ids in requests:
+            trial.take(name, capacity, ids, 0.0)
+    for record in records(500):
+        for each in (alone, trial):
+            if each.verdict is None:
+                each.take("here", CAPACITY, record.ids, 1000.0 + record.time_s)
+    assert alone.verdict == trial.verdict == "won"
+    assert abs(trial.requested - alone.requested) <= 4  # a request has so many blocks
+
+
+def test_a_trial_waits_for_all_engines_that_make_requests(model: HazardModel) -> None:
+    trial = VersionTrial(model, None, length_capacities=4.0)
+    for record in records(500):
+        for engine in ("one", "other"):
+            if trial.verdict is None:
+                trial.take(engine, CAPACITY, record.ids, record.time_s)
+    assert trial.verdict == "won" and trial.requested >= 4 * 2 * CAPACITY
+
+
+def test_a_trial_waits_while_no_engine_is_left(model: HazardModel) -> None:
+    trial = VersionTrial(model, None, length_capacities=4.0)
+    assert trial.verdict is None
+    for record in records(30):
+        trial.take("gone", CAPACITY, record.ids, record.time_s)
+    assert trial.requested > 0
+    trial.forget("gone")
+    assert trial.verdict is None
+    for record in records(500):
+        if trial.verdict is None:
+            trial.take("here", CAPACITY, record.ids, 1000.0 + record.time_s)
+    assert trial.verdict == "won"
+
+
+def test_caches_of_engines_that_are_forgotten_are_dropped(model: HazardModel, tmp_path: Path) -> None:
+    fitter = VersionFitter(tmp_path, EARLY)
+    trial = fitter._trial = VersionTrial(model, None, length_capacities=4.0)
+    for number in range(40):
+        for record in records(1, first=number, engine=f"engine {number}"):
+            fitter.take(record)
+    assert trial._caches.keys() == fitter._histories.keys() and len(trial._caches) == 32
+
+
 def test_a_candidate_that_is_worse_leaves_the_active_version(
     folder: Path, model: HazardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
