@@ -196,7 +196,8 @@ def specify(
             else:
                 where = f"not one of the {len(places)} blocks that are spaced evenly in time"
                 found.append(_row(block, variant, f"{where}: name it with --blocks"))
-    return tuple(found)
+    # `grid(64)` and `grid( 64)` are one trial; named variants are last, so a named one stays
+    return tuple({row.trial.trial_id: row for row in found}.values())
 
 
 def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
@@ -208,7 +209,9 @@ def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None)
     at_the_input = any(map(reads_input, asked.defaults))
     behind = [each for each in asked.defaults if not reads_input(each)]
     students = token_students(tensors) if at_the_input else ()
-    return asked._replace(defaults=(*students, *(TOKEN_VARIANTS if behind and sequences else behind)))
+    defaults = (*students, *(TOKEN_VARIANTS if behind and sequences else behind))
+    named = tuple(each for each in asked.named if each not in defaults)
+    return asked._replace(defaults=defaults, named=named)
 
 
 class _Chooser:

@@ -105,7 +105,9 @@ class _Stage:
             return None
         if self._end_s is None:
             whole_s = sum(each.plan.planned_s or 0.0 for each in self.tasks.values())
-            self._end_s = self.run.budget.spent_s + (1.0 + LATENESS) * whole_s
+            planned_s = (1.0 + LATENESS) * whole_s
+            left_s = self.run.budget.left_s()  # less, if an earlier run lagged before it was interrupted
+            self._end_s = self.run.budget.spent_s + (planned_s if left_s is None else min(planned_s, left_s))
         left_s = self._end_s - self.run.budget.spent_s
         waiting_s = sum(each.plan.planned_s or 0.0 for each in self.waiting)
         return allowance(left_s, task.plan.planned_s, waiting_s, at_once)

@@ -93,7 +93,7 @@ class LocalExecutor:
         progress.note(announcement(classroom, task))
         progress.stage(task.lesson.name, task.plan.steps, training.step)
         saved = budget.clock()
-        share_due = timekeeper(task.plan, training, task.plan.planned_s, budget.clock)
+        share_due = timekeeper(task.plan, training, task.plan.planned_s, budget.clock, left_s=task.left_s)
         crowding = Crowding(task.lesson.name, task.plan.steps, progress, budget.clock)
         for loss in training.run(share_due):
             progress.advance(1, f"loss {loss:.3f}")

@@ -22,6 +22,7 @@ from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
 from gati.exploration.distributed import opened_executor, trained_on
+from gati.exploration.graphs import on_device
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
@@ -30,8 +31,10 @@ from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
+from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
+from gati.model.sequence import Data
 from gati.model.source import lasting_source
 from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
@@ -145,13 +148,22 @@ def explore(
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
     loaded, held = fitted(named, data)
+    more = train_data
+    if train_data is not None and not isinstance(train_data, str | Path):
+        more = load_data(train_data, loaded.preprocessing, what="--train-data")
+    sources = _source_of(data, held), None if train_data is None else _source_of(train_data, more)
     candidates = load_companions(companions, loaded, held.tensors)
-    with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
+    with (
+        locked(directory),
+        freed_memory_kept(),
+        on_device(target),
+        progress or SilentProgress() as reporter,
+    ):
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
             if note:
                 reporter.note(note)
         settings = {
-            **_settings(loaded, data, train_data, blocks, asked.variants, target, epochs, budget_s, seed),
+            **_settings(loaded, sources, blocks, asked.variants, target, epochs, budget_s, seed),
             **_named(class_names, label_map),
             **_accompanied(candidates),
             **trained_on(ray, ray_cores, ray_gpus),
@@ -169,7 +181,7 @@ def explore(
         prepared = prepare(
             loaded,
             held,
-            train_data,
+            more,
             blocks=blocks,
             asked=asked,
             device=target,
@@ -227,10 +239,16 @@ def _check_nothing_depends_on(library: Library, claim: RunState | None = None) -
         )
 
 
+def _source_of(source: Any, opened: Any) -> str:
+    """What identifies inputs in the next process, too: their path, or the content of an object."""
+    if isinstance(source, str | Path) or not isinstance(opened, Data):
+        return lasting_source(source)
+    return f"{type(source).__name__} of {len(opened)} inputs, {opened.fingerprint}"
+
+
 def _settings(
     loaded: LoadedModel,
-    data: Any,
-    train_data: Any | None,
+    sources: tuple[str, str | None],
     blocks: str | None,
     variants: Sequence[str],
     device: torch.device,
@@ -243,8 +261,8 @@ def _settings(
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
         "preprocessing": loaded.preprocessing.to_json(),
-        "data": lasting_source(data),
-        "train_data": None if train_data is None else lasting_source(train_data),
+        "data": sources[0],
+        "train_data": sources[1],
         "blocks": blocks,
         "variants": list(variants),
         "device": str(device),

@@ -19,12 +19,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gati.allocation import freed_memory_kept
 from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
 from gati.exploration.distributed import opened_executor, trained_on
+from gati.exploration.graphs import on_device
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
@@ -96,7 +99,13 @@ def explore_more(
     check_epochs(epochs)
     workers = trained_on(ray, ray_cores, ray_gpus)
     library = Library.open(directory)
-    with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:
+    device = resolve_device(library.manifest.profile.device)
+    with (
+        locked(library.directory),
+        freed_memory_kept(),
+        on_device(device),
+        progress or SilentProgress() as reporter,
+    ):
         state, rounds = RunState(library.directory), _rounds(library)
         if state.claimed().get("round") in [each["number"] for each in rounds]:
             state.clear()  # the round had finished; only this was left to do
@@ -105,7 +114,7 @@ def explore_more(
         state.claim({"round": number, "budget_s": budget_s, "epochs": epochs, **workers})
         budget = Budget(budget_s, clock, began, state)
         specifications, before = _to_train(library, number)
-        prepared = _prepare(library, data, train_data, specifications, clock, state)
+        prepared = _prepare(library, data, train_data, specifications, clock, state, device)
         reporter.note(f"round {number}: training {len(specifications)} caches further")
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
@@ -192,9 +201,9 @@ def _prepare(
     specifications: tuple[Specification, ...],
     clock: Clock,
     state: RunState,
+    device: torch.device,
 ) -> Prepared:
     manifest = library.manifest
-    device = resolve_device(manifest.profile.device)
     network = load_network(library, device)
     inputs = _inputs(library, data, train_data)
     inputs.train.keep(KEPT_PICTURES_BYTES)

@@ -31,7 +31,7 @@ from gati.exploration.measure import Measured, held_out_probabilities, measure_c
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
-from gati.exploration.train import Learner, SharedTraining
+from gati.exploration.train import LATENESS, Learner, SharedTraining
 from gati.model.sequence import Data
 from gati.types import OutputsKind, TrialId
 
@@ -71,6 +71,7 @@ class GroupTask:
     specifications: tuple[Specification, ...]
     plan: StagePlan
     weights: Mapping[TrialId, Mapping[str, Tensor]] = field(default_factory=dict)
+    left_s: float | None = None  # what the budget leaves for a plan of an interrupted run
 
 
 class TrainedTrial(NamedTuple):
@@ -110,17 +111,27 @@ def group_training(
 
 
 def timekeeper(
-    plan: StagePlan, training: SharedTraining, allowed_s: float | None, clock: Callable[[], float]
+    plan: StagePlan,
+    training: SharedTraining,
+    allowed_s: float | None,
+    clock: Callable[[], float],
+    *,
+    left_s: float | None = None,
 ) -> Callable[[], float] | None:
     """Return what tells the share of the steps that should be done by now.
 
-    All steps should take `allowed_s` seconds; None without a limit.
+    All steps should take `allowed_s` seconds, None without a limit, and those that are left at most `left_s`:
+    a training that is resumed may have lagged before it was interrupted.
     """
     if allowed_s is None:
         return None
     fresh_steps = (plan.rounds or 0) * training.steps_per_round
-    course, whole_s = Course(plan.steps, fresh_steps, plan.fresh_cost), max(allowed_s, 1e-3)
-    began_s = clock() - whole_s * course.share_of_time(training.step)
+    course = Course(plan.steps, fresh_steps, plan.fresh_cost)
+    done = course.share_of_time(training.step)
+    if left_s is not None:
+        allowed_s = min(allowed_s, left_s / (1.0 - min(done, 1.0) + LATENESS))
+    whole_s = max(allowed_s, 1e-3)
+    began_s = clock() - whole_s * done
     return lambda: course.share_of_steps((clock() - began_s) / whole_s)
 
 

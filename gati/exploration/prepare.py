@@ -113,6 +113,10 @@ def resolve_device(name: str) -> torch.device:
         raise BackendError(
             "no CUDA device is available here: use --device cpu, or install the GPU build of torch"
         )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise BackendError(
+            f"device {name!r} is not available here: choose one from cuda:0 to cuda:{count - 1}"
+        )
     return device
 
 

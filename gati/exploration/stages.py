@@ -245,9 +245,10 @@ class TrainingStages:
         steps = _PROBE_STEPS_CUDA if self.prepared.device.type == "cuda" else _PROBE_STEPS
         task = GroupTask(name, lesson, tuple(group), StagePlan(steps, None), weights)
         plan = self.state.plan(name)
-        if plan is None:
-            plan = self._plan(task, allowed_s)
-            self.state.write_plan(name, plan)
+        if plan is not None:
+            return replace(task, plan=plan, left_s=allowed_s)
+        plan = self._plan(task, allowed_s)
+        self.state.write_plan(name, plan)
         return replace(task, plan=plan)
 
     def _plan(self, task: GroupTask, allowed_s: float | None) -> StagePlan:

@@ -149,8 +149,10 @@ class SharedTraining:
         `share_due` returns the share of the steps that should be done by now. While the steps keep up with
         it, it has no effect, so that the same seed gives the same weights. Once they lag by more than
         `LATENESS`, the learning rate follows the time instead, and training stops when 1 + `LATENESS` is
-        due. Closing the iterator removes every hook.
+        due. Closing the iterator removes every hook. A training that has finished, even early, takes no step.
         """
+        if self.finished:
+            return
         with self._watched() as hidden:
             answer = ReplayedFunction(partial(self._answer, hidden))
             while self.step < self.total_steps:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from gati.allocation import freed_memory_kept
+from gati.exploration.graphs import on_device
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
@@ -85,6 +86,7 @@ class GroupTrainer:
         """
         self._held.close()
         self._held.enter_context(freed_memory_kept())
+        self._held.enter_context(on_device(self._classroom.device))
         torch.set_num_threads(self._threads)
         self._classroom.module.to(self._classroom.device)
         if task.lesson.emphasis is not None:

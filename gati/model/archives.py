@@ -15,6 +15,7 @@ from gati.errors import DataError
 _DAMAGED = (
     OSError,
     ValueError,
+    TypeError,  # an .npy by this name is no archive
     EOFError,
     RuntimeError,
     zlib.error,
@@ -25,7 +26,7 @@ _NOT_INPUTS = ("labels", "class_names")
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read `images`, or else all other arrays, with `labels` and `class_names`.
+    """Read `images`, or else all other arrays, with `labels` and `class_names`; pass over what is no array.
 
     **Raises:** `DataError`.
     """
@@ -33,15 +34,16 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
         raise DataError(f"{what}: no file {path}; check the path")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            inputs = [key for key in archive.files if key not in _NOT_INPUTS]
-            if not inputs:
-                keys = ", ".join(archive.files) or "none"
+            keys = ["images", *_NOT_INPUTS] if "images" in archive.files else archive.files
+            members = {key: archive[key] for key in archive.files if key in keys}
+            found = {key: member for key, member in members.items() if isinstance(member, np.ndarray)}
+            if not found.keys() - set(_NOT_INPUTS):  # other members, such as texts, are bytes
+                listed = ", ".join(archive.files) or "none"
                 raise DataError(
-                    f"{what}: {path} has no inputs (arrays: {keys}); save `images` uint8 [N, H, W, C], or "
+                    f"{what}: {path} has no inputs (arrays: {listed}); save `images` uint8 [N, H, W, C], or "
                     "`inputs` or arrays named as the network's arguments [N, ...]"
                 )
-            wanted = ["images"] if "images" in inputs else inputs
-            return {key: archive[key] for key in archive.files if key in (*wanted, *_NOT_INPUTS)}
+            return found
     except _DAMAGED as error:
         if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(

@@ -22,8 +22,10 @@ from gati.errors import CheckpointError
 _CONTAINERS = (
     "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
 )  # fmt: skip
-_PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
+_COMPILED = "_orig_mod."
+_PREFIXES = ("module.", "model.", _COMPILED, "net.")
 _LISTED_KEYS = 5
+_DEEPEST = 5  # levels of containers
 
 
 def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
@@ -60,7 +62,11 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     """
     wanted = module.state_dict()
     state = fit_prefixes(state, wanted)
-    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    missing = [
+        key
+        for key, tensor in wanted.items()
+        if key not in state and isinstance(tensor, Tensor) and not key.endswith("num_batches_tracked")
+    ]
     unexpected = [key for key in state if key not in wanted]
     if missing or unexpected:
         raise CheckpointError(
@@ -78,8 +84,12 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
 
 
 def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Remove wrappers' prefixes that all keys of `state` have, but not all of `wanted`."""
-    fitted = dict(state)
+    """Remove wrappers' prefixes that all keys of `state` have, but not all of `wanted`.
+
+    `torch.compile` wraps modules at any depth.
+    """
+    compiled = any(_COMPILED in key for key in wanted)
+    fitted = {key if compiled else key.replace(_COMPILED, ""): tensor for key, tensor in state.items()}
     while fitted and not fitted.keys() & wanted.keys():
         prefix = next((p for p in _PREFIXES if all(key.startswith(p) for key in fitted)), None)
         if prefix is None or all(key.startswith(prefix) for key in wanted):
@@ -89,9 +99,11 @@ def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict
 
 
 def state_sha256(module: nn.Module) -> str:
-    """Return the sha256 of a network's state: names, dtypes, shapes and values."""
+    """Return the sha256 of a network's state: names, dtypes, shapes and values of its tensors."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, Tensor):  # what a module's `get_extra_state` returns
+            continue
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -142,22 +154,32 @@ def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
-        inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            keys = [str(key) for key in content]
-            shown = ", ".join(keys[:_LISTED_KEYS]) or "none"
-            raise CheckpointError(
-                f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
-                f"of {', '.join(_CONTAINERS[:4])}"
-            )
-        content = inner
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
             "save it with torch.save(model.state_dict(), ...)"
         )
-    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    state = _state_in(content)
+    if state is None:
+        shown = ", ".join([str(key) for key in content][:_LISTED_KEYS]) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
+            f"of {', '.join(_CONTAINERS[:4])}"
+        )
+    return {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def _state_in(content: Any, depth: int = _DEEPEST) -> Mapping[Any, Any] | None:
+    """The state dict in the innermost container, or `content` itself; None if there are no tensors.
+
+    Containers come first: files of trainings often hold a tensor beside them, such as the best accuracy.
+    """
+    if not isinstance(content, Mapping) or depth == 0:
+        return None
+    for key in _CONTAINERS:
+        if (inner := _state_in(content.get(key), depth - 1)) is not None:
+            return inner
+    return content if any(isinstance(value, Tensor) for value in content.values()) else None
 
 
 def _counted(word: str, keys: list[str]) -> str:

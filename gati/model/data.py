@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from gati.errors import DataError
 from gati.model.archives import read_npz
 from gati.model.datasets import DatasetData, call_dataset, from_dataset
+from gati.model.folders import class_folders, readable
 from gati.model.identity import Identities
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
@@ -131,17 +132,14 @@ class _FolderData(Data):
     def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
         self._preprocessing = preprocessing
         self._folder = folder
-        classes = sorted(
-            entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
-        if classes:
+        with readable(folder, what):
+            folders = class_folders(folder)
+            classes = [each.name for each in folders]
             found = [
-                (path, number)
-                for number, name in enumerate(classes)
-                for path in image_files(folder / name, "**/*")
+                (path, number) for number, each in enumerate(folders) for path in image_files(each, "**/*")
             ]
-        else:
-            found = [(path, -1) for path in image_files(folder, "*")]
+            if not classes:
+                found = [(path, -1) for path in image_files(folder, "*")]
         if not found:
             refuse_recordings(folder, what)
             raise DataError(

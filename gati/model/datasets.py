@@ -70,9 +70,9 @@ class DatasetData(Data):
         if not self._has_labels:
             return None
         for attribute in ("targets", "labels"):  # torchvision's datasets have them without decoding
-            known = getattr(self._dataset, attribute, None)
-            if known is not None and len(known) == self._length:
-                return check_labels(np.asarray(known), self._length, self._what)
+            known = self._integers(getattr(self._dataset, attribute, None))
+            if known is not None and all(_is_number(label, known[at]) for at, label in self._probed.items()):
+                return check_labels(known, self._length, self._what)
         try:
             numbers = [int(self._item(index)[1]) for index in range(self._length)]
         except (TypeError, ValueError) as error:
@@ -81,6 +81,15 @@ class DatasetData(Data):
                 "give integer class numbers from 0"
             ) from error
         return check_labels(np.array(numbers), self._length, self._what)
+
+    def _integers(self, values: Any) -> NDArray[Any] | None:
+        """An attribute of the dataset as an array, if it holds one integer per item."""
+        try:
+            array = np.asarray(values)
+        except (ValueError, TypeError, RuntimeError):  # ragged lists, tensors on a GPU
+            return None
+        fits = array.shape == (self._length,) and np.issubdtype(array.dtype, np.integer)
+        return array if fits else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -118,8 +127,10 @@ class DatasetData(Data):
 
     def _check_fixed(self) -> None:
         """Read a few items twice: inputs are told apart, and found again, by their content."""
+        self._probed: dict[int, Any] = {}  # labels
         for index in self._probes().tolist():
-            if not _equal(self._item(index)[0], self._item(index)[0]):
+            image, self._probed[index] = self._item(index)
+            if not _equal(image, self._item(index)[0]):
                 own = "; Gati makes views of its own" if self.is_images else ""
                 raise DataError(
                     f"{self._what}: item {index} differs each time it is read: "
@@ -143,7 +154,7 @@ class DatasetData(Data):
                 f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "
                 "dict of those or a Pillow image, alone or with a label"
             )
-        return image, label
+        return _plain(image), label
 
     def _content(self, image: Any) -> NDArray[Any]:
         """An item as uint8 [H, W, C], or floating point."""
@@ -178,6 +189,24 @@ class DatasetData(Data):
         return torch.stack(items).to(torch.float32)
 
 
+def _plain(value: Any) -> Any:
+    """Tensors as NumPy can read them: on the CPU, without a gradient, of a type that NumPy has."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if not isinstance(value, Tensor):
+        return value
+    tensor = value.detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _is_number(label: Any, number: Any) -> bool:
+    """Whether an item's label is that integer."""
+    try:
+        return int(label) == int(number)
+    except (TypeError, ValueError):
+        return False
+
+
 def _equal(first: Any, second: Any) -> bool:
     """Whether two readings of an item hold the same values, NaN included."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -197,7 +226,7 @@ def call_dataset(source: str, what: str) -> Dataset[Any]:
     target = import_object(source, DataError, what)
     try:
         dataset = target if isinstance(target, Dataset) else target()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(f"{what}: {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(dataset, Dataset):
         raise DataError(

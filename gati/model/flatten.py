@@ -9,10 +9,13 @@ operator is bound to the fastest callable that is equal bit for bit.
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -99,7 +102,7 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
     """
     batch = torch.export.Dim.DYNAMIC
     try:
-        with torch.no_grad(), plain_attention(), warnings.catch_warnings():
+        with torch.no_grad(), plain_attention(), _quiet(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # of an RNN
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types
@@ -108,6 +111,25 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
             "data-dependent control flow or fixed batch sizes from its forward"
         )
     raise ModelError(message)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what `torch.export` prints about a network that it cannot trace off stderr: the error says it.
+
+    One thread at a time may be inside, which `plain_attention` ensures.
+    """
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+
+    def nothing(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(nothing)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logger.removeFilter(nothing)
 
 
 class _Lowering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +14,9 @@ from gati.errors import BlockError, ModelError, one_line
 from gati.model.entry import INPUT, means_input
 from gati.model.masks import TokenMask, mask_of, without_padding
 from gati.model.source import near
+
+# In torch's messages about dtypes.
+_TYPES = re.compile(r"dtype|scalar type|data type|Input type \(|same type", re.IGNORECASE)
 
 
 @contextmanager
@@ -120,10 +124,23 @@ def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> l
             module(example)
         except Exception as error:
             raise ModelError(
-                f"the network does not accept input of shape {list(example.shape)} ({one_line(error)}); "
-                "check the images' size and channels (--resize)"
+                f"the network does not accept {str(example.dtype).removeprefix('torch.')} input of shape "
+                f"{list(example.shape)} ({one_line(error)}); {_advice(example, error)}"
             ) from error
     return list(ran)
+
+
+def _advice(example: Tensor, error: Exception) -> str:
+    """What to do about inputs that a network does not accept."""
+    if _TYPES.search(str(error)):
+        return "give numbers of the type it takes, or convert them in its forward"
+    if not example.is_floating_point():
+        if isinstance(error, IndexError):
+            return "check that ids are below the rows of its embedding, and texts no longer than it takes"
+        return "check the names, shapes and types of its arguments"
+    if example.ndim == 4:
+        return "check the images' size and channels (--resize)"
+    return "check the shape of the inputs"
 
 
 def _noting(ran: dict[str, None], name: str) -> Callable[[nn.Module, Any], None]:

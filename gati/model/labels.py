@@ -164,7 +164,7 @@ def _index_by_name(names: Sequence[str] | None) -> dict[str, int]:
 
 def _text(path: str | Path, option: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise DataError(f"cannot read {option} {path}: {reason}; check the path") from error

@@ -24,6 +24,7 @@ from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, lasting_source, near
 from gati.model.text import TOKENIZER, read_tokenizer
+from gati.model.usable import check_weights, without_compile
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -271,10 +272,12 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
             module = recipe.build(classes)
         except ModelError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelError(f"building {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
+    module = without_compile(module)
+    check_weights(module, source)
     return module
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
+from gati.model.folders import class_folders, readable
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
@@ -37,7 +38,8 @@ class RecordingFolder(Dataset[Any]):
 
     def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
         self._preprocessing = preprocessing
-        named = _by_folder(folder) or _by_name(folder)
+        with readable(folder, what):
+            named = _by_folder(folder) or _by_name(folder)
         if not named:
             raise DataError(
                 f"{what}: no recordings ({', '.join(sorted(RECORDING_SUFFIXES))}) in {folder}; give a folder "
@@ -133,14 +135,16 @@ def _recording_files(folder: Path, pattern: str) -> list[Path]:
 def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
     """Return the sample rate in hertz and mono samples float32 [n] in -1..1, the mean of the channels.
 
-    **Raises:** `DataError` for a file that is missing, too large, damaged or empty.
+    **Raises:** `DataError` for a file that is missing, unreadable, too large, damaged or empty.
     """
     if not path.is_file():
         raise DataError(f"no recording at {path}; check the path")
     if path.stat().st_size > _LARGEST_BYTES:
         raise DataError(f"recording {path} has more than {_LARGEST_BYTES >> 20} MiB; cut it into pieces")
     read = _read_wav if path.suffix.lower() == ".wav" else _read_flac
-    return read(path.read_bytes(), f"recording {path}", _ALL)
+    with readable(path, "recordings"):
+        content = path.read_bytes()
+    return read(content, f"recording {path}", _ALL)
 
 
 def _read_wav(content: bytes | memoryview, name: str, frames: int) -> tuple[int, NDArray[np.float32]]:
@@ -215,8 +219,8 @@ def _scaled(samples: NDArray[Any]) -> NDArray[Any]:
 
 
 def _by_folder(folder: Path) -> list[tuple[Path, str | None]]:
-    classes = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return [(path, entry.name) for entry in sorted(classes) for path in _recording_files(entry, "**/*")]
+    every = class_folders(folder)
+    return [(path, entry.name) for entry in every for path in _recording_files(entry, "**/*")]
 
 
 def _by_name(folder: Path) -> list[tuple[Path, str | None]]:

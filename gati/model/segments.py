@@ -118,7 +118,7 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
 
     Raises:
         ModelError: the network cannot be traced, or an input's result depends on the rest of its batch.
-        CutError: a block's output is not a value of the traced network.
+        CutError: a block's output is not a value of the traced network, or not float32.
         DataError: an example of fewer than two rows.
     """
     _check_traceable(module, example)
@@ -202,6 +202,11 @@ def _run_with_hooks(
             raise CutError(
                 f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
                 f"dimension is not the batch of {example.shape[0]}; choose another block"
+            )
+        if captured[name].dtype != torch.float32:
+            raise CutError(
+                f"the output of block '{name}' is {str(captured[name].dtype).removeprefix('torch.')}, and "
+                "caches read float32; let the network compute in float32, or name others with --blocks"
             )
     return captured, result
 

@@ -155,8 +155,10 @@ def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
                 f"{what}: no module named {cause.name!r}; run from the folder that holds it, or install it"
             ) from cause
         raise error(f"{what}: importing {name} failed ({one_line(cause)}); install what it needs") from cause
-    except Exception as cause:
-        raise error(f"{what}: importing {name} failed ({one_line(cause)}); fix that module") from cause
+    except (Exception, SystemExit) as cause:
+        raise error(
+            f"{what}: importing {name} failed ({one_line(cause)}); {_advice(cause)} module"
+        ) from cause
 
 
 def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
@@ -167,14 +169,22 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_USER_FILE}{path.stem}_{unique}"
     try:
-        return _execute(name, str(path), path.read_bytes())
-    except RuntimeError as cause:
-        if _MISSING_OPERATOR not in str(cause):
-            raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
+        try:
+            return _execute(name, str(path), path.read_bytes())
+        except RuntimeError as cause:
+            if _MISSING_OPERATOR not in str(cause):
+                raise
         import_torchvision()
         return _execute(name, str(path), path.read_bytes())
-    except Exception as cause:
-        raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
+    except (Exception, SystemExit) as cause:
+        raise error(f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file") from cause
+
+
+def _advice(cause: BaseException) -> str:
+    """What to do about an error of the user's code, to be followed by its kind."""
+    if isinstance(cause, SystemExit):
+        return "put what ends the program under `if __name__ == '__main__':` in that"
+    return "fix that"
 
 
 def _execute(name: str, path: str, source: str | bytes) -> ModuleType:

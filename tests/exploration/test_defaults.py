@@ -11,13 +11,17 @@ from safetensors.torch import save_file
 
 import gati
 from gati.exploration import candidates, stages
-from gati.exploration.candidates import Specification, UntrainedCosts, specify, wanted
+from gati.exploration.candidates import Specification, UntrainedCosts, for_tokens, specify, wanted
 from gati.exploration.explore import explore
 from gati.model.blocks import find_blocks
+from gati.model.inputs import TensorInputs
+from gati.model.load import load_model
+from gati.model.packed import fit_tensors
 from gati.model.segments import TracedModel, trace
 from gati.types import BlockProfile, Profile
 from gati.variants import ITSELF
 from tests.exploration.networks import Net, Vectors, WideNet, trained_state, write_digits
+from tests.token_networks import sentences
 
 NETWORKS = Path(__file__).parent / "networks.py"
 BASE_MS = 10.0
@@ -65,6 +69,27 @@ def test_one_student_and_exits_at_four_blocks() -> None:
     reasons = {row.trial.block: row.trial.reason for row in rows if row.trial.status == "skipped"}
     assert reasons["blocks.9"].startswith("not one of the 4 blocks that are spaced evenly in time")
     assert "name it with --variants" in reasons["input"]
+
+
+def test_two_spellings_of_a_variant_are_one_trial() -> None:
+    spelt = ("pyramid(32)", "pyramid( 32)", "student(8)", "student( 8 )")
+    rows = chosen(Net(), variants=spelt, blocks="blocks.*")
+    names = [row.trial.trial_id for row in rows]
+    assert len(names) == len(set(names)) == 5
+    everywhere = chosen(WideNet(), variants=("default", "pyramid( 32)"))
+    assert sum(row.trial.variant == "pyramid( 32)" for row in everywhere) == 10
+
+
+def test_variants_of_sequences_that_are_named_beside_the_defaults_are_trained_once() -> None:
+    tensors = TensorInputs.of(sentences(8), "--data")
+    network = fit_tensors(load_model("tests.token_networks:small"), tensors, "--data").module
+    model = traced(network, tensors.example())
+    asked = for_tokens(wanted(("default", "tokens-mean(256)"), None, 1), model, tensors)
+    assert "tokens-mean(256)" in asked.defaults
+    assert asked.named == ()
+    rows = specify(model, network, profile_of(model), asked, lambda variant, shape: UntrainedCosts(9, 1.0))
+    names = [row.trial.trial_id for row in rows]
+    assert len(names) == len(set(names))
 
 
 def test_more_students_where_there_is_time() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gati.exploration.groups import timekeeper
 from gati.exploration.pace import Course, Pace, Stopwatch, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import STUDENTS, recipe_of_students
 from gati.exploration.schedule import most_rounds
+from gati.exploration.state import StagePlan
+from gati.exploration.train import LATENESS
 
 
 def spent_s(steps: int, pace: Pace, steps_per_round: int, rounds: int | None) -> float:
@@ -114,3 +119,39 @@ def test_a_course_goes_on_after_its_end() -> None:
     assert Course(100).share_of_steps(1.06) == pytest.approx(1.06)
     assert Course(100, 100, 3.0).share_of_steps(1.06) > 1.06
     assert Course(100, 20, 3.0).share_of_steps(1.06) > 1.06
+
+
+class _At:
+    """A training at a step."""
+
+    steps_per_round = 5
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+
+@settings(deadline=None)
+@given(st.integers(0, 100), st.floats(0, 400), st.sampled_from([None, 0, 4]))
+def test_what_is_left_of_a_training_keeps_to_what_is_left_of_its_time(
+    step: int, left_s: float, rounds: int | None
+) -> None:
+    """A training of 100 steps, planned for 200 seconds."""
+    now = [0.0]
+    plan = StagePlan(100, 200.0, "torch", rounds, 3.0)
+    training: Any = _At(step)
+    whole_s = 200.0 * (1.0 + LATENESS - Course(100, 5 * (rounds or 0), 3.0).share_of_time(step))
+    due = timekeeper(plan, training, plan.planned_s, lambda: now[0], left_s=left_s)
+    plain = timekeeper(plan, training, plan.planned_s, lambda: now[0])
+    assert due is not None and plain is not None
+    assert due() == pytest.approx(step / 100) == plain()
+    for now[0] in (10.0, 50.0, 100.0):
+        assert due() >= plain() - 1e-9
+    now[0] = min(left_s, whole_s) + 1e-2
+    assert due() >= 1.0 + LATENESS  # where it stops, however few steps are done
+    if left_s >= whole_s:  # a run that did not lag goes on as planned
+        assert due() == pytest.approx(plain())
+
+
+def test_without_a_budget_there_is_no_hurry() -> None:
+    training: Any = _At(3)
+    assert timekeeper(StagePlan(100, None), training, None, lambda: 0.0, left_s=None) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -136,9 +137,14 @@ def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
     assert run.pace == (2.0, 1.0)
 
 
-def test_a_finished_run_stays_as_it_is(net: Net, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [0, 5, 20], ids=["at once", "early", "at its end"])
+def test_a_finished_run_stays_as_it_is(net: Net, tmp_path: Path, steps: int) -> None:
+    """Also when time was over before all steps: resumed, it would lose the averaged weights."""
     done = training(net, BRIEF)
-    list(done.run())
+    stepping = done.run()
+    list(islice(stepping, steps))
+    stepping.close()
+    assert list(done.run(lambda: 2.0)) == [] and done.finished
     done.save(tmp_path / "state.safetensors")
     again = training(net, BRIEF)
     again.restore(tmp_path / "state.safetensors")

@@ -42,6 +42,37 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
     assert re.fullmatch("[0-9a-f]{64}", sha256)
 
 
+@pytest.mark.parametrize("beside", ["best_acc1", "loss"])
+def test_a_tensor_beside_the_container_is_no_weight(tmp_path: Path, beside: str) -> None:
+    """As PyTorch's ImageNet example saves them."""
+    weights = network().state_dict()
+    torch.save({"epoch": 3, "state_dict": weights, beside: torch.tensor(71.3)}, tmp_path / "weights.pth")
+    loaded, _ = load_checkpoint(tmp_path / "weights.pth")
+    assert loaded.keys() == weights.keys()
+
+
+def test_a_container_without_tensors_is_passed_over(tmp_path: Path) -> None:
+    weights = network().state_dict()
+    torch.save({"model": {"depth": 20}, "net": {"net": weights}}, tmp_path / "weights.pth")
+    loaded, _ = load_checkpoint(tmp_path / "weights.pth")
+    assert loaded.keys() == weights.keys()
+
+
+def test_a_container_that_holds_itself_ends(tmp_path: Path) -> None:
+    content: dict[str, object] = {"epoch": 3}
+    content["model"] = content
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        load_checkpoint(tmp_path / "weights.pth")
+
+
+def test_compiled_modules_inside_are_unwrapped() -> None:
+    state = {key.replace("3.", "3._orig_mod."): value for key, value in network().state_dict().items()}
+    target = network()
+    apply_checkpoint(target, state, "weights.pth")
+    assert state_sha256(target) == state_sha256(network())
+
+
 def test_a_prefix_that_the_network_has_too_is_kept() -> None:
     class Wrapped(nn.Module):
         def __init__(self) -> None:

@@ -2,18 +2,21 @@
 
 import io
 import struct
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import StackDataset, TensorDataset
+from torch.utils.data import Dataset, StackDataset, TensorDataset
 
 from gati.errors import DataError
 from gati.model.data import load_data, load_images
 from gati.model.identity import identities_of
 from gati.model.preprocess import Preprocessing
+from gati.model.sound import LogMel
 from tests.model.user_code import Flipped
 
 PLAIN = Preprocessing()
@@ -55,6 +58,49 @@ def test_an_npz_gives_preprocessed_batches_in_the_order_asked(tmp_path: Path) ->
     assert len(data) == 6 and data.name == "val.npz" and data.is_images
     assert data.labels is not None and data.labels.dtype == np.int64
     assert torch.equal(data.images(slice(1, 3)), data.images([1, 2]))
+
+
+def test_what_is_no_array_in_an_npz_is_passed_over(tmp_path: Path) -> None:
+    path = npz(tmp_path, images=IMAGES)
+    for name in ("readme.txt", "labels"):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(name, "no array")
+        data = load_data(path, PLAIN)
+        assert len(data) == 6 and data.labels is None
+    path = npz(tmp_path, inputs=np.ones((3, 2)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("readme.txt", "no array")
+    assert len(load_data(path, PLAIN)) == 3
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images", "no array")
+    assert error_of(path).startswith(f"data: {path} has no inputs (arrays: images); save `images`")
+
+
+def test_an_array_that_is_called_an_archive_is_one_line(tmp_path: Path) -> None:
+    with (tmp_path / "val.npz").open("wb") as file:
+        np.save(file, IMAGES)
+    assert error_of(tmp_path / "val.npz").startswith(f"data: {tmp_path / 'val.npz'} is not a readable .npz (")
+
+
+@pytest.mark.parametrize("place", [".", "cat"])
+def test_a_folder_that_may_not_be_read_is_one_line(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a class folder passed over, the others would be numbered as before, and its inputs be missing."""
+    closed, iterdir = write_folder(tmp_path / "val") / place, Path.iterdir
+
+    def refusing(path: Path) -> Iterator[Path]:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    message = f"data: cannot read {closed} (Permission denied); check its permissions"
+    assert error_of(tmp_path / "val") == message
+    assert (
+        error_of(tmp_path / "val", Preprocessing((0.0,), (1.0,), channels=1, sound=LogMel(8000, 1.0)))
+        == message
+    )
 
 
 def test_grey_images_need_no_channel_axis_and_labels_are_optional(tmp_path: Path) -> None:
@@ -103,6 +149,76 @@ def test_inputs_of_other_pixels_shape_or_type_are_others(tmp_path: Path) -> None
     assert load_data(npz(tmp_path, images=black.reshape(2, 6, 4, 1)), grey).identities[0] != wide[0]
     black[1, 0, 0] = 1
     assert load_data(npz(tmp_path, images=black), grey).identities[1] != wide[0]
+
+
+class _Labelled(Dataset):
+    """Pictures whose labels are numbers from 0, beside an attribute of the dataset."""
+
+    def __init__(self, **attributes: object) -> None:
+        self.readings = 0
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        self.readings += 1
+        return np.full((4, 4, 3), index, np.uint8), index % 2
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"targets": [1, 2] * 20},  # from 1
+        {"labels": ["cat", "dog"] * 20},
+        {"targets": [0.0, 1.0] * 20},
+        {"targets": np.zeros((40, 2), np.int64)},
+        {"targets": 40},
+        {"targets": [[0], [1, 0]] * 20},
+        {"targets": [0, 1]},
+        {"targets": {"name": "cat"}},
+    ],
+    ids=lambda attributes: repr(attributes)[:30],
+)
+def test_labels_are_those_of_the_items_whatever_the_dataset_keeps_beside_them(
+    attributes: dict[str, object],
+) -> None:
+    labels = load_data(_Labelled(**attributes), PLAIN).labels
+    assert labels is not None and labels.tolist() == [0, 1] * 20
+
+
+@pytest.mark.parametrize("targets", [[0, 1] * 20, torch.arange(40) % 2], ids=["list", "tensor"])
+def test_labels_that_a_dataset_keeps_spare_reading_all_items(targets: object) -> None:
+    dataset = _Labelled(targets=targets, labels=["cat", "dog"] * 20)
+    data = load_data(dataset, PLAIN)
+    before = dataset.readings
+    assert data.labels is not None and data.labels.tolist() == [0, 1] * 20
+    assert dataset.readings == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_tensors_of_any_precision_are_read_with_or_without_a_gradient(
+    dtype: torch.dtype, gradient: bool
+) -> None:
+    values = torch.rand(20, 3, 4, 4).to(dtype).requires_grad_(gradient)
+    items = [(values[index], index % 2) for index in range(20)]
+    data = load_data(_Items(items), PLAIN)
+    assert torch.equal(data.images([3, 5]), values.detach().float()[[3, 5]])
+    assert data.fingerprint and len(set(data.identities.tolist())) == 20
+    named = load_data(_Items([({"inputs": item}, label) for item, label in items]), PLAIN)
+    assert torch.equal(named.images([3, 5]), values.detach().float()[[3, 5]])
+
+
+class _Items(Dataset):
+    def __init__(self, items: list[object]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> object:
+        return self.items[index]
 
 
 def test_datasets_of_bytes_images_and_tensors_have_identities() -> None:
@@ -276,9 +392,8 @@ def test_damaged_compressed_arrays_are_one_line(tmp_path: Path) -> None:
         ("nowhere.npz", "data: no file nowhere.npz; check the path"),
         (
             "nowhere",
-            "data: nothing at nowhere; give an .npz file, a CSV or Parquet file of texts, a folder of one "
-            "folder per class, "
-            "package.module:callable or file.py:callable",
+            "data: nothing at nowhere; give an .npz file, a CSV or Parquet file of texts, a folder of images "
+            "(in class folders or not) or of recordings, package.module:callable or file.py:callable",
         ),
         (str(Path(__file__)), f"data: cannot read {__file__} as data; give an .npz file"),
         (

@@ -1,5 +1,7 @@
 """Hooks: right values, nothing left behind."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -135,9 +137,58 @@ def test_an_example_of_the_wrong_shape_is_one_line() -> None:
     with pytest.raises(ModelError) as error:
         forward_order(zoo.resnet20(), ["layer1.0"], torch.zeros(1, 5, 8, 8))
     assert str(error.value).startswith(
-        "the network does not accept input of shape [1, 5, 8, 8] (RuntimeError: "
+        "the network does not accept float32 input of shape [1, 5, 8, 8] (RuntimeError: "
     )
     assert "\n" not in str(error.value)
+
+
+class Embedding(nn.Module):
+    """Reads ids below 10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.head(self.words(ids).mean(1))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("network", "example", "advice"),
+    [
+        (zoo.resnet20, torch.zeros(1, 5, 8, 8), "check the images' size and channels (--resize)"),
+        (lambda: nn.Sequential(nn.Linear(3, 2)), torch.zeros(1, 4), "check the shape of the inputs"),
+        (
+            Embedding,
+            torch.full((1, 4), 10),
+            "check that ids are below the rows of its embedding, and texts no longer than it takes",
+        ),
+        (Embedding, torch.zeros(1, 4), "give numbers of the type it takes, or convert them in its forward"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 2)),
+            torch.zeros(1, 4, dtype=torch.int64),
+            "give numbers of the type it takes, or convert them in its forward",
+        ),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3).bfloat16()),
+            torch.zeros(1, 3, 8, 8),
+            "give numbers of the type it takes, or convert them in its forward",
+        ),
+        (
+            lambda: nn.Sequential(nn.Unflatten(1, (3, 2))),
+            torch.zeros(1, 4, dtype=torch.int64),
+            "check the names, shapes and types of its arguments",
+        ),
+    ],
+    ids=["images", "vectors", "ids", "floats as ids", "integers", "precision", "arrays"],
+)
+def test_the_advice_is_about_inputs_of_that_kind(
+    network: Callable[[], nn.Module], example: Tensor, advice: str
+) -> None:
+    with pytest.raises(ModelError) as error:
+        forward_order(network(), [], example)
+    assert str(error.value).endswith(f"); {advice}")
 
 
 class Doubling(nn.Module):

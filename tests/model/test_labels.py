@@ -152,6 +152,15 @@ def test_a_wrong_label_map_is_one_line(tmp_path: Path, text: str, message: str) 
     assert str(error.value).startswith(f"--label-map {tmp_path / 'map'} {message}")
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    """Windows begins UTF-8 files with one."""
+    path = tmp_path / "names.txt"
+    path.write_text("cat\ndog\n", encoding="utf-8-sig")
+    assert read_class_names(path) == ("cat", "dog")
+    path.write_text('{"cat": 1}', encoding="utf-8-sig")
+    assert read_label_map(path) == {"cat": 1}
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^cannot read --label-map .*: No such file or directory; check the"):
         read_label_map(tmp_path / "nowhere.json", 10)

@@ -15,6 +15,7 @@ from gati.errors import CheckpointError, ModelError
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
+from tests.model import user_code
 
 HERE = "tests.model.user_code"
 FILE = Path(__file__).with_name("user_code.py")
@@ -128,6 +129,62 @@ def test_a_file_that_fails_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     message = error_of(f"{path}:net")
     assert message.startswith(f"model: running {path} failed (SyntaxError: ")
+
+
+@pytest.mark.parametrize("status", ["0", "3", "'no arguments given'"])
+def test_a_file_that_ends_the_program_is_an_error(tmp_path: Path, status: str) -> None:
+    """`gati explore` would end without an error, and without a library."""
+    path = tmp_path / "script.py"
+    path.write_text(f"import sys\nfrom torch import nn\nnet = nn.Linear\nsys.exit({status})\n")
+    message = error_of(f"{path}:net")
+    assert message.startswith(f"model: running {path} failed (SystemExit: ")
+    assert message.endswith("; put what ends the program under `if __name__ == '__main__':` in that file")
+
+
+def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ending_net.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert error_of("ending_net:net") == (
+        "model: importing ending_net failed (SystemExit: 0); put what ends the program under "
+        "`if __name__ == '__main__':` in that module"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "scripted",
+            "is a TorchScript module, which cannot be cut; give the nn.Module that it was made from",
+        ),
+        ("lazy", "1.weight has no shape yet, because it belongs to a lazy layer; run the network once on"),
+        ("on_meta", "0.weight is on the meta device, without values; build it on the CPU"),
+        (
+            "quantized",
+            "3._packed_params.dtype is no plain tensor, as in a quantized network; give the",
+        ),
+    ],
+)
+def test_a_network_without_usable_weights_is_one_line(source: str, message: str) -> None:
+    assert message in error_of(f"{HERE}:{source}")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_is_the_network(tmp_path: Path) -> None:
+    plain = load_model(f"{HERE}:tiny").module
+    torch.save(torch.compile(plain).state_dict(), tmp_path / "whole.pth")
+    torch.save(user_code.compiled_inside().state_dict(), tmp_path / "inside.pth")
+    for name, file in (("compiled", "whole.pth"), ("compiled_inside", "inside.pth")):
+        module = load_model(f"{HERE}:{name}", tmp_path / file).module
+        assert list(module.state_dict()) == list(plain.state_dict())
+        assert all(each._compiled_call_impl is None for each in module.modules())
+    load_model(f"{HERE}:compiled", tmp_path / "inside.pth")
+
+
+def test_what_is_no_tensor_in_a_state_is_no_obstacle() -> None:
+    first, second = load_model(f"{HERE}:versioned"), load_model(f"{HERE}:versioned")
+    assert first.checkpoint_sha256 == second.checkpoint_sha256
 
 
 def test_wrong_flags_are_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -292,6 +293,28 @@ def test_a_block_that_returns_no_tensor_is_refused() -> None:
         small(Wrapping(), "named")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_hidden_output_in_another_precision_is_refused(dtype: torch.dtype) -> None:
+    """Neither lookups nor all engines take it."""
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 4).to(dtype), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(self.inner(self.stem(x).to(dtype)).float())
+            return result
+
+    with pytest.raises(CutError) as error:
+        small(Inside(), "stem", "inner")
+    assert str(error.value) == (
+        f"the output of block 'inner' is {str(dtype)[6:]}, and caches read float32; let the network compute "
+        "in float32, or name others with --blocks"
+    )
+    small(Inside(), "stem")
+
+
 def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused() -> None:
     class Centering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -301,7 +324,9 @@ def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused() -> None:
         small(Centering())
 
 
-def test_control_flow_on_values_is_refused_with_one_line() -> None:
+def test_control_flow_on_values_is_refused_with_one_line(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     class Branching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
@@ -309,6 +334,8 @@ def test_control_flow_on_values_is_refused_with_one_line() -> None:
     with pytest.raises(ModelError, match="cannot trace Branching with a free batch size") as caught:
         small(Branching())
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", ""), "torch prints a hundred lines"
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_a_network_that_returns_no_class_scores_is_refused() -> None:

@@ -20,6 +20,48 @@ def raising() -> nn.Module:
     raise ValueError("no weights\nat all")
 
 
+def scripted() -> nn.Module:
+    return torch.jit.script(tiny())
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return tiny()
+
+
+def quantized() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(tiny(), {nn.Linear})
+
+
+def compiled() -> nn.Module:
+    return torch.compile(tiny())
+
+
+def compiled_inside() -> nn.Module:
+    network = tiny()
+    network[0].compile()
+    network[3] = torch.compile(network[3])
+    return network
+
+
+class Versioned(nn.Linear):
+    """Keeps more in its state than tensors."""
+
+    def get_extra_state(self) -> str:
+        return "version 3"
+
+    def set_extra_state(self, state: str) -> None:
+        assert state == "version 3"
+
+
+def versioned() -> nn.Module:
+    return Versioned(4, 2)
+
+
 def wants_width(width: int) -> nn.Module:
     return nn.Linear(width, 2)
 

@@ -1,0 +1,50 @@
+"""What a network that the user's code built must be before Gati can use it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gati.errors import ModelError
+
+
+def without_compile(module: nn.Module) -> nn.Module:
+    """The network without `torch.compile`, at any depth: Gati traces it, and compiles segments itself."""
+    module = _original(module)
+    for parent in list(module.modules()):
+        if parent._compiled_call_impl is not None:  # after `module.compile()`
+            parent._compiled_call_impl = None
+        for name, child in list(parent._modules.items()):
+            if child is not None and _original(child) is not child:
+                setattr(parent, name, _original(child))
+    return module
+
+
+def _original(module: nn.Module) -> nn.Module:
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        module = inner
+    return module
+
+
+def check_weights(module: nn.Module, source: str) -> None:
+    """Raise `ModelError` for weights that are missing, quantized or hidden from Python."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{source} is a TorchScript module, which cannot be cut; give the nn.Module that it was made from"
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{source}: {name} has no shape yet, because it belongs to a lazy layer; run the network "
+                "once on an example before that callable returns it"
+            )
+        if tensor.is_meta:
+            raise ModelError(f"{source}: {name} is on the meta device, without values; build it on the CPU")
+    for name, value in module.state_dict().items():
+        is_plain = isinstance(value, Tensor) and not value.is_quantized
+        if not is_plain and not name.endswith("_extra_state"):
+            raise ModelError(
+                f"{source}: {name} is no plain tensor, as in a quantized network; give the network in "
+                "floating point: gati compose --backend openvino-int8 quantizes it"
+            )
