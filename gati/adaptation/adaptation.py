@@ -236,12 +236,12 @@ class Adaptation:
         and audits, and is never returned. Raises DataError for an input of another shape.
         """
         began = self._clock()
-        new = self._recall is not None and self._recall.in_new_scene(place)
+        looked = None if self._recall is None else self._recall.look(x, place)
+        new = looked is not None and looked.new_scene
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, new_scene=new)
         current = decided.deployed
         try:
-            looked = None if self._recall is None else self._recall.look(x, place, alone=decided.alone)
-            prediction = looked.answer if looked is not None and decided.recalls else None
+            prediction = looked.where(alone=decided.alone).answer if looked and decided.recalls else None
             with self._answering:
                 prediction = prediction or self._answer(x, decided)
         except BaseException:

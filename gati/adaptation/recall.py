@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from torch import Tensor
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
+from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
@@ -40,8 +41,6 @@ _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
-_NEW_SCENE = 20  # requests of a scene that is still new
-_NEW_SCENES = 100  # most whose requests are counted
 
 
 class Looked(NamedTuple):
@@ -49,7 +48,8 @@ class Looked(NamedTuple):
 
     `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
     has what each ladder says. `scene` is the scene it belongs to; None: it begins one, as it is far from all
-    that is remembered of its place, or as the place is new and others are not.
+    that is remembered of its place, or as the place is new and others are not. `new_scene`: proofs by earlier
+    requests say nothing of it, as its scene is new. `number` counts lookups.
     """
 
     place: str
@@ -59,6 +59,12 @@ class Looked(NamedTuple):
     known: bool
     intents: tuple[Intent, ...]
     scene: int | None = 0
+    new_scene: bool = False
+    number: int = 0
+
+    def where(self, *, alone: bool) -> Looked:
+        """The same lookup, where the reference (`alone`) or caches answer the request if memory does not."""
+        return self._replace(confident=self.intents[0 if alone else -1].confident)
 
     @property
     def taken(self) -> bool:
@@ -80,12 +86,23 @@ class Remembered(NamedTuple):
 
     `places` have sketches [n, size] with their answers and scenes, oldest first. `labelled` are features with
     whether the remembered answer was wrong and its scene, `looked` the features of recent requests.
+    `new_scenes` are the scenes that are still new, with the number of requests that each has shown. `names`
+    are places learned from, also of an earlier memory whose contents are not trusted any more.
     """
 
     state: Mapping[str, Any]
     places: Mapping[str, tuple[NDArray[np.float32], Sequence[Prediction], NDArray[np.int64]]]
     labelled: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]
     looked: NDArray[np.float64]
+    new_scenes: Sequence[tuple[int, int]] = ()
+    names: Sequence[str] = ()
+
+    @classmethod
+    def only(cls, names: Sequence[str]) -> Self:
+        """No contents, only the names of places."""
+        nothing = np.empty((0, FEATURES))
+        labelled = nothing, np.empty(0, np.bool_), np.empty(0, np.int64)
+        return cls({}, {}, labelled, nothing, names=names)
 
 
 class Recall:
@@ -123,10 +140,8 @@ class Recall:
         self._fitting = False
         self._risk: Risk | None = None
         self._checked: dict[int, CheckedDistances] = {}  # by scene
-        self._scenes = 0  # begun by jumps
+        self._scenes = Scenes(places, () if known is None else known.names)
         self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
-        self._new_scenes: dict[int, int] = {}  # how many requests each has shown so far
-        self._unfamiliar: set[str] = set()  # places whose last request was of a new scene
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
         resumed = None if known is None else self._resumed(known, new, cases)
@@ -178,15 +193,11 @@ class Recall:
             return alone
         return max(0.0, alone - others) / max(1.0 - others, 1e-9)
 
-    def in_new_scene(self, place: str | None) -> bool:
-        """Whether the place has just shown something new, of which proofs by earlier requests say nothing."""
-        with self._lock:
-            return place is not None and (place in self._unfamiliar or self._is_late(place))
-
     def look(self, x: Tensor, place: str | None, *, alone: bool = False) -> Looked | None:
         """Look up an input [1, ...] of that place; None without a place, or if the input is not finite.
 
-        `alone`: the reference answers the request if memory does not.
+        `alone`: the reference answers the request if memory does not; if that is decided later, see
+        `Looked.where`.
         """
         if place is None or not np.isfinite(sketched := sketch(x)).all():
             with self._lock:
@@ -198,7 +209,7 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
-            risk, covered, scene = 1.0, False, self._scene_at(place, seen)
+            risk, covered, scene = 1.0, False, self._scenes.of(place, memory, seen)
             if seen is not None:
                 self._looked.add(seen.features)
                 if self._risk is not None:
@@ -209,12 +220,10 @@ class Recall:
             if (left := self._cautious.pop(place, 0)) > 0:
                 covered = False
                 self._cautious[place] = left - 1
-            self._unfamiliar.discard(place)
-            if scene is None or self._is_new(scene):
-                self._unfamiliar.add(place)
+            new, number = self._scenes.show(place, scene), self._scenes.lookups
             intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
             confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
-            return Looked(place, sketched, seen, confident, known, intents, scene)
+            return Looked(place, sketched, seen, confident, known, intents, scene, new, number)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.
@@ -236,7 +245,7 @@ class Recall:
                         checked.add(seen.distance, wrong=wrong)
                         if wrong:
                             self._cautious[looked.place] = _CAUTIOUS
-                scene = self._begun() if looked.scene is None else looked.scene
+                scene = self._scenes.learned(looked.place, looked.scene, looked.number)
                 self._memory(looked).add(looked.sketched, base, scene)
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
@@ -280,6 +289,7 @@ class Recall:
                 for scene in np.unique(scenes).tolist()
                 for rows in (meant & (scenes == scene),)
             }
+            self._scenes.settle()
             self._fitting = False
 
     def state(self) -> dict[str, Any]:
@@ -291,7 +301,14 @@ class Recall:
         """All of its contents."""
         with self._lock:
             places = {name: memory.contents() for name, memory in self._places.items()}
-            return Remembered(self.state(), places, self._labelled.all(), self._looked.all()[0])
+            contents = self.state(), places, self._labelled.all(), self._looked.all()[0]
+            return Remembered(*contents, self._scenes.new, self._scenes.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The places learned from, to know which are new after a restart."""
+        with self._lock:
+            return self._scenes.names
 
     def _resumed(
         self, known: Remembered, new: Callable[..., RecallLadder], cases: Sequence[bool]
@@ -306,8 +323,9 @@ class Recall:
         self._places = dict(list(places.items())[-self._most_places :])
         for features, label, scene in zip(*known.labelled, strict=True):
             self._labelled.add(features, bool(label), int(scene))
+        newest = {name: memory.newest_scene for name, memory in self._places.items()}
         begun = (known.labelled[2], *(scenes for _, _, scenes in known.places.values()))
-        self._scenes = max((int(each.max()) for each in begun if len(each)), default=0)
+        self._scenes.resume(newest, (int(each.max()) for each in begun if len(each)), known.new_scenes)
         for features in known.looked:
             self._looked.add(features)
         return ladders
@@ -317,43 +335,13 @@ class Recall:
         """The number of places remembered."""
         return len(self._places)
 
-    def _scene_at(self, place: str, seen: Seen | None) -> int | None:
-        """The scene of an input: that of what looks most like it, if that is known; None begins one."""
-        if seen is not None:
-            return seen.scene
-        memory = self._places.get(place)
-        if memory is not None:
-            return memory.newest_scene
-        return None if self._is_late(place) else 0
-
-    def _begun(self) -> int:
-        """Begin a scene."""
-        self._scenes += 1
-        self._new_scenes[self._scenes] = 0
-        if len(self._new_scenes) > _NEW_SCENES:
-            del self._new_scenes[next(iter(self._new_scenes))]
-        return self._scenes
-
-    def _is_late(self, place: str) -> bool:
-        """Whether the place is new after others have been learned from, and places are not that many."""
-        return self._risk is not None and place not in self._places and not self.forgotten
-
-    def _is_new(self, scene: int) -> bool:
-        """Count a request of the scene; returns whether the scene is new."""
-        shown = self._new_scenes.pop(scene, None)
-        if shown is None:
-            return False
-        if shown + 1 < _NEW_SCENE:
-            self._new_scenes[scene] = shown + 1
-        return True
-
     def _memory(self, looked: Looked) -> Memory:
         if looked.place not in self._places:
             if len(self._places) >= self._most_places:
                 forgotten = next(iter(self._places))
                 del self._places[forgotten]
                 self._cautious.pop(forgotten, None)
-                self._unfamiliar.discard(forgotten)
+                self._scenes.forget(forgotten)
                 self.forgotten += 1
             self._places[looked.place] = Memory(len(looked.sketched))
         return self._places[looked.place]

@@ -10,6 +10,9 @@
 A proof is valid only for the contents it was made with. If the file is missing, damaged, older than an
 hour, or from another network, promise or source of requests, memory and proofs start over. After a kill,
 memory resumes with contents at most half a minute old; later audits still count, and the guard continues.
+
+The names of places are kept next to the proofs, and do not age: what audits prove of caches lives longer than
+contents, and a place that is added meanwhile is still new.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -37,7 +41,7 @@ from gati.guard.standing import Standing
 
 _log = logging.getLogger(__name__)
 
-_PART = "memory"
+_PART, _PLACES_PART = "memory", "places"
 _FORMAT = 2
 _MAX_AGE_S = 3600.0
 _SAVED_EVERY_S = 30.0
@@ -67,6 +71,21 @@ class MemoryKeeper:
         self._failing = False
 
     def known(self) -> Remembered | None:
+        """What an earlier run saved: names of places, and the contents if trusted; None without either."""
+        names, contents = self._names(), self._contents()
+        if contents is not None:
+            return contents._replace(names=names)
+        return Remembered.only(names) if names else None
+
+    def _names(self) -> tuple[str, ...]:
+        """The places learned from by earlier runs, if they were of the same origin."""
+        kept = self._standing.kept(_PLACES_PART, math.inf)
+        if not isinstance(kept, dict) or kept.get("origin") != self._standing.origin:
+            return ()
+        names = kept.get("names")
+        return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+    def _contents(self) -> Remembered | None:
         """The contents saved by an earlier run; None if they are missing or not trusted."""
         state = self._standing.kept(_PART, _MAX_AGE_S)
         if self._path is None or not isinstance(state, dict):
@@ -85,7 +104,9 @@ class MemoryKeeper:
         """Save this memory from now on."""
         self._recall = recall
         if self._path is not None:
+            origin = self._standing.origin
             self._standing.keep(_PART, lambda: {"identity": self._identity, **recall.state()})
+            self._standing.keep(_PLACES_PART, lambda: {"origin": origin, "names": list(recall.names)})
 
     def is_due(self) -> bool:
         """Whether it is time to save. If so, schedules the next save half a minute later."""
@@ -131,7 +152,8 @@ class MemoryKeeper:
             raise ValueError("its features have another shape")
         if len({len(each) for each in labelled}) > 1:
             raise ValueError("its features are damaged")
-        return Remembered(state, places, labelled, arrays["looked"])
+        new = arrays["new_scenes"].tolist() if "new_scenes" in arrays else ()  # missing in older files
+        return Remembered(state, places, labelled, arrays["looked"], [(scene, shown) for scene, shown in new])
 
 
 def memory_file(standing: Path | None) -> Path | None:
@@ -150,6 +172,7 @@ def _packed(known: Remembered, header: dict[str, Any]) -> bytes:
         "wrong": known.labelled[1],
         "scenes": known.labelled[2],
         "looked": known.looked,
+        "new_scenes": np.array(known.new_scenes, dtype=np.int64).reshape(-1, 2),
     }
     said = []
     for at, (sketches, answers, scenes) in enumerate(known.places.values()):

@@ -12,7 +12,7 @@ from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.settings import ChangeKind
 from gati.composition.composition import Composition
-from gati.errors import GatiError
+from gati.errors import GatiError, first_line
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing, identity_of, is_proven, of_rest
@@ -185,16 +185,17 @@ class Succession(Roster[Deployed]):
             is_after_memory=lambda: self.is_after_memory(post),
         )
         if kept.level and not post.may_hit:  # proven in an earlier run
-            with suppress(GatiError):  # the base model answers; the next attempt to open it reports why
+            with suppress(Exception):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
         return post
 
     def _open(self, post: Post[Deployed], level: int, kind: RosterChange, counted: str) -> None:
         try:
             version = self._deployments.at(post.version.number, level)
-        except GatiError as error:
+        except Exception as error:  # of any type, like the failures of engines
             with self._lock:
-                self._tell("failed", f"version {post.version.number} cannot be opened: {error}", {})
+                why = first_line(error)
+                self._tell("failed", f"version {post.version.number} cannot be opened: {why}", {})
                 self.not_opened(post)
             return
         with self._lock:

@@ -69,9 +69,11 @@ class Decided(Generic[Version]):
 
     `may_hit`: the caches of `post` may answer, at the setting `deployed` of that proven `level`; `lookups`:
     they are looked up. `counting` is the watch that counts an audit of the answer. `shadows` are looked up in
-    addition, with the watches that count them. `alone`: the reference answers if memory does not. `recalls`:
-    memory may answer, before lookups only if caches are judged by what it leaves (`after_memory`). `post` is
-    None if the version has nothing to watch.
+    addition, with the watches that count them. `doubted`: the reference answers instead of caches that were
+    proven elsewhere, and they are judged by what they would have said. That is no audit of the answer given:
+    memory and the counts of audits would look better than they are. `alone`: the reference answers if memory
+    does not. `recalls`: memory may answer, before lookups only if caches are judged by what it leaves
+    (`after_memory`). `post` is None if the version has nothing to watch.
     """
 
     post: Post[Version] | None
@@ -83,6 +85,7 @@ class Decided(Generic[Version]):
     drawn: Drawn
     shadows: tuple[tuple[Post[Version], Counting], ...] = ()
     tried: bool = False  # it counts for a proof of memory
+    doubted: bool = False
     alone: bool = False
     after_memory: bool = False
     recalls: bool = False
@@ -195,13 +198,14 @@ class Auditor(Generic[Version]):
         reserves a place in the queue; if it is full, the request is skipped, whatever its answer.
         `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up. `new_scene`:
         what audits have proven, they did not prove on such a request, so the reference answers, and versions
-        are audited with it.
+        are judged by it.
         """
-        doubted = new_scene and self.guarded and post is not None and post.watch.proven_on > 0
+        if trial is not None and post is not None and trial.of_all is post.of_all:
+            trial = None  # the same caches: one watch counts one audit once
+        doubts = new_scene and self.guarded and not unguarded
+        doubted = doubts and post is not None and post.watch.proven_on > 0
         may_hit = post is None or unguarded or (post.may_hit and not doubted)
         drawn = draws.draw(more_samples)
-        if doubted:
-            drawn = drawn._replace(audit=True)
         lookups = may_hit and lookups_pay
         after_memory = post is not None and post.after_memory
         alone = post is None or (not lookups and (self.exact or not may_hit))
@@ -217,10 +221,10 @@ class Auditor(Generic[Version]):
             tuple(
                 (each, each.counting)
                 for each in ((trial,) if may_hit else (post, trial))
-                if each is not None and self._is_looked_up(each, post, drawn, lookups=lookups)
-                if each is post or post is None or each.watch is not post.watch  # one watch, one audit
+                if each is not None and (doubted or self._is_looked_up(each, post, drawn, lookups=lookups))
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
+            doubted,
             alone,
             after_memory,
             self.memory is not None and self.memory.serves and (after_memory or alone),
@@ -262,14 +266,13 @@ class Auditor(Generic[Version]):
     def _judges(self, decided: Decided[Version], given: Given) -> bool:
         """Whether versions that do not answer are judged by the request.
 
-        After memory, only what it would leave next to caches counts. Before that all requests do, in the same
-        proportion: if memory answers some where no caches are looked up, only audits count, which are drawn
-        from all.
+        After memory, only what it would leave next to caches counts; before, all requests do. Either way, all
+        of these count in the same proportion: if memory may answer some of them where no caches are looked
+        up, which it does by other settings, only audits count, which are drawn from all.
         """
-        if not decided.after_memory:
-            return decided.drawn.audit or not decided.recalls
-        taken = given.looked is not None and given.looked.taken
-        return not taken and (decided.drawn.audit or not given.recalled)
+        if decided.after_memory and given.looked is not None and given.looked.taken:
+            return False
+        return decided.drawn.audit or decided.doubted or not (decided.recalls and decided.alone)
 
     def own(self, decided: Decided[Version], given: Given, base: Prediction) -> Post[Version] | None:
         """The version that answered, if its other settings must be looked up, too; `base` is the reference's.
@@ -327,8 +330,8 @@ class Auditor(Generic[Version]):
             self.losses += 1
         audited = self._of_caches(decided, given) if drawn else None
         for counting in (audited, *(counting for _, counting in shadows)):
-            if counting is not None and counting.is_current and self.guarded:
-                counting.watch.audited(agreed=[False] * counting.watch.settings)
+            if counting is not None and self.guarded:
+                counting.audited([False] * counting.watch.settings)
 
     def _of_caches(self, decided: Decided[Version], given: Given) -> Counting | None:
         """What counts an audit of the answer of the version's engine; None if there is nothing to count."""
@@ -348,7 +351,7 @@ class Auditor(Generic[Version]):
             agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
             if decided.level:  # of what is open unproven, only its probe says which setting it is
                 agreed[decided.level - 1] = agrees
-            counting.watch.audited(agreed=agreed, looked_up=decided.lookups)
+            counting.audited(agreed, looked_up=decided.lookups)
         return Compared(decided.answers, said.class_index, base.class_index, said.exit)
 
     def _tried(
@@ -357,6 +360,6 @@ class Auditor(Generic[Version]):
         """Count the would-be answers of a version; returns that of the setting to prove next."""
         watch = counting.watch
         said = probed[min(watch.level, len(probed) - 1)]
-        if self.guarded and counting.is_current:
-            watch.audited(agreed=[each.agreed for each in probed])
+        if self.guarded:
+            counting.audited([each.agreed for each in probed])
         return Compared(post.version, said.class_index, base.class_index, said.exit, shadow=True)

@@ -13,9 +13,11 @@ proof, at most as many of them count as audits of the setting's own answers: a s
 nothing must not prove itself. The tested hypothesis is that the setting gets a request wrong with at least
 the tolerated probability, so ignoring some agreements makes a proof longer, never wrong.
 
-Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
-is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings must be proven
-again, with a further share of the delta that all attempts draw from (`gati.guard.proof.Spending`).
+Released settings are guarded (`gati.guard.detector`), each by its own audits. If the one that answers is in
+alarm, it is withdrawn, with all looser ones, and with stricter ones down to the first that is not in alarm.
+The loosest released setting answers, unless it is not open yet: then a stricter one does. Withdrawn settings
+must be proven again, with a further share of the delta that all attempts draw from
+(`gati.guard.proof.Spending`).
 """
 
 from __future__ import annotations
@@ -84,20 +86,32 @@ class Ladder:
         """The guard of the setting that answers, or of the strictest setting if none does."""
         return self._guards[max(0, self.level - 1)]
 
+    def in_alarm(self, level: int) -> bool:
+        """Whether the guard of the setting `level`, counted from 1, is in alarm."""
+        return self._guards[level - 1].alarmed
+
     def audited(
-        self, agreed: Sequence[bool | None], *, guards: bool = True, tested: int | None = None
+        self,
+        agreed: Sequence[bool | None],
+        *,
+        guards: bool = True,
+        tested: int | None = None,
+        deployed: int = 0,
     ) -> Judgement | None:
         """Record an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
-        Returns what changes with it.
+        `deployed` is the setting that answers in place of the loosest released one, counted from 1; 0 if none
+        does. Returns what changes with it.
         """
         if guards:
             for guard, each in zip(self._guards[: self.level], agreed, strict=False):
                 if each is not None or self._of_all:
                     guard.audit(agreed=each is not False)
             if self.level and self.guard.alarmed:
-                return self._withdraw()
+                return self._withdraw(self.level)
+            if 0 < deployed < self.level and self.in_alarm(deployed):
+                return self._withdraw(deployed)
         for at, each in enumerate(agreed[:tested]):
             if at >= self.level and not self._proofs[at].passed:
                 self._count(at, each)
@@ -143,7 +157,9 @@ class Ladder:
             self._restart(self.level)
         return None
 
-    def _withdraw(self) -> Judgement:
+    def _withdraw(self, level: int) -> Judgement:
+        """Withdraw the setting `level`, which is in alarm, with all looser ones."""
+        self.level = level
         judgement = Judgement("withdrawn", self.guard.audits, self.guard.losses)
         while self.level and self.guard.alarmed:
             self.level -= 1

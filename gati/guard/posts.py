@@ -20,15 +20,24 @@ _FASTER = 0.97  # a version on trial must take less than this share of the servi
 
 
 class Counting(NamedTuple):
-    """The watch that counts a request, as of the `epoch` in which it was decided about."""
+    """The watch that counts a request, as of the `epoch` in which it was decided about.
+
+    `level` is the setting that may answer by then; 0 if none may.
+    """
 
     watch: Watch
     epoch: int
+    level: int = 0
 
     @property
     def is_current(self) -> bool:
         """Whether the request still counts."""
         return self.watch.epoch == self.epoch
+
+    def audited(self, agreed: Sequence[bool], *, looked_up: bool = True) -> None:
+        """Record an audit, as `Watch.audited`, if the request still counts."""
+        if self.is_current:
+            self.watch.audited(agreed=agreed, looked_up=looked_up, deployed=self.level)
 
 
 class Post(Generic[Version]):
@@ -56,12 +65,15 @@ class Post(Generic[Version]):
         self.of_all = of_all
         self._rest, self._is_after_memory = rest, is_after_memory
         self._of_earlier = False  # what the watch of the rest knows is of earlier requests
+        self._memory_level: int | None = None  # by which memory leaves requests now, if it does
         self.settings = tuple(settings)
         self.nested = nested
         self.open: dict[int, Version] = {}
         if nested or not settings:
             self.open[max(1, len(settings))] = version
-        self.opening = False
+        self.opening = 0  # the level of the setting that is being opened
+        self.waits = 0  # requests until the setting that could not be opened is tried again
+        self._failed_level = self._failures = 0
         self.compare_anew()
 
     @property
@@ -82,21 +94,25 @@ class Post(Generic[Version]):
         watch = self._rest()
         if self._of_earlier:
             watch.bring_back()
+        if self._memory_level is not None:
+            watch.left_by(self._memory_level)
         return watch
 
     @property
     def counting(self) -> Counting:
         """The watch that counts the next request."""
         watch = self.watch
-        return Counting(watch, watch.epoch)
+        return Counting(watch, watch.epoch, self.level)
 
     @property
     def level(self) -> int:
-        """The loosest setting that is proven and open; 0 if there is none."""
-        proven = self.watch.level
+        """The loosest setting that is proven, open and not in alarm; 0 if there is none."""
+        watch = self.watch
+        proven = watch.level
         if proven in self.open:  # the common case; called several times per request
             return proven
-        return max((level for level in self.open if level <= proven), default=0)
+        stricter = (level for level in self.open if level < proven and not watch.in_alarm(level))
+        return max(stricter, default=0)
 
     @property
     def may_hit(self) -> bool:
@@ -137,10 +153,27 @@ class Post(Generic[Version]):
         if "of_rest" in self.__dict__:
             self.of_rest.bring_back()
 
-    def forget_rest(self) -> None:
-        """Begin the proofs about what memory leaves anew: from now on, it leaves less."""
-        if "of_rest" in self.__dict__:
-            self.of_rest.forget()
+    def left_by(self, memory_level: int) -> bool:
+        """From now on, memory leaves requests by its setting `memory_level`; as `Watch.left_by`."""
+        self._memory_level = memory_level
+        return "of_rest" in self.__dict__ and self.of_rest.left_by(memory_level)
+
+    def not_opened(self, waits: int) -> None:
+        """The setting that was being opened cannot be: it is due again after `waits` requests.
+
+        They double with each further failure.
+        """
+        self._failures = self._failures + 1 if self.opening == self._failed_level else 1
+        self._failed_level, self.opening = self.opening, 0
+        self.waits = waits * 2 ** (self._failures - 1)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its loosest proven setting is to be opened."""
+        proven = self.watch.level
+        if self.opening or not proven or proven in self.open:
+            return False
+        return not self.waits or proven != self._failed_level
 
     def compare_anew(self) -> None:
         """Forget the times compared so far."""

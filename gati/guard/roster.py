@@ -19,7 +19,7 @@ RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept", "pr
 
 _WORTH = 0.1  # share of requests that memory answers, for which caches prove themselves on the rest
 _MOST = 0.5  # memory that answers more than this goes on even if caches do not prove themselves
-_TRIED_AGAIN_AFTER = 1000  # requests; doubles each time
+_TRIED_AGAIN_AFTER = 1000  # requests, for memory and for settings that cannot be opened; doubles each time
 
 
 class Roster(ABC, Generic[Version]):
@@ -42,7 +42,7 @@ class Roster(ABC, Generic[Version]):
         self.trial: Post[Version] | None = None
         self.alarmed = False  # until caches are proven again, or better ones were looked for
         self._waiting, self._next_wait = 0, _TRIED_AGAIN_AFTER
-        self._memory_level: int | None = None  # the loosest of memory's settings next to caches so far
+        self._memory_level = 1  # by which setting memory answers next to caches
         self._costs = self.figures(serving)
 
     @property
@@ -111,6 +111,7 @@ class Roster(ABC, Generic[Version]):
     def serve(self, post: Post[Version], trial: Post[Version] | None = None) -> None:
         """Let this version serve from now on, with `trial` on trial."""
         self.serving, self.trial, self.alarmed = post, trial, False
+        self._say_what_is_left()
         self._serves(post)
 
     def is_after_memory(self, post: Post[Version]) -> bool:
@@ -120,30 +121,32 @@ class Roster(ABC, Generic[Version]):
     def follow_memory(self, share: float | None, level: int = 1) -> None:
         """Call after each request, with the share that memory answers next to caches; None if it may not.
 
-        `level` is the setting by which it does. From a looser one than ever before, caches get fewer and
-        harder requests than those that they were proven on.
+        `level` is the setting by which it does: caches are proven on what it leaves by this one, or by looser
+        ones, which leave fewer and harder requests.
         """
         self._waiting = max(0, self._waiting - 1)
-        before, self._memory_level = self._memory_level, max(level, self._memory_level or 0)
-        if before is not None and level > before:
-            for post in self.in_use:
-                post.forget_rest()
-            if self.after_memory and share is not None:
-                self._judge(after_memory=True)
-                return
+        if share is not None:
+            self._memory_level = level
         if not self.after_memory:
             if share is not None and share >= _WORTH and not self._waiting:
                 self._judge(after_memory=True)
         elif share is None:
             self._judge(after_memory=False)
+        elif self._say_what_is_left():
+            self._judge(after_memory=True)
         elif self.serving.hopeless and self.serving.of_all.level and share < _MOST:
             self._waiting, self._next_wait = self._next_wait, 2 * self._next_wait
             self.serving.watch.prove_anew()
             self._judge(after_memory=False)
 
+    def _say_what_is_left(self) -> bool:
+        """Tell the versions which requests memory leaves; returns whether proofs were withdrawn."""
+        return self.after_memory and any([post.left_by(self._memory_level) for post in self.in_use])
+
     def _judge(self, *, after_memory: bool) -> None:
         """From now on, versions are judged by the requests that memory leaves, or by all."""
         self.after_memory = after_memory
+        self._say_what_is_left()
         first, before = self.first, self.serving
         if not before.may_hit and self.trial is None and first is not before and first.may_hit:
             self.serve(first, trial=before)
@@ -170,6 +173,9 @@ class Roster(ABC, Generic[Version]):
         """End a failed trial, and let a serving version without prospects begin its proof anew."""
         if self.serving.hopeless:
             self.serving.watch.prove_anew()
+        for post in (self.serving, self.trial):
+            if post is not None and post.waits:
+                post.waits -= 1
         self.settle()
         trial = self.trial
         if trial is None:
@@ -220,11 +226,11 @@ class Roster(ABC, Generic[Version]):
 
     def settle(self, kind: RosterChange = "loosened", counted: str = "") -> None:
         """Open proven settings, and let the version on trial serve if it is faster."""
+        self._say_what_is_left()
         for post in (self.serving, self.trial):
-            if post is None or post.opening or post.level == post.watch.level:
-                continue
-            post.opening = True
-            self.begin_opening(post, post.watch.level, kind, counted)
+            if post is not None and post.is_due:
+                post.opening = post.watch.level
+                self.begin_opening(post, post.opening, kind, counted)
         trial = self.trial
         if trial is not None and trial.may_hit and (not self.may_hit or self._is_faster(trial)):
             self.serve(trial)
@@ -236,7 +242,7 @@ class Roster(ABC, Generic[Version]):
         """Call when a setting is open."""
         before = post.level
         post.open[level] = version
-        post.opening = False
+        post.opening = 0
         if post is self.serving and post.level > before:
             self._serves(post)
             what = f"setting {post.level} of {post.watch.settings} answers"
@@ -244,7 +250,8 @@ class Roster(ABC, Generic[Version]):
         self.settle()
 
     def not_opened(self, post: Post[Version]) -> None:
-        """Call when a setting cannot be opened. It is not tried again; open ones go on."""
+        """Call when a setting cannot be opened. It is tried again later; open ones go on."""
+        post.not_opened(0 if post is self.trial else _TRIED_AGAIN_AFTER)
         if post is self.trial:
             self.trial = None
             self.on_given_up(post)

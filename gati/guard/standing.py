@@ -9,7 +9,8 @@ once per second: a kill loses at most a second of evidence, whatever the audits 
 
 Good evidence ages: what was proven on requests of more than a week ago has to be proven again. It also counts
 only where it was collected, if `origin` names the source of the requests. Bad evidence counts everywhere and
-does not age: stops and spent delta stay.
+does not age: stops and spent delta stay. Where the file was damaged, it is not known what was stopped, so
+versions that it does not name are on probation from then on.
 """
 
 from __future__ import annotations
@@ -82,10 +83,14 @@ class _Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others."""
+    """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others.
+
+    `distrusted`: why an earlier file was lost; versions that are not among these are on probation.
+    """
 
     versions: dict[str, dict[str, Any]]
     parts: dict[str, Any] = field(default_factory=dict)
+    distrusted: str = ""
 
 
 class Standing:
@@ -114,6 +119,7 @@ class Standing:
         self.origin = origin
         self.elsewhere = False  # something is not believed because it was proven for another origin
         self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
+        self._deltas: dict[str, float] = {}  # which all proofs of a watch keep to
         self._said: dict[str, Any] = {}  # its watch at that time
         self._parts: dict[str, Callable[[], Any]] = {}
         self._kept_parts: dict[str, Any] = {}
@@ -128,6 +134,7 @@ class Standing:
         self._kept: dict[str, Any] = {}
         self._certified: set[str] = set()  # never forgotten: without their state they would serve
         self.distrusted = ""  # why the saved state is not trusted
+        self._lost = ""  # the same, if it concerns versions of which nothing is known, in later runs, too
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
@@ -149,16 +156,17 @@ class Standing:
     ) -> Watch:
         """The watch of a version with that number of settings: the saved one, or a new one.
 
-        If the saved watch had another promise or less confidence, or the file is damaged, the version is on
-        probation. All its proofs together err with probability at most `delta`, by default the model's.
+        If the saved watch had another promise or less confidence, or a certificate that is not valid any
+        more, or the file is damaged, the version is on probation. All its proofs together err with
+        probability at most `delta`, by default the model's.
         """
         was_certified, left = identity in self._certified, settings
+        bound = self.spending.delta if delta is None else delta
         if proven:
             self._certified.add(identity)
 
         def spend() -> float:
-            share = self.spending.next()
-            return share if delta is None else share * (delta / self.spending.delta)
+            return self.spending.next() * (self._deltas.get(identity, bound) / self.spending.delta)
 
         def told(event: Event) -> None:
             self.save()
@@ -176,14 +184,12 @@ class Standing:
                     of_before = identity not in self._watches  # saved by an earlier run
                     if of_before:
                         self._doubt(watch, known.get("origin", ""), self._heard_s.get(identity))
-                    if self.spending.delta < known.get("delta", self.spending.delta) - 1e-9:
-                        if watch.may_hit and not proven:  # its certificate is not as sure, either
-                            watch.restrict(0)
-                        watch.forget()
+                    self.hold_to(identity, watch, proven=proven, delta=bound)
                     return self._take(identity, watch)
                 proven = proven and watch.may_hit  # made for another promise: only stops carry over
                 if was_certified and watch.certified < watch.settings:
                     left = watch.certified if watch.settings == settings else 0
+        self._deltas[identity] = bound
         watch = Watch(
             agreement,
             spend=spend,
@@ -197,6 +203,16 @@ class Standing:
             watch.restrict(left)
         return self._take(identity, watch)
 
+    def hold_to(self, identity: str, watch: Watch, *, proven: bool, delta: float) -> None:
+        """Believe of a known watch what is still certified, and what was proven as surely as `delta` asks."""
+        before, self._deltas[identity] = self._deltas.get(identity, delta), delta
+        if watch.certified and not proven:  # the certificate was revoked, or is less sure than is asked now
+            if watch.certified == watch.settings:  # no guard has withdrawn any: there is no stop to remember
+                self._certified.discard(identity)
+            watch.restrict(0)
+        if delta < before - 1e-9:
+            watch.forget()
+
     def watch_only(self, identities: Collection[str]) -> None:
         """Keep the other versions' watches as they are in the file only, for when they are watched again."""
         names = {*identities, *map(of_rest, identities)}
@@ -205,7 +221,7 @@ class Standing:
             del self._watches[name], self._said[name]
         others = [name for name in self._kept if name not in self._certified]
         for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
-            del self._kept[name], self._heard_s[name]
+            del self._kept[name], self._heard_s[name], self._deltas[name]
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:
         """Include the JSON values that `state` returns in every snapshot from now on."""
@@ -261,7 +277,7 @@ class Standing:
             del versions[name]
         parts = {name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()}
         spent = _Spent(delta=self.spending.delta, spent=self.spending.used)
-        kept = _Kept(versions=versions, parts={**self._kept_parts, **parts})
+        kept = _Kept(versions=versions, parts={**self._kept_parts, **parts}, distrusted=self._lost)
         return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
 
     def _written_down(self, identity: str) -> dict[str, Any]:
@@ -272,7 +288,7 @@ class Standing:
         more = {
             "certified": identity in self._certified,
             "heard_s": self._heard_s[identity],
-            "delta": self.spending.delta,
+            "delta": self._deltas[identity],
         }
         return {**stands, **more, **({"origin": self.origin} if self.origin else {})}
 
@@ -296,6 +312,7 @@ class Standing:
         self._watches[identity] = watch
         self._said[identity] = watch.to_json()
         self._heard_s.setdefault(identity, self._now())
+        watch.on_restart = self.save
         self.save()
         return watch
 
@@ -312,15 +329,20 @@ class Standing:
             self.spending.used = max(0, spent.spent)
             kept = _KIND.record(_Kept, document, where)
             self._kept, self._kept_parts = kept.versions, kept.parts
+            self.distrusted = self._lost = kept.distrusted
+            if self._lost:
+                _log.warning("an earlier state of versions was lost; others are on probation: %s", self._lost)
             with _KIND.reading(where):
                 written_s = path.stat().st_mtime  # for files without times
                 for name, each in self._kept.items():
-                    each["delta"] = float(each.get("delta", spent.delta))  # missing in older files
+                    self._deltas[name] = float(each.get("delta", spent.delta))  # missing in older files
+                    each["delta"] = self._deltas[name]
                     self._heard_s[name] = float(each.get("heard_s", written_s))
                     if each.get("certified", each.get("state") == "stopped"):  # missing in older files
                         self._certified.add(name)
         except AdaptError as error:
             self._distrust(str(error))
+            self._lost = str(error)
 
     def _distrust(self, reason: str) -> None:
         self.distrusted = reason

@@ -76,6 +76,8 @@ class Watch:
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
         self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
+        self.memory_level: int | None = None  # None if no audit was of requests that memory leaves
+        self.on_restart: Callable[[], None] | None = None  # called when proofs begin anew
 
     @property
     def agreement(self) -> float:
@@ -107,19 +109,24 @@ class Watch:
         """The proof of the next setting; None if all are proven."""
         return self._ladder.proof
 
-    def audited(self, *, agreed: bool | Sequence[bool], looked_up: bool = True) -> None:
+    def in_alarm(self, level: int) -> bool:
+        """Whether the guard of the setting `level`, counted from 1, is in alarm."""
+        return self._ladder.in_alarm(level)
+
+    def audited(self, *, agreed: bool | Sequence[bool], looked_up: bool = True, deployed: int = 0) -> None:
         """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
         Pass one bool for a version with one setting. A request that misses agrees, unless the network's own
         answer differs from the reference's. `looked_up` False: the network answered although its caches may,
-        which says nothing about settings that are not proven yet.
+        which says nothing about settings that are not proven yet. `deployed` is the setting that answers, if
+        the loosest proven one is not open; else 0.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
         if level:
             self.audits += 1
-            self.losses += not each[level - 1]
-        judged = self._ladder.audited(each, tested=None if looked_up else level)
+            self.losses += not each[(deployed or level) - 1]
+        judged = self._ladder.audited(each, tested=None if looked_up else level, deployed=deployed)
         if judged is None:
             proof = self.proof
             if self.state == "stopped" and proof is not None and proof.hopeless:
@@ -168,12 +175,33 @@ class Watch:
         self._ladder.prove_anew()
         self._restarted()
 
+    def left_by(self, memory_level: int) -> bool:
+        """From now on, memory leaves the requests by its setting `memory_level`.
+
+        Returns whether good evidence was forgotten: from a looser setting, memory leaves fewer and harder
+        requests. From a stricter one it leaves easier ones, too: what is proven stays, but a proof under way
+        then counts these, so it is no proof for the looser setting any more.
+        """
+        before = self.memory_level
+        if before is None or (memory_level < before and self.proof is not None):
+            self.memory_level = memory_level
+        if before is None or memory_level <= before:
+            return False
+        self.memory_level, epoch = memory_level, self.epoch
+        self.forget()
+        if self.epoch > epoch:
+            return True
+        self.epoch += 1  # audits under way are of easier requests
+        return False
+
     def _restarted(self) -> None:
         """Only what a certificate covers may answer."""
         self._certified_only()
         if self.state == "serving" and not self.level:
             self.state = "probation"
         self.epoch += 1
+        if self.on_restart is not None:
+            self.on_restart()
 
     def _certified_only(self) -> None:
         """Forget the number of audits of a proof, unless it lets more answer than a certificate does."""
@@ -192,7 +220,8 @@ class Watch:
         if self.settings == 1:  # the format from before there were several settings
             ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
         counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
-        return {"state": self.state, **counted, **ladder}
+        of_rest = {} if self.memory_level is None else {"memory_level": self.memory_level}
+        return {"state": self.state, **counted, **ladder, **of_rest}
 
     @classmethod
     def from_json(
@@ -218,6 +247,8 @@ class Watch:
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
         watch.proven_on = proven_on
+        memory_level = document.get("memory_level")
+        watch.memory_level = None if memory_level is None else int(memory_level)
         return watch
 
 

@@ -13,9 +13,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,6 +44,8 @@ _log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
 _COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
+
+_UNKNOWN = Prediction(-1, torch.empty(0), "", "")  # stands for an answer that no one waited for
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 
@@ -241,6 +244,17 @@ class Following:
         elif (known := self._auditor.known(decided, said)) is not None:
             self._auditor.learn(decided, said, known)
 
+    def unanswered(self, drawn: Handling, x: Tensor, given: NDArray[Any], looked: Looked | None) -> None:
+        """Record that no one waits for the answer to a request any more; parameters as for `answered`.
+
+        Misses take longest: without such requests, versions on trial and memory would be judged by easy ones.
+        The version that serves is not judged, as if the reference had been to answer.
+        """
+        only_audit = drawn.decided.drawn._replace(sample=False)
+        decided = replace(drawn.decided, may_hit=False, lookups=False, drawn=only_audit)
+        if drawn.place is not None:
+            drawn.place.fill(lambda: self._follow(decided, x, given, Given(_UNKNOWN, looked)))
+
     # ----------------------------------------------------------------------------------------------------
 
     def _queue(self, lookups: bool) -> RequestQueue:
@@ -282,7 +296,8 @@ class Following:
             self._shared.counts.left_out += 1
             return
         needs = self._auditor.needs(decided, given)
-        if needs is None:
+        answered = given.prediction is not _UNKNOWN
+        if needs is None or not (answered or needs.shadows or given.looked):
             return
         try:
             base = needs.known or await _ask(self._base or self._version.queue, x)
@@ -295,6 +310,7 @@ class Following:
             for post, counting in needs.shadows
             if not post.version.gone
         ]
+        given = given if answered else given._replace(prediction=base)
         asked = self._auditor.own(decided, given, base)
         own = () if asked is None else await self._looked_up(asked, x, base)
         compared = self._auditor.settle(decided, given, base, found, own)

@@ -50,6 +50,7 @@ class ServedStanding(Standing):
         self._withdrawn_there = self._heeded = _withdrawn_in(others)
         self._writable = writable
         self._shared: dict[str, Watch] = {}
+        self._least_deltas: dict[str, float] = {}  # that versions with equal caches ask for
         self._listeners: dict[str, OnEvent] = {}
         super().__init__(_DELTA / replicas, path, lasts=Duration(proof_s))
 
@@ -68,8 +69,12 @@ class ServedStanding(Standing):
         on_event: OnEvent,
         settings: int = 1,
     ) -> Watch:
-        """The watch of a version, shared by versions with equal caches and promise."""
+        """The watch of a version, shared by versions with equal caches and promise.
+
+        They may differ in their certificates and in `delta`: only what holds for all of them is believed.
+        """
         self._listeners[identity] = on_event
+        delta = self._least_deltas[identity] = min(delta, self._least_deltas.get(identity, delta))
         known = self._shared.get(identity)
         if known is None or known.agreement != agreement or known.settings != settings:
             known = self._shared[identity] = self.watch(
@@ -81,6 +86,8 @@ class ServedStanding(Standing):
                 on_event=lambda event: self._listeners[identity](event),
             )
             self._heed(identity, known)
+        else:
+            self.hold_to(identity, known, proven=proven, delta=delta)
         return known
 
     def audited(self) -> None:
@@ -99,7 +106,6 @@ class ServedStanding(Standing):
         level = self._heeded.get(identity)
         if level is not None and level < watch.level:
             watch.restrict(level)
-            self.save()
             _log.warning(
                 "caches stopped by the guard of another replica",
                 extra={"caches": identity, "settings_left": level},

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from gati.errors import GatiError
+from gati.errors import first_line
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
 from gati.versions.setting import Setting
@@ -43,7 +43,7 @@ class ProvenSettings:
             return
         try:
             post.open[level] = await self._opened(post, level)
-        except GatiError as error:  # the base model answers instead
+        except Exception as error:  # of any type, like the failures of engines; the base model answers
             _told(post, error)
 
     def begin(
@@ -64,9 +64,10 @@ class ProvenSettings:
     ) -> None:
         try:
             answering = await self._opened(post, level)
-        except GatiError as error:
-            _told(post, error)
-            roster.not_opened(post)
+        except Exception as error:
+            if not post.version.gone:
+                _told(post, error)
+                roster.not_opened(post)
             return
         if post.version.gone:
             await answering.close()
@@ -81,6 +82,6 @@ class ProvenSettings:
         return Answering(post.version.name, opened.engine, queue, setting.composition)
 
 
-def _told(post: Post[Answering], error: GatiError) -> None:
-    extra = {"version": post.version.name, "reason": str(error)}
+def _told(post: Post[Answering], error: Exception) -> None:
+    extra = {"version": post.version.name, "reason": first_line(error)}
     _log.warning("a proven setting cannot be opened", extra=extra)

@@ -67,8 +67,8 @@ class ServedMemory:
         """Save now, in this thread."""
         self._keeper.save()
 
-    def look(self, x: Tensor, place: str | None, *, alone: bool) -> Looked | None:
-        """Look up an input [1, ...] in memory; `alone`: the reference answers it if memory does not."""
+    def look(self, x: Tensor, place: str | None, *, alone: bool = False) -> Looked | None:
+        """Look up an input [1, ...] in memory, as `Recall.look`."""
         return self.recall.look(x, place, alone=alone)
 
     @property

@@ -56,6 +56,13 @@ class LastRun:
         self._roster = roster
         self._left = self._left - {_identity(post)} if self.goes_on(post) else set()
 
+    def answered(self, roster: Roster[Answering]) -> None:
+        """Call after an answered request: what served last and does not now keeps its proof no longer."""
+        served = self._kept.get("serving")
+        if served in self._left:  # `followed` removes it once it serves
+            self._left = self._left - {served}
+            self._roster = roster  # the next run continues with what serves now
+
     def _state(self) -> dict[str, Any]:
         roster = self._roster
         if roster is None:
@@ -115,6 +122,11 @@ class ServedRoster(Roster[Answering]):
         """Require a new proof of a version that is brought back, unless it keeps that of the last run."""
         if not self._last_run.goes_on(post):
             self.bring_back(post)
+
+    def give_up(self) -> None:
+        """As `Roster.give_up`; call it after each answered request."""
+        self._last_run.answered(self)
+        super().give_up()
 
     def heard(self, post: Post[Answering], event: Event) -> None:
         """As `Roster.heard`; a proof in this run replaces the state of the last run."""

@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gati.adaptation.recall import Looked
 from gati.engine.exits import Prediction
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
+from gati.guard.auditor import Decided
 from gati.model.inputs import InputPart
 from gati.model.preprocess import Preprocessing
 from gati.model.recordings import decode_recordings
@@ -220,17 +222,16 @@ class InferenceService:
         place = request.place or None
         standing = version.standing
         trial = None if pending is None else pending.post
-        places, new_scene = memory is not None and place is not None, False
-        if memory is not None:
-            new_scene = memory.recall.in_new_scene(place)
-        draws = [version.following.draw(trial, places=places, new_scene=new_scene) for _ in rows]
+        places, pauses = memory is not None and place is not None, self._versions.memory_pauses
+        looked = [None if memory is None else memory.look(row, place) for row in rows]
+        draws = [
+            version.following.draw(trial, places=places, new_scene=seen is not None and seen.new_scene)
+            for seen in looked
+        ]
+        given: list[Ask | Prediction] = []
         try:
-            looked = [
-                None if memory is None else memory.look(row, place, alone=drawn.decided.alone)
-                for row, drawn in zip(rows, draws, strict=True)
-            ]
-            given: list[Ask | Prediction] = [
-                (seen.answer if seen is not None and drawn.decided.recalls else None)
+            given += [
+                (None if pauses or not seen else _recalled(drawn.decided, seen))
                 or drawn.queue.put(row, priority=priority, deadline_s=deadline_s)
                 for row, drawn, seen in zip(rows, draws, looked, strict=True)
             ]
@@ -240,12 +241,15 @@ class InferenceService:
             response.certificate_id = version.certificate_id if standing.certified else None
             if memory is not None and not all(isinstance(each, Ask) for each in given):
                 response.promise, response.certificate_id = memory.sentence, None
-            for drawn, row, one, seen, each in zip(draws, rows, sent, looked, given, strict=True):
-                version.following.answered(drawn, row, one, _prediction(each), seen)
-            self._versions.answered()
-        finally:
+        finally:  # also if some rows have no answer: their audits must not be missing because of that
+            for drawn, row, one, seen, each in zip(draws, rows, sent, looked, given, strict=False):
+                if not isinstance(each, Ask) or each.succeeded:
+                    version.following.answered(drawn, row, one, _prediction(each), seen)
+                elif each.abandoned:
+                    version.following.unanswered(drawn, row, one, seen)
             for drawn in draws:
                 drawn.forget()
+        self._versions.answered()
         return response
 
     def _response(
@@ -323,6 +327,11 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
 def _prediction(given: Ask | Prediction) -> Prediction:
     """The answer, from memory or from a queue. Raises the error that the queue reports."""
     return given.answer.result() if isinstance(given, Ask) else given
+
+
+def _recalled(decided: Decided[Any], looked: Looked) -> Prediction | None:
+    """The answer from memory; None if memory may not answer."""
+    return looked.where(alone=decided.alone).answer if decided.recalls else None
 
 
 def _priority(request: Any) -> int:

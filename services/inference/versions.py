@@ -105,10 +105,20 @@ class Versions:
 
     def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
         """The memory, if it promises at least the agreement of that version; else None."""
-        memory, watch = self._memory, version.following.watch
-        if memory is None or watch is None or not version.engine.traced.dtype.is_floating_point:
+        memory, post = self._memory, version.following.post
+        if memory is None or post is None or not version.engine.traced.dtype.is_floating_point:
             return None  # token ids do not show how similar texts are
-        return memory if memory.agreement >= watch.agreement else None
+        return memory if memory.agreement >= post.of_all.agreement else None
+
+    @property
+    def memory_pauses(self) -> bool:
+        """Whether memory must not answer, because it may not do so next to the version on trial.
+
+        Next to memory, a trial is proven on the requests that memory leaves. If it then serves without
+        memory, that proof says nothing about the others.
+        """
+        trial = self.pending
+        return trial is not None and trial.following.post is not None and self.memory_for(trial) is None
 
     def describe_memory(self) -> Any:
         """As the wire's `MemoryInfo`; None without memory."""
@@ -118,7 +128,8 @@ class Versions:
         """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
             if self._memory is not None:
-                self._roster.follow_memory(*self._memory.recall.next_to_caches)
+                memory = None if self.memory_pauses else self.memory_for(self.active)
+                self._roster.follow_memory(*(None, 0) if memory is None else memory.recall.next_to_caches)
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()

@@ -58,13 +58,30 @@ def test_the_engine_that_served_before_gives_its_core_back() -> None:
     answer.close()
 
 
-def test_a_pause_of_lookups_keeps_the_core_and_their_end_gives_it_back() -> None:
+@pytest.mark.parametrize("may_hit", [True, False])
+def test_the_core_is_given_back_where_lookups_pause_or_end(may_hit: bool) -> None:
     engine, base = overlapped(), Engine(traced_network())
     answer = AnsweringEngines(base, base)
     free = reserved()
     answer(X, by(engine))
     taken = reserved()
-    answer(X, by(engine, lookups=False))
-    assert reserved() == taken
-    answer(X, by(engine, lookups=False, may_hit=False))
+    answer(X, by(engine, lookups=False, may_hit=may_hit))
     assert reserved() == free
+    answer(X, by(engine))
+    assert reserved() == taken
+    answer.close()
+
+
+def test_the_core_is_free_while_the_base_model_is_timed() -> None:
+    engine, base = overlapped(), Engine(traced_network())
+    answer = AnsweringEngines(base, base)
+    free = reserved()
+    with answer.released():  # nothing to release yet
+        assert reserved() == free
+    assert reserved() == free
+    answer(X, by(engine))
+    taken = reserved()
+    with answer.released():
+        assert reserved() == free
+    assert reserved() == taken
+    answer.close()

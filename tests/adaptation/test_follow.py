@@ -420,3 +420,25 @@ def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this
     once_more = Requests(path=tmp_path / "standing.json")
     once_more.succession.begin(0)
     assert not once_more.succession.may_hit, "and a further restart gives it nothing back"
+
+
+def test_a_setting_that_cannot_be_opened_for_any_reason_is_tried_again() -> None:
+    """Of errors that are not Gati's own, it was "being opened" for ever."""
+    requests = Requests()
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+
+    def fails(number: int, level: int) -> Any:
+        raise RuntimeError("out of memory")
+
+    at, requests.world.at = requests.world.at, fails  # type: ignore[method-assign]
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+    assert requests.changes == ["probation", "failed"]
+    requests.world.at = at  # type: ignore[method-assign]
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    requests(RIGHT)
+    requests.settle()
+    requests.succession.give_up()  # as after every request
+    assert requests.succession.serving.deployed.number == 1 and requests.succession.may_hit

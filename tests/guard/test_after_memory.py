@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +93,7 @@ class Stream:
         self.memory = Memory()
         self.auditor = Auditor[str](exact=exact, memory=self.memory, compare=self.roster.compare)
         self.share: float | None = easy  # of requests that memory answers next to caches
+        self.level = 1  # by which setting
         self.expected_losses = 0.0  # of the answers given, by their probabilities
         self.early = self.recalled = self.requests = 0
 
@@ -122,7 +124,7 @@ class Stream:
             asked = self.auditor.own(decided, given, TRUE)
             shadows = [(*each, probed) for each in needs.shadows]
             self.auditor.settle(decided, given, TRUE, shadows, () if asked is None else probed)
-        roster.follow_memory(self.share)
+        roster.follow_memory(self.share, self.level)
         roster.give_up()
 
 
@@ -143,7 +145,7 @@ def test_memory_and_certified_caches_together_keep_the_promise(exact: bool) -> N
 
 def test_the_streams_would_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the certificate believed of what memory leaves, too much is lost until the guard has seen it."""
-    monkeypatch.setattr(Roster, "follow_memory", lambda self, share: setattr(self, "after_memory", True))
+    monkeypatch.setattr(Roster, "follow_memory", lambda self, *_: setattr(self, "after_memory", True))
     monkeypatch.setattr(Post, "watch", property(lambda self: self.of_all))
     assert np.mean([loss(Stream(seed=seed), 50) for seed in range(20)]) > 1.3 * ALPHA
 
@@ -254,8 +256,13 @@ def test_what_memory_would_take_next_to_caches_judges_no_caches_whoever_answers_
         decided = stream.auditor.decide(
             stream.roster.serving, None, Draws(0.0, trials=1.0, seed=0), room=lambda: True
         )
-        needs = stream.auditor.needs(decided, Given(TRUE, Looked(taken)))
-        assert len(decided.shadows) == 1 and bool(needs and needs.shadows) != taken
+        audited = replace(decided, drawn=decided.drawn._replace(audit=True))
+        for each, counts in (
+            (decided, False),
+            (audited, True),
+        ):  # only audits are drawn from all that is left
+            needs = stream.auditor.needs(each, Given(TRUE, Looked(taken)))
+            assert len(each.shadows) == 1 and bool(needs and needs.shadows) == (counts and not taken)
 
 
 def test_when_memory_answers_more_than_ever_caches_prove_themselves_on_what_is_left_then() -> None:
@@ -264,6 +271,7 @@ def test_when_memory_answers_more_than_ever_caches_prove_themselves_on_what_is_l
     roster = stream.roster
     serving = roster.serving
     assert serving.after_memory and serving.may_hit
+    stream.level = 2
     roster.follow_memory(EASY, 2)
     assert serving.after_memory and not serving.may_hit and roster.told[-1] == "probation"
     loss(stream, 400)
@@ -278,11 +286,13 @@ def test_after_a_restart_what_is_proven_on_the_rest_counts_for_the_setting_that_
 ) -> None:
     path = tmp_path / "standing.json"
     stream = Stream((0.1 * ALPHA,), path=path)
+    stream.level = 3
     loss(stream, 200)
     stream.standing.save()
-    again = Stream((0.1 * ALPHA,), path=path)
-    again.roster.follow_memory(EASY, 3)
-    assert again.roster.after_memory and again.roster.may_hit
+    for level, believed in ((3, True), (2, True), (4, False), (3, False)):
+        again = Stream((0.1 * ALPHA,), path=path)
+        again.roster.follow_memory(EASY, level)
+        assert again.roster.after_memory and again.roster.may_hit is believed
 
 
 def test_before_memory_answers_next_to_caches_all_requests_count_in_the_same_proportion() -> None:

@@ -236,10 +236,10 @@ def test_in_a_new_scene_the_reference_answers_what_audits_have_proven_elsewhere(
         return auditor.decide(post, None, draws, room=lambda: True, new_scene=True, **options)
 
     doubted = decided(post)
-    assert not doubted.may_hit and not doubted.lookups and doubted.alone and doubted.drawn.audit
+    assert not doubted.may_hit and not doubted.lookups and doubted.alone and doubted.doubted
     assert [each for each, _ in doubted.shadows] == [post]
     for usual in (decided(Stream(None, 0).serving), decided(post, unguarded=True)):
-        assert usual.lookups
+        assert usual.lookups and not usual.doubted
     assert auditor.decide(post, None, draws, room=lambda: True).lookups
 
 

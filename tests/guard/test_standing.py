@@ -336,3 +336,69 @@ def test_parts_of_others_are_kept_while_they_are_young(tmp_path: Path) -> None:
     assert Standing(0.05, path, now=lambda: 1e9 + 200.0).kept("memory", 3600.0) == {"level": 2}
     assert Standing(0.05, path, now=lambda: 1e9 + 3601.0).kept("memory", 3600.0) is None
     assert again.kept("other", 3600.0) is None
+
+
+# What is not certified any more, or not as surely, or lost --------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [1, 4])
+def test_a_certificate_that_was_revoked_is_not_believed_from_the_file(tmp_path: Path, settings: int) -> None:
+    """`gati certify --write` could not certify the caches again: they are the same, and served on."""
+    path = tmp_path / "standing.json"
+    assert Standing(0.05, path).watch("a", 0.97, proven=True, settings=settings).may_hit
+    again = Standing(0.05, path)
+    watch = again.watch("a", 0.97, proven=False, settings=settings)
+    assert (watch.state, watch.level, watch.certified, again.spending.used) == ("probation", 0, 0, 1)
+    assert not json.loads(path.read_text())["versions"]["a"]["certified"]
+    while not watch.may_hit:
+        watch.audited(agreed=[True] * settings)
+    later = Standing(0.05, path).watch("a", 0.97, proven=False, settings=settings)
+    assert later.may_hit and later.proven_on, "what audits have proven does not rest on it"
+
+
+def test_a_stop_outlives_the_certificate(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    watch = Standing(0.05, path).watch("a", 0.97, proven=True, settings=2)
+    while watch.level == 2:
+        watch.audited(agreed=[True, False])
+    assert Standing(0.05, path).watch("a", 0.97, proven=False, settings=2).level == 0
+    assert json.loads(path.read_text())["versions"]["a"]["certified"], "so that it is never forgotten"
+    assert Standing(0.05, path).watch("a", 0.97, proven=True, settings=2).level == 0
+
+
+def test_each_version_has_a_confidence_of_its_own(tmp_path: Path) -> None:
+    """`gati serve` has one error probability for a model, and smaller ones for its compositions."""
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    for name, delta in (("a", 0.05), ("b", 0.01)):
+        watch = standing.watch(name, 0.97, proven=False, delta=delta)
+        while not watch.may_hit:
+            watch.audited(agreed=True)
+    standing.save()
+    surer = Standing(0.05, path)
+    assert surer.watch("b", 0.97, proven=False, delta=0.01).may_hit
+    watch = surer.watch("a", 0.97, proven=False, delta=0.01)
+    assert watch.state == "probation" and watch.proof is not None
+    assert watch.proof.delta == pytest.approx(0.01 / (3 * 4))
+    document = json.loads(path.read_text())
+    document["versions"]["b"]["delta"] = 0.05  # as an earlier Gati wrote it: that of the model
+    path.write_text(json.dumps(document))
+    assert not Standing(0.05, path).watch("b", 0.97, proven=False, delta=0.01).may_hit
+
+
+def test_what_a_damaged_file_may_have_stopped_is_on_probation_in_later_runs_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Distrust lasted one run: then the certificate of a version that had been stopped counted again."""
+    path = tmp_path / "standing.json"
+    stop(Standing(0.05, path), "b")
+    path.write_text(path.read_text()[:50])
+    damaged = Standing(0.05, path)
+    assert damaged.watch("a", 0.97, proven=True).state == "probation"
+    reason, used = damaged.distrusted, damaged.spending.used
+    for _ in range(2):
+        caplog.clear()
+        later = Standing(0.05, path)
+        assert later.distrusted == reason and reason in caplog.text and later.spending.used == used
+        later.save()
+    assert later.watch("b", 0.97, proven=True).state == "probation"

@@ -318,3 +318,36 @@ def test_a_disk_that_fails_is_said_once_and_stops_nobody(
     path.rmdir()
     standings.save()
     assert state_of(ServedStanding(path)) == "stopped"
+
+
+def test_a_certificate_that_was_revoked_counts_for_no_version_with_the_same_caches() -> None:
+    """They were certified again while the first version served on: the certificate failed."""
+    standings = ServedStanding(None)
+
+    def of(*, proven: bool, delta: float = 0.05) -> Watch:
+        return standings.of("a", 0.9, proven=proven, delta=delta, on_event=lambda event: None)
+
+    watch = of(proven=True)
+    assert of(proven=True) is watch and watch.may_hit
+    assert of(proven=False) is watch and watch.state == "probation"
+
+
+def test_versions_with_equal_caches_are_proven_for_the_one_that_asks_for_most(tmp_path: Path) -> None:
+    """Audits had proven them with 95 % confidence; loaded again with 99 %, they answered on."""
+    path = tmp_path / "small.json"
+    standings = ServedStanding(path)
+
+    def of(delta: float, standings: ServedStanding = standings) -> Watch:
+        return standings.of("a", 0.9, proven=False, delta=delta, on_event=lambda event: None)
+
+    watch = of(0.05)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    assert of(0.05).may_hit
+    assert of(0.01) is watch and not watch.may_hit
+    assert watch.proof is not None and watch.proof.delta == pytest.approx(0.01 / (2 * 3))
+    while not of(0.05).may_hit:
+        watch.audited(agreed=True)
+    assert of(0.01) is watch and watch.may_hit
+    standings.close()
+    assert of(0.01, ServedStanding(path)).may_hit and not of(0.001, ServedStanding(path)).may_hit

@@ -1,0 +1,130 @@
+"""Scenes of places: which one an input belongs to, and whether it, or its place, is still new.
+
+What audits have proven was proven on what places showed then. So the first requests of a new scene are
+protected: the base model answers them instead of caches that were proven before (`gati.guard.auditor`). A
+place that is new after others have been learned from begins with a new scene.
+
+The names of learned places outlive the memory of what they showed: proofs of caches live longer than it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gati.adaptation.memory import Memory, Seen
+
+_NEW_SCENE = 20  # requests of a scene that is still new
+_NEW_SCENES = 100  # most whose requests are counted
+
+
+class Scenes:
+    """The scenes of at most `most_places` places. Not thread-safe.
+
+    `names` are the places that an earlier run has learned from. If there are more names than places, as where
+    a place is a user, a new place is nothing special: else the base model would answer nearly all requests.
+    """
+
+    def __init__(self, most_places: int, names: Iterable[str] = ()) -> None:
+        self._most_places = most_places
+        self._names = dict.fromkeys(names)  # learned from first come first
+        self._settled = bool(self._names)  # so much was learned that a place that comes now is late
+        self._count = 0  # begun by jumps and by late places
+        self._new: dict[int, int] = {}  # how many requests each has shown so far
+        self._showing_new: set[str] = set()  # places whose last request was of a new scene
+        self._lookups = 0
+        self._begun: dict[str, tuple[int, int]] = {}  # the last one of a place, and the lookups before it
+
+    def resume(
+        self, newest: Mapping[str, int], scenes: Iterable[int], new: Sequence[tuple[int, int]]
+    ) -> None:
+        """Continue with what an earlier run remembered: the `newest` scene of each place.
+
+        `scenes` are all that are remembered, `new` those still new, with the requests that each has shown.
+        """
+        self._names.update(dict.fromkeys(newest))
+        self._new.update(new)
+        self._count = max([*scenes, *self._new], default=0)
+        self._showing_new.update(place for place, scene in newest.items() if scene in self._new)
+
+    def settle(self) -> None:
+        """Enough is learned: a place that comes from now on begins with a new scene."""
+        self._settled = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The places to know after a restart; none of them shows a new scene.
+
+        Empty until enough is learned: places that begin together are proven together.
+        """
+        if not self._settled:
+            return ()
+        return tuple(name for name in self._names if name not in self._showing_new)
+
+    @property
+    def new(self) -> tuple[tuple[int, int], ...]:
+        """The new scenes, with the requests that each has shown."""
+        return tuple(self._new.items())
+
+    @property
+    def lookups(self) -> int:
+        """The number of requests so far."""
+        return self._lookups
+
+    def of(self, place: str, memory: Memory | None, seen: Seen | None) -> int | None:
+        """The scene of an input: that of what looks most like it, if that is known; None begins one."""
+        if seen is not None:
+            return seen.scene
+        if memory is not None:
+            return memory.newest_scene
+        return None if self._is_late(place) else 0
+
+    def show(self, place: str, scene: int | None) -> bool:
+        """Count a request of that scene; returns whether the scene is new."""
+        self._lookups += 1
+        is_new = scene is None or self._is_new(scene)
+        if is_new:
+            self._showing_new.add(place)
+        else:
+            self._showing_new.discard(place)
+        return is_new
+
+    def learned(self, place: str, scene: int | None, lookup: int) -> int:
+        """Count a place as learned from; returns the scene, which begins now if it is None.
+
+        `lookup` is the number of the request. Requests of one moment are looked up before any of them is
+        learned from: they begin one scene together, and count as shown by it.
+        """
+        if place not in self._names:
+            self._names[place] = None
+            if len(self._names) > self._most_places + 1:  # one too many says that there are too many
+                del self._names[next(iter(self._names))]
+        if scene is not None:
+            return scene
+        begun, lookups = self._begun.get(place, (0, 0))
+        if lookup <= lookups:
+            self._is_new(begun)
+            return begun
+        self._count += 1
+        self._new[self._count] = 0
+        if len(self._new) > _NEW_SCENES:
+            del self._new[next(iter(self._new))]
+        self._begun[place] = self._count, self._lookups
+        return self._count
+
+    def forget(self, place: str) -> None:
+        """Forget the scenes of a place, but not its name."""
+        self._showing_new.discard(place)
+        self._begun.pop(place, None)
+
+    def _is_late(self, place: str) -> bool:
+        """Whether the place is new after others have been learned from, and places are not that many."""
+        return self._settled and place not in self._names and len(self._names) <= self._most_places
+
+    def _is_new(self, scene: int) -> bool:
+        """Count a request of the scene; returns whether the scene is new."""
+        shown = self._new.pop(scene, None)
+        if shown is None:
+            return False
+        if shown + 1 < _NEW_SCENE:
+            self._new[scene] = shown + 1
+        return True

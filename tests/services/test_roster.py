@@ -1,0 +1,74 @@
+"""Which versions keep their proofs over a restart, and until when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gati.guard.posts import Post
+from services.inference.following import Answering
+from tests.services.test_standing import Run
+
+
+def fail(run: Run, post: Post[Answering]) -> None:
+    """Disagreements until the trial is given up."""
+    while run.roster.trial is post:
+        post.watch.audited(agreed=False)
+        run.roster.give_up()
+
+
+def last_run(path: Path) -> None:
+    """Version 5 serves, 6 is on trial."""
+    run = Run(path)
+    run.proven("5")
+    assert not run.activate(run.post("6"))
+    run.standings.close()
+
+
+def test_a_version_that_returns_after_others_answered_proves_itself_again(tmp_path: Path) -> None:
+    """The one on trial went on after a restart, failed, and the one that had served was believed at once."""
+    last_run(tmp_path / "small.json")
+    run = Run(tmp_path / "small.json")
+    six = run.post("6")
+    assert not run.activate(six) and run.roster.serving.version.name == "default"
+    fail(run, six)
+    five = run.post("5")
+    assert not run.activate(five) and five.watch.state == "probation" and run.roster.trial is five
+    run.standings.close()
+
+
+@pytest.mark.parametrize("order", ["56", "65"])
+def test_before_any_request_both_go_on_in_any_order(tmp_path: Path, order: str) -> None:
+    """The repository's version is there first, then those that were loaded over REST."""
+    last_run(tmp_path / "small.json")
+    run = Run(tmp_path / "small.json")
+    for name in order:
+        assert run.activate(run.post(name)) == (name == "5")
+    assert run.roster.serving.version.name == "5"
+    run.roster.give_up()
+    run.standings.close()
+    assert Run(tmp_path / "small.json").last.goes_on(run.roster.serving)
+
+
+def test_a_run_in_which_others_answered_is_the_last_one_for_the_next(tmp_path: Path) -> None:
+    """Its version could not be loaded at first, and was believed after a further restart."""
+    last_run(tmp_path / "small.json")
+    run = Run(tmp_path / "small.json")
+    run.roster.give_up()  # after a request
+    run.standings.close()
+    again = Run(tmp_path / "small.json")
+    five = again.post("5")
+    assert not again.activate(five) and not five.may_hit
+    again.standings.close()
+
+
+def test_what_serves_again_keeps_its_proof_whatever_is_answered(tmp_path: Path) -> None:
+    last_run(tmp_path / "small.json")
+    run = Run(tmp_path / "small.json")
+    five, six = run.post("5"), run.post("6")
+    assert run.activate(five)
+    for _ in range(10):
+        run.roster.give_up()
+    assert five.may_hit and not run.activate(six) and run.roster.trial is six
+    run.standings.close()

@@ -1,0 +1,213 @@
+"""Audits of whole requests: late rows, batches at the moment when a scene changes, memory that pauses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gati.adaptation.recall import Recall
+from gati.composition.composition import Composition
+from gati.composition.walk import certify as walk
+from gati.engine.exits import Prediction
+from gati.errors import CancelledError, DeadlineError
+from gati.exploration.library import Library
+from services.inference.following import Following
+from services.inference.loaded import LoadedVersion
+from services.inference.service import InferenceService
+from services.inference.settings import InferenceSettings
+from services.inference.versions import Versions
+from services.wire.gen.ttypes import InferRequest, VersionSource
+from services.wire.tensors import to_tensor
+from tests.engine.served import images
+from tests.services.running import LITTLE, make_folder
+from tests.waiting import LONG_S, in_the_end
+
+STRICT = 0.5  # a stricter promise than the first version's
+
+Test = Callable[[InferenceService], Awaitable[None]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A library with a certified composition, and others of stricter promises."""
+    folder = make_folder(tmp_path)
+    path = Library(folder / "library").composition_path()
+    chosen = Composition.load(path)
+    for name, accuracy, certified in (("certified", STRICT, True), ("unproven", STRICT, False)):
+        certificate = walk([(0, 1500)], accuracy, 0.05) if certified else None
+        fields = {"accuracy_target": accuracy, "confidence": 0.95, "certificate": certificate}
+        replace(chosen, name=name, **fields).save(path.with_name(f"{name}.json"))  # type: ignore[arg-type]
+    return folder
+
+
+def run(folder: Path, test: Test) -> None:
+    async def main() -> None:
+        settings = InferenceSettings(
+            name="m", library=folder / "library", threads=1, workers=1, audit_budget=1.0, proof_s=0.0
+        )
+        service = InferenceService(settings)
+        await service.start()
+        try:
+            await test(service)
+        finally:
+            await service.drain()
+
+    asyncio.run(main())
+
+
+def versions_of(service: InferenceService) -> Versions:
+    return service._versions
+
+
+def request(rows: Any, name: str = "asked", *, time_s: float = LONG_S, place: str | None = None) -> Any:
+    return InferRequest(name, to_tensor(rows), int(1e3 * time_s), "0" * 32, priority=2, place=place)
+
+
+async def on_trial(service: InferenceService, name: str) -> LoadedVersion:
+    await service.load(VersionSource(name, composition=name))
+    await service.activate(name)
+    found = versions_of(service).pending
+    assert found is not None and found.name == name
+    return found
+
+
+def hold_back(version: LoadedVersion, monkeypatch: pytest.MonkeyPatch, *, answered: int) -> None:
+    """Let the version answer so many inputs, and no more."""
+    runner = version.post.deployed.queue._runner
+    submit, asked = runner.submit, [0]
+
+    def held(x: Any) -> Future[Prediction]:
+        asked[0] += 1
+        return submit(x) if asked[0] <= answered else Future()
+
+    monkeypatch.setattr(runner, "submit", held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["deadline", "cancelled", "disconnected"])
+def test_rows_without_an_answer_are_audits_of_the_trial_and_the_others_of_both(
+    made: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """All audits of a batch were dropped where one row was late: the trial never saw what is hard."""
+
+    async def test(service: InferenceService) -> None:
+        trial, serving = await on_trial(service, "unproven"), versions_of(service).active
+        proof, watch = trial.post.of_all.proof, serving.post.of_all
+        assert proof is not None
+        monkeypatch.setattr(Following, "_probes", False)  # else the costs of audits leave some rows out
+        monkeypatch.setattr("services.inference.following.audit_share", lambda *_: 1.0)
+        hold_back(serving, monkeypatch, answered=1)
+        asked = asyncio.create_task(service.infer(request(images(3), time_s=1.0)))
+        queue = serving.post.deployed.queue
+        if way != "deadline":
+            await in_the_end(lambda: queue.waiting + queue.running == 2)
+        if way == "cancelled":
+            await service.cancel("asked")
+        elif way == "disconnected":
+            asked.cancel()
+        expected = {"deadline": DeadlineError, "cancelled": CancelledError}
+        with pytest.raises(expected.get(way, asyncio.CancelledError)):
+            await asked
+        await in_the_end(lambda: proof.audits == 3)
+        assert watch.audits == 1
+
+    run(made, test)
+
+
+@pytest.mark.slow
+def test_no_row_of_a_batch_is_answered_by_caches_proven_elsewhere_when_a_scene_begins(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place was asked before any of its rows was looked at: all 8 were answered as before."""
+    told: list[bool] = []
+    draw = Following.draw
+
+    def told_of(self: Following, trial: Any, *, places: bool = False, new_scene: bool = False) -> Any:
+        told.append(new_scene)
+        return draw(self, trial, places=places, new_scene=new_scene)
+
+    monkeypatch.setattr(Following, "draw", told_of)
+
+    async def test(service: InferenceService) -> None:
+        shape = versions_of(service).model.traced.input_shape
+        chance = np.random.default_rng(0)
+
+        def rows(level: float) -> Any:
+            return (level + 0.01 * chance.normal(size=(8, *shape))).astype(np.float32)
+
+        memory = versions_of(service)._memory
+        assert memory is not None
+        checked = memory.recall._checked
+        while memory.recall._risk is None or sum(len(each._wrong) for each in checked.values()) < 40:
+            await service.infer(request(rows(0.0), place="gate"))
+            checked = memory.recall._checked
+        assert not any(told)
+        await service.infer(request(rows(50.0), place="gate"))
+        assert told[-8:] == [True] * 8
+        await service.infer(request(rows(0.0), place="yard"))
+        assert told[-8:] == [True] * 8, "a new place is as new"
+        await service.infer(request(rows(0.0)))
+        assert not any(told[-8:])
+
+    run(made, test)
+
+
+@pytest.mark.slow
+def test_a_certified_version_that_memory_must_not_answer_for_serves_by_its_certificate(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share of a memory that is not used any more stayed as it was, and the version on probation."""
+
+    async def test(service: InferenceService) -> None:
+        monkeypatch.setattr(Recall, "next_to_caches", (0.5, 1))
+        versions = versions_of(service)
+        await service.infer(request(images(1), place="gate"))
+        assert versions.active.following.after_memory
+        assert versions.memory_for(versions.active) is not None
+        await service.load(VersionSource("certified", composition="certified"))
+        await service.activate("certified")
+        for _ in range(3):
+            answered = await service.infer(request(images(1), place="gate"))
+        assert answered.version == "certified" and versions.memory_for(versions.active) is None
+        assert not versions.active.following.after_memory
+        assert (answered.state, versions.active.standing.certified) == ("serving", True)
+
+    run(made, test)
+
+
+@pytest.mark.slow
+def test_memory_pauses_while_a_version_is_on_trial_that_it_must_not_answer_next_to(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proven on what memory leaves, it would serve without memory, be unproven there, and so on."""
+
+    async def test(service: InferenceService) -> None:
+        monkeypatch.setattr(Recall, "next_to_caches", (0.5, 1))
+        versions = versions_of(service)
+        await service.infer(request(images(1), place="gate"))
+        assert versions.active.following.after_memory and not versions.memory_pauses
+        trial = await on_trial(service, "unproven")
+        await service.infer(request(images(1), place="gate"))
+        assert versions.memory_pauses and not versions.active.following.after_memory
+        assert not trial.following.after_memory
+        proof = trial.post.of_all.proof
+        while not trial.post.of_all.may_hit:
+            trial.post.of_all.audited(agreed=True)
+        assert proof is not None and versions.active is trial and not versions.memory_pauses
+        for _ in range(5):
+            await service.infer(request(images(1), place="gate"))
+            assert versions.active is trial and trial.following.may_hit
+
+    run(made, test)
+
+
+def test_the_first_promise_is_the_loosest(made: Path) -> None:
+    """What the tests above rely on."""
+    assert Composition.load(Library(made / "library").composition_path()).accuracy_target == LITTLE < STRICT
