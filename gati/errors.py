@@ -14,7 +14,8 @@ A message is one line: what was wrong, the value found, what is allowed, what to
     ├── VariantError          unknown or unusable predictor or selector
     ├── LibraryError          a cache library that is missing, in use, newer, or of another checkpoint
     ├── CompositionError      no composition under the given limits, or none by that name
-    ├── SolverError           a solver is missing, unlicensed or gave up
+    ├── SolverError           a solver's answer is wrong, or no solver has that name
+    │   └── UnsolvedError     a solver is missing, unlicensed or gave up
     ├── PipelineError         an invalid pipeline, without measurements, or used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── EvictError            an unknown or unsuitable eviction policy, predictor or cache size
@@ -97,10 +98,14 @@ class CompositionError(GatiError):
 
 
 class SolverError(GatiError):
-    """A solver is missing, refuses the problem's size, or stopped without a solution."""
+    """No solver has that name, or its answer breaks a limit."""
 
     http_status = 503
     thrift_code = "UNAVAILABLE"
+
+
+class UnsolvedError(SolverError):
+    """A solver is missing, refuses the problem's size, or stopped without a solution."""
 
 
 class BackendError(GatiError):

@@ -1,4 +1,4 @@
-"""Records that cross rooms. Frozen, plain, and free of torch."""
+"""Records and names that cross rooms. Frozen, plain, and free of torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ TrialId = NewType("TrialId", str)
 OutputsKind = Literal["logits", "probabilities"]  # what a base model ends with
 Placement = Literal["inline", "overlapped"]
 TrialStatus = Literal["trained", "skipped", "failed", "replaced"]
+
+BASE = "base"  # exit of a request that ran the whole network
+RECALL = "recall"  # exit of an answer from memory
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 

@@ -17,6 +17,8 @@ def companion_variant(name: str) -> str:
     return f"companion({name})"
 
 
+SCENE = "scene(8,64,64)"  # what retraining tries at each of its blocks, unless told otherwise
+
 ITSELF_NAME = "itself"  # the companion that is the network, see `gati.exploration.itself`
 ITSELF = companion_variant(ITSELF_NAME)
 

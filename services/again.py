@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gati.errors import GatiError, first_line
+from gati.errors import GatiError
+from services.logs import log_failure
 
 _log = logging.getLogger("gati.again")
 
@@ -57,10 +58,8 @@ async def keep_on(
             backoff.failures = 0
             pause_s = every_s
         except Exception as error:
-            ours = isinstance(error, GatiError)
-            extra = {"what": what, "reason": first_line(error)}
-            trace = None if ours else error
-            _log.log(level if ours else logging.ERROR, "failed", extra=extra, exc_info=trace)
+            of_kind = level if isinstance(error, GatiError) else logging.ERROR
+            log_failure(_log, "failed", error, level=of_kind, what=what)
             failed(error)
             pause_s = backoff.after_s(time.monotonic() - began_s)
         await asyncio.sleep(pause_s)

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
+from gati.variants import SCENE
 from services.config_files import flat, read_target
+from services.invalid import first_invalid
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
@@ -181,7 +183,7 @@ class AdaptationConfig(_Strict):
     window_inputs: int = Field(default=1400, ge=100)
     held_share: float = Field(default=0.25, gt=0.0, lt=1.0)  # of the samples, to choose settings on
     blocks: tuple[str, ...] | None = None  # where new caches are tried; default: three early blocks
-    variants: tuple[str, ...] = ("scene(8,64,64)",)  # predictors of new caches
+    variants: tuple[str, ...] = (SCENE,)  # predictors of new caches
     look_every_s: float = Field(default=5.0, gt=0.0)
     niceness: int = Field(default=15, ge=0, le=19)  # above 0, it computes when no other program does
 
@@ -268,7 +270,7 @@ def read_config(
     """
     values, origins = read_target(target)
     if composition is not None:
-        _compose(target, values, origins, composition)
+        _set_composition(target, values, origins, composition)
     for name, text in sorted((os.environ if environment is None else environment).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -298,12 +300,12 @@ def validated(kind: type[M], **given: Any) -> M:
     try:
         return kind.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
+        invalid = first_invalid(error.errors(include_input=False))
         # `from None`: the original error may show a key.
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigError(f"{invalid.where}: {invalid.message}") from None
 
 
-def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
+def _set_composition(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
     """Set the composition of the libraries in a folder. Raises `ConfigError` for anything else."""
     if not target.is_dir() or values.get("pipelines"):
         raise ConfigError(f"--composition is for a cache library; set the compositions in {target} itself")
@@ -322,8 +324,6 @@ def without_password(text: str) -> str:
 
 
 def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -> str:
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    where = origins.get(name, str(target))
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where}: setting '{name}': {reason[:1].lower()}{reason[1:]}"
+    invalid = first_invalid(error.errors(include_input=False))
+    where = origins.get(invalid.where, str(target))
+    return f"{where}: setting '{invalid.where}': {invalid.reason}"

@@ -6,6 +6,9 @@ import json
 import logging
 import sys
 import time
+from typing import Any
+
+from gati.errors import GatiError, first_line
 
 _encode = json.JSONEncoder(default=str).encode
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -32,6 +35,14 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return _encode(line)
+
+
+def log_failure(
+    log: logging.Logger, text: str, error: Exception, *, level: int = logging.WARNING, **extra: Any
+) -> None:
+    """Log why something failed: a `GatiError` in one line, any other exception with its traceback."""
+    trace = None if isinstance(error, GatiError) else error
+    log.log(level, text, extra={**extra, "reason": first_line(error)}, exc_info=trace)
 
 
 def configure(service: str, level: str) -> None:

@@ -246,8 +246,6 @@ struct Statistics {
   5: required Histogram service_seconds
   6: required i32 waiting
   7: required i32 running
-  /** What the next input would wait. */
-  8: required double expected_wait_ms
   9: required i64 resident_bytes
   /** Answers given that were compared with the base model's. */
   10: required i64 audits_agreed

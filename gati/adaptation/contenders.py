@@ -25,6 +25,7 @@ from gati.exploration.library import SELECT
 from gati.exploration.measure import measure_cache
 from gati.priority import let_requests_pass
 from gati.types import Placement, TrialId
+from gati.variants import SCENE
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
 _PART = 256  # inputs per batch
@@ -37,12 +38,12 @@ class NewCaches:
     """Predictors to train from scratch for the scene: each of `variants` at each of `blocks`."""
 
     blocks: tuple[str, ...]
-    variants: tuple[str, ...] = ("scene(8,64,64)",)
+    variants: tuple[str, ...] = (SCENE,)
     recipe: TuneRecipe = _NEW_CACHES
     lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, if known
 
 
-class StopWatch:
+class StepTimes:
     """Adds up `seconds` by step."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -65,7 +66,7 @@ class Work:
     window: Window
     original: Window | None
     parts: Parts
-    watch: StopWatch
+    times: StepTimes
     seed: int
 
     def deployed(self) -> list[Contender]:
@@ -92,7 +93,7 @@ class Work:
                     f"the cache at block '{leaving.block}' is not a learned cache; it cannot be retrained"
                 )
             cache = copy.deepcopy(cache).cpu()  # the serving cache stays on its device
-            with self.watch.of("measure"):
+            with self.times.of("measure"):
                 answers = self._spread(
                     *_answers_of(cache, self.window.hidden[leaving.block][self.parts.select])
                 )
@@ -111,11 +112,11 @@ class Work:
                 continue
             lesson = self._lesson(leaving.block)
             name = self._new_name(leaving.block, leaving.cache.variant, "retrained")
-            times = _STUDENT_TIME if reads_input(leaving.cache.variant) else 1.0
-            own = replace(recipe, limit_s=times * recipe.limit_s)
-            with self.watch.of(f"train {name}"):
+            longer = _STUDENT_TIME if reads_input(leaving.cache.variant) else 1.0
+            own = replace(recipe, limit_s=longer * recipe.limit_s)
+            with self.times.of(f"train {name}"):
                 predictor = tuned(
-                    leaving.cache.predictor, lesson, own, seed=self.seed, clock=self.watch.clock
+                    leaving.cache.predictor, lesson, own, seed=self.seed, clock=self.times.clock
                 )
             found.append(
                 self._measured(
@@ -137,14 +138,14 @@ class Work:
             lesson = self._lesson(block)
             for variant in new.variants:
                 name = self._new_name(block, variant, "new")
-                with self.watch.of(f"train {name}"):
+                with self.times.of(f"train {name}"):
                     predictor = train_new(
-                        variant, shapes[block], lesson, new.recipe, seed=self.seed, clock=self.watch.clock
+                        variant, shapes[block], lesson, new.recipe, seed=self.seed, clock=self.times.clock
                     )
                 known = new.lookup_ms.get(variant)
                 each = self._measured(name, block, variant, predictor, "inline", known or 0.0)
                 if known is None:
-                    with self.watch.of("measure"):
+                    with self.times.of("measure"):
                         lookup_ms = _lookup_ms_of(self.served, variant, block, each.cache)
                     each = replace(each, lookup_ms=lookup_ms)
                 found.append(each)
@@ -194,7 +195,7 @@ class Work:
         """A contender with that predictor and the selector that does best on the select rows."""
         held = self.parts.select
         split = np.full(len(held), SELECT, dtype=np.uint8)
-        with self.watch.of("measure"):
+        with self.times.of("measure"):
             measured = measure_cache(
                 name,
                 (variant, self.served.engine.traced.hidden_shapes[block], predictor),

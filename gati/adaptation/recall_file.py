@@ -60,13 +60,12 @@ class MemoryKeeper:
         path: Path | None,
         identity: str,
         *,
-        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._standing, self._path, self._anywhere = standing, path, identity
         self._identity = f"{identity} {standing.origin}" if standing.origin else identity
-        self._clock, self._now = clock, now
-        self._saved_s = clock()
+        self._now = now
+        self._saved_s = time.monotonic()
         self._recall: Recall | None = None
         self._failing = False
 
@@ -110,9 +109,9 @@ class MemoryKeeper:
 
     def is_due(self) -> bool:
         """Whether it is time to save. If so, schedules the next save half a minute later."""
-        if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
+        if self._path is None or time.monotonic() - self._saved_s < _SAVED_EVERY_S:
             return False
-        self._saved_s = self._clock()
+        self._saved_s = time.monotonic()
         return True
 
     def save(self) -> None:

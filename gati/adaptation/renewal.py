@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,10 +23,13 @@ from gati.caches import parse_variant
 from gati.composition.composition import Composition
 from gati.composition.engines import graph_backend, graph_kind
 from gati.composition.load import Served
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.engine.exits import BASE
 from gati.errors import AdaptError, DataError, GatiError
 from gati.model.entry import INPUT_KIND
 from gati.versions.lineage import SampleWindow
+
+_log = logging.getLogger(__name__)
 
 _LEAST_ADVANTAGE = 0.03  # share of expected latency to save before caches that keep the promise are replaced
 _MORE_HITS = 1.2  # hits that an earlier version needs, in multiples of the serving one's
@@ -58,7 +62,7 @@ def promise_of(served: Served, settings: AdaptSettings) -> Promise:
         _check_calibration(served)
     return Promise(
         chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
-        settings.confidence or chosen.confidence or 0.95,
+        settings.confidence or chosen.confidence or DEFAULT_CONFIDENCE,
     )
 
 
@@ -245,8 +249,8 @@ class Renewal:
                 self._original = original_sample(
                     self._first, self._settings.original_inputs, seed=self._settings.seed
                 )
-            except DataError:  # the inputs of explore are gone: train on the window alone
-                self._original = None
+            except DataError as error:  # the inputs of explore are gone
+                _log.warning("retraining uses recent inputs alone, without original data: %s", error)
         self._original_known = True
         if self._original is not None:
             blocks = {leaving.block for leaving in self._first.engine.exits}

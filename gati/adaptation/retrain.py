@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from gati.adaptation.contenders import NewCaches, StopWatch, Work
+from gati.adaptation.contenders import NewCaches, StepTimes, Work
 from gati.adaptation.contest import Contender, Costs, Laid, costs_of, exits_of, lay, replay_deployed
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
@@ -25,6 +25,7 @@ from gati.caches import reads_input
 from gati.composition.binomial import p_value
 from gati.composition.composition import Composition
 from gati.composition.load import Served
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.replay import Replay
 from gati.engine.exits import EngineExit
 from gati.errors import AdaptError
@@ -72,12 +73,6 @@ class Retrained:
             raise AdaptError("retraining found no caches to deploy")
         return self.settings[self.aimed].composition
 
-    @property
-    def better(self) -> bool:
-        """Whether there are new exits, and they are faster or the old ones broke the promise."""
-        faster = self.after.mean_latency_ms < self.before.mean_latency_ms
-        return bool(self.settings) and (self.before.broken or faster)
-
 
 def retrain(
     served: Served,
@@ -119,21 +114,21 @@ def retrain(
         )
     if new is not None:
         check_places(new.blocks, new.variants, traced)
-    watch = StopWatch(clock)
+    times = StepTimes(clock)
     earlier = () if library is None else library.engine.exits
     blocks = {*(leaving.block for leaving in (*served.engine.exits, *earlier)), *wanted}
-    with watch.of("collect"):
+    with times.of("collect"):
         window = window.collected(traced, blocks)
         original = None if original is None else original.collected(traced, blocks)
-    work = Work(served, window, original, parts, watch, seed)
+    work = Work(served, window, original, parts, times, seed)
     costs = costs_of(served)
     asked = accuracy if accuracy is not None else chosen.accuracy_target
-    sure = confidence if confidence is not None else chosen.confidence or 0.95
+    sure = confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE
     deployed = {each.block: each for each in work.deployed()}
     contenders = [*deployed.values(), *work.retrained(recipe or TuneRecipe())]
     contenders += [] if library is None else work.of_library(library)
     contenders += [] if new is None else work.new(new)
-    with watch.of("choose"):
+    with times.of("choose"):
         laid, aimed = lay(contenders, costs, window.base_class, parts.select, accuracy=asked, served=chosen)
         before = replay_deployed(served.engine.exits, deployed, costs, window.base_class, parts.select)
         after = (
@@ -144,7 +139,7 @@ def retrain(
         aimed,
         before=_measurement(before, asked, sure),
         after=_measurement(after, asked, sure),
-        seconds=watch.seconds,
+        seconds=times.seconds,
     )
 
 

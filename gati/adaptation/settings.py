@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gati.errors import AdaptError
 from gati.guard.watch import State
+from gati.variants import SCENE
 
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
@@ -77,7 +78,7 @@ class AdaptSettings:
     falls_to: float = 0.5
     held_share: float = 0.25
     blocks: tuple[str, ...] | None = None
-    variants: tuple[str, ...] = ("scene(8,64,64)",)
+    variants: tuple[str, ...] = (SCENE,)
     original_inputs: int = 200
     scene_tolerance: float = 0.25
     recent_inputs: int = 120

@@ -15,6 +15,7 @@ import typer
 from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list
 from gati.errors import AdaptError
 from gati.units import parse_duration
+from gati.variants import SCENE
 
 if TYPE_CHECKING:
     from gati.adaptation.settings import AdaptSettings, Change
@@ -75,7 +76,6 @@ _Blocks = Annotated[
 _Variants = Annotated[
     str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
 ]
-_VARIANTS = "scene(8,64,64)"
 
 
 def stream(
@@ -104,7 +104,7 @@ def stream(
     window_inputs: _WindowInputs = None,
     held_share: _HeldShare = 0.25,
     blocks: _Blocks = None,
-    variants: _Variants = _VARIANTS,
+    variants: _Variants = SCENE,
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
     recall: _Recall = True,
@@ -327,7 +327,7 @@ def replay(
     window_inputs: _WindowInputs = None,
     held_share: _HeldShare = 0.25,
     blocks: _Blocks = None,
-    variants: _Variants = _VARIANTS,
+    variants: _Variants = SCENE,
     adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
     json_file: JsonFile = None,
     audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,

@@ -7,6 +7,7 @@ SciPy is imported on first use: the import takes a fifth of a second, and servin
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from gati.errors import CompositionError
 
@@ -27,10 +28,9 @@ def required_inputs(accuracy: float, delta: float, losses: int = 0) -> int:
     low, high = losses, max(losses + 1, math.ceil(math.log(delta) / math.log(accuracy)))
     while p_value(losses, high, accuracy) > delta:
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if p_value(losses, middle, accuracy) <= delta else (middle, high)
-    return high
+    return bisect_left(
+        range(high), True, lo=low + 1, key=lambda inputs: p_value(losses, inputs, accuracy) <= delta
+    )
 
 
 def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:

@@ -26,6 +26,7 @@ from gati.composition.contests import (
 from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import (
+    DEFAULT_CONFIDENCE,
     CandidatePlan,
     Settings,
     placement_rank,
@@ -35,7 +36,6 @@ from gati.composition.refining import refined, wrong_in_between
 from gati.composition.replay import Replay
 from gati.composition.risk import smoothed_loss
 from gati.composition.verdicts import (
-    DEFAULT_CONFIDENCE,
     counts_of,
     replay_of,
     walk_through,

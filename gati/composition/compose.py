@@ -18,7 +18,13 @@ from gati.composition.further import Further, further_inputs
 from gati.composition.ledger import Attempt, Ledger, enter_use
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
-from gati.composition.plans import CandidatePlan, Settings, placement_rank, plan_published
+from gati.composition.plans import (
+    DEFAULT_CONFIDENCE,
+    CandidatePlan,
+    Settings,
+    placement_rank,
+    plan_published,
+)
 from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
@@ -34,7 +40,7 @@ def compose(
     directory: str | Path,
     *,
     accuracy: float = 0.99,
-    confidence: float | None = 0.95,
+    confidence: float | None = DEFAULT_CONFIDENCE,
     memory_bytes: int | str | None = None,
     objective: Objective = "exact",
     solver: str = "auto",

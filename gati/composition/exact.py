@@ -14,8 +14,8 @@ the budget. So the guarantee of greedy algorithms does not hold here.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,9 @@ from gati.composition.priced_bound import priced_bound_ms
 from gati.composition.search import ROUNDING, Frontier, search_frontier
 from gati.composition.shared import BYTES_PER_UNIT
 from gati.composition.solvers import MixedIntegerProgram, Solution, solve
-from gati.errors import SolverError
+from gati.errors import SolverError, UnsolvedError
 
+_log = logging.getLogger(__name__)
 LARGEST_PROGRAM = 600  # merged inputs times trials that a solver proves optimal in seconds
 SEARCH = "search"
 
@@ -60,14 +61,19 @@ def solve_exact(
     """Return the fastest composition found with at most `budget` disagreements.
 
     `frontier` is the result of `search_frontier`, for reuse across budgets. With `prove` False even small
-    instances are searched, and the bound is 0. If solver "auto" runs out of time, the result is that of the
-    search. Raises SolverError.
+    instances are searched, and the bound is 0. If solver "auto" is missing, runs out of time or is wrong,
+    the result is that of the search. Raises SolverError.
     """
     if not instance.trials:  # every lookup takes longer than it could save
         return ExactChoice((), instance.outcome(()), instance.base_ms, SEARCH)
     if prove and fits_program(instance):
-        with suppress(*((SolverError,) if solver == "auto" else ())):
+        try:
             return solve_program(instance, budget, solver=solver)
+        except SolverError as error:
+            if solver != "auto":
+                raise
+            if not isinstance(error, UnsolvedError):
+                _log.warning("the result is that of the search, since a solver was wrong: %s", error)
     frontier = frontier or search_frontier(instance)
     chosen = frontier.within(budget, thorough=thorough)
     bound = max(lower_bound_ms(instance, budget), priced_bound_ms(instance, budget)) if prove else 0.0

@@ -16,6 +16,7 @@ from gati.composition.replay import Replay
 from gati.exploration.library import Library
 from gati.types import Placement, Profile, Trial
 
+DEFAULT_CONFIDENCE = 0.95
 CLEARLY_FASTER = 0.85
 # Time that lookups may add to an input that misses every cache, as a share of the network's time. A student
 # that answers four of five inputs may well take a third, and the network itself in 8-bit integers two. What
@@ -28,7 +29,7 @@ class Settings:
     """The operator's settings for a composition."""
 
     accuracy: float = 0.99
-    confidence: float | None = 0.95
+    confidence: float | None = DEFAULT_CONFIDENCE
     memory_limit_bytes: int | None = None
     objective: Objective = "exact"
     solver: str = "auto"

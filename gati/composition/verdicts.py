@@ -11,13 +11,11 @@ from gati.composition.accuracy import accuracy_drop
 from gati.composition.certificate import Certificate, LossCounts, WalkedOn
 from gati.composition.copies import counted
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.plans import CandidatePlan, Settings, problem_of
+from gati.composition.plans import DEFAULT_CONFIDENCE, CandidatePlan, Settings, problem_of
 from gati.composition.problem import Candidate
 from gati.composition.replay import Replay
 from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.exploration.library import Library
-
-DEFAULT_CONFIDENCE = 0.95
 
 
 def certify_published(

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gati.types import BASE as BASE
 from gati.types import Placement
-
-BASE = "base"  # Prediction.exit of a request that ran the whole network
 
 # Kernels round differently for one row and for many. If a lookup's score or two class scores are this close
 # to another decision, the input is computed again alone, so the batch never changes an answer.

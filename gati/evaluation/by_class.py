@@ -36,9 +36,9 @@ class ClassCount:
     hit_rate: Share
 
 
-def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the exact two-sided confidence interval of a proportion; (0, 1) without trials."""
-    tail = (1.0 - confidence) / 2.0
+def exact_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return the exact two-sided 95 % confidence interval of a proportion; (0, 1) without trials."""
+    tail = (1.0 - CONFIDENCE) / 2.0
     losses = trials - successes
     return agreement_lower_bound(losses, trials, tail), rate_upper_bound(successes, trials, tail)
 

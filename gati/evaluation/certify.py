@@ -25,7 +25,7 @@ from gati.composition.composition import Composition
 from gati.composition.copies import counted
 from gati.composition.ledger import Attempt, Ledger
 from gati.composition.load import Served, open_served
-from gati.composition.verdicts import DEFAULT_CONFIDENCE
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.walk import certify as walk
 from gati.composition.walk import certify_every_class, count_by_class
 from gati.errors import CompositionError
@@ -35,7 +35,7 @@ from gati.exploration.library import Library
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.sequence import Data
-from gati.types import TrialId
+from gati.types import BASE, TrialId
 
 _BATCH = 64
 _SURPRISING = 0.05  # p-value below which two counts differ significantly
@@ -193,7 +193,7 @@ def _answers(
             rows = rows.to(engine.traced.device)
             predictions = engine(rows)
             answers += [prediction.class_index for prediction in predictions]
-            hits += sum(prediction.exit != "base" for prediction in predictions)
+            hits += sum(prediction.exit != BASE for prediction in predictions)
             with torch.inference_mode():
                 base += served.module(rows.clone()).argmax(1).tolist()
             if progress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -172,17 +173,10 @@ def forecast_targets(certify: int, confidence: float, train_data: bool) -> tuple
 
 def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
     """Return the most losses that still certify; zero losses must certify."""
-    low, high = 0, inputs
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if p_value(middle, inputs, accuracy) <= delta else (low, middle)
-    return low
+    return bisect_right(range(inputs), delta, lo=1, key=lambda losses: p_value(losses, inputs, accuracy)) - 1
 
 
 def _held_out_for(certify: int, train_data: bool) -> int:
     """Return the fewest inputs in `--data` that leave `certify` for certification (monotonic)."""
-    low, high = certify - 1, 4 * certify + 4
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if parts_of(middle, train_data)[2] >= certify else (middle, high)
-    return high
+    most = 4 * certify + 4
+    return bisect_left(range(most), certify, lo=certify, key=lambda inputs: parts_of(inputs, train_data)[2])

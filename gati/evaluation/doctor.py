@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
 from gati.engine.backends import BACKENDS, Backend, GraphBackend
 from gati.engine.engine import Engine
@@ -51,7 +52,7 @@ _COUNTED = 10_000  # above this many inputs, duplicates are not searched for
 _REPETITIONS = 15
 _REQUESTS = 10  # per engine
 _FOR_ENGINES = 0.6  # share of the time after which no further engine is started
-_CONFIDENCE, _BUDGET_S = 0.95, 25 * 60.0
+_BUDGET_S = 25 * 60.0
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def doctor(
     text_column: str | None = None,
     label_column: str | None = None,
     budget_s: float = _BUDGET_S,
-    confidence: float = _CONFIDENCE,
+    confidence: float = DEFAULT_CONFIDENCE,
     seed: int = 0,
     within_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,

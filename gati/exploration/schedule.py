@@ -35,6 +35,7 @@ _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 # More steps improve almost nothing. The larger of the two limits holds.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
+_LARGEST_BATCH = 128  # inputs
 
 
 # Where ----------------------------------------------------------------------------------------------------
@@ -152,9 +153,9 @@ def too_heavy(parameters: int, limit_bytes: int) -> str:
 # How long -------------------------------------------------------------------------------------------------
 
 
-def batch_size_for(training_inputs: int, largest: int = 128) -> int:
+def batch_size_for(training_inputs: int) -> int:
     """Inputs per step; fewer if there are few training inputs."""
-    return max(8, min(largest, training_inputs // 8))
+    return max(8, min(_LARGEST_BATCH, training_inputs // 8))
 
 
 def steps_for_epochs(epochs: float, training_inputs: int, batch_size: int, *, least: int) -> int:

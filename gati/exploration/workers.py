@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -56,16 +56,9 @@ class GroupTrainer:
     For each: `begin`, `advance` until a slice says that training has ended, then `measure`.
     """
 
-    def __init__(
-        self,
-        classroom: Classroom,
-        *,
-        threads: int,
-        device: str = "cpu",
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, classroom: Classroom, *, threads: int, device: str = "cpu") -> None:
         self._classroom = replace(classroom, device=torch.device(device))
-        self._threads, self._clock = threads, clock
+        self._threads = threads
         self._task: GroupTask | None = None
         self._training: SharedTraining | None = None
         self._losses: Iterator[float] = iter(())
@@ -91,26 +84,26 @@ class GroupTrainer:
         self._classroom.module.to(self._classroom.device)
         if task.lesson.emphasis is not None:
             task.lesson.emphasis.predictor.to(self._classroom.device)
-        training = group_training(self._classroom, task, self._clock)
+        training = group_training(self._classroom, task, time.perf_counter)
         if state is not None:
             with TemporaryDirectory() as folder:
                 path = Path(folder) / "state.safetensors"
                 path.write_bytes(state)
                 training.restore(path)
         self._task, self._training, self._loss = task, training, 0.0
-        self._losses = training.run(timekeeper(task.plan, training, allowed_s, self._clock))
+        self._losses = training.run(timekeeper(task.plan, training, allowed_s, time.perf_counter))
         return training.step
 
     def advance(self, seconds: float, want_state: bool) -> Slice:
         """Train for about `seconds`, at least one step. The state is returned on request, and at the end."""
-        began, ended = self._clock(), False
+        began, ended = time.perf_counter(), False
         while True:
             loss = next(self._losses, None)
             if loss is None:
                 ended = True
                 break
             self._loss = loss
-            if self._clock() - began >= seconds:
+            if time.perf_counter() - began >= seconds:
                 break
         state = self._state() if want_state or ended else None
         return Slice(self._running.step, self._loss, ended, state)

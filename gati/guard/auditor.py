@@ -22,14 +22,13 @@ from gati.engine.exits import BASE
 from gati.guard.draws import NOTHING, Drawn, Draws
 from gati.guard.posts import Counting, Post, Version
 from gati.guard.proof import Proof
+from gati.types import RECALL as RECALL
 
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
 _EAGER = 3  # consecutive requests looked at first, in multiples of the audits that complete a lossless proof
 _NO_CLASS = -1
-
-RECALL = "recall"  # Prediction.exit of an answer from memory
 
 
 class Probed(NamedTuple):

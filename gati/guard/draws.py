@@ -30,7 +30,7 @@ NOTHING = Drawn(audit=False, sample=False, trial=False)
 
 
 class Draws:
-    """Draws audits at the constant rate `rate`, of which a share `audits` for their own sake.
+    """Draws audits at a constant rate: a share `audits` of requests for their own sake.
 
     `samples` is the share of requests sampled; each sample is also an audit, as its reference answer is
     computed anyway. `trials` is the share looked up by caches that do not answer. `seed` None takes the
@@ -48,11 +48,6 @@ class Draws:
             random.SystemRandom() if seed is None else random.Random(f"{seed} {what}")
             for what in ("audits", "samples", "trials")
         )
-
-    @property
-    def rate(self) -> float:
-        """The share of requests that is audited."""
-        return 1.0 - (1.0 - self._audits) * (1.0 - self._samples)
 
     def draw(self, more_samples: float = 0.0) -> Drawn:
         """Decide about the next request; with `more_samples` above `samples`, that share is sampled.

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,12 +91,10 @@ class Proof:
         """Number of audits that complete the proof from the start if none is a loss."""
         grown, _ = self._grown
         begin, wanted = -math.log(len(_SHARES)), -math.log(self.delta)
-        low, high = 0, math.ceil((wanted - begin) / float(grown.max())) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            enough = float(np.logaddexp.reduce(begin + middle * grown)) >= wanted
-            low, high = (low, middle) if enough else (middle, high)
-        return high
+        most = math.ceil((wanted - begin) / float(grown.max())) + 1
+        return bisect_left(
+            range(most), wanted, lo=1, key=lambda audits: float(np.logaddexp.reduce(begin + audits * grown))
+        )
 
     @property
     def how_far(self) -> str:

@@ -96,8 +96,8 @@ class _Kept:
 class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
-    `clock` times writing, `now` gives seconds since 1970: without any audit, proofs are believed for
-    `max_age_s`, and only for requests of the same `origin`, a name that is written to the file. `delta`
+    `clock` times writing, `now` gives seconds since 1970: without any audit, proofs are believed for a
+    week, and only for requests of the same `origin`, a name that is written to the file. `delta`
     bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
     (`gati.guard.proof.Spending`), and `lasts` at least so long. `path` None keeps nothing. Not thread-safe,
     except `write`.
@@ -112,10 +112,9 @@ class Standing:
         lasts: Duration = AT_ONCE,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
-        max_age_s: float = _WEEK_S,
         origin: str = "",
     ) -> None:
-        self._now, self._max_age_s = now, max_age_s
+        self._now = now
         self.origin = origin
         self.elsewhere = False  # something is not believed because it was proven for another origin
         self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
@@ -294,7 +293,7 @@ class Standing:
 
     def _doubt(self, watch: Watch, origin: Any, heard_s: Any) -> None:
         """Forget what was proven of a saved watch too long ago, or elsewhere."""
-        if not self._is_recent(heard_s, self._max_age_s):
+        if not self._is_recent(heard_s, _WEEK_S):
             watch.forget()
         epoch = watch.epoch
         if origin != self.origin:

@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 from gati.errors import DataError
 from gati.model.archives import read_npz
 from gati.model.datasets import DatasetData, call_dataset, from_dataset
-from gati.model.folders import class_folders, readable
+from gati.model.folders import class_folders, files_with, readable
 from gati.model.identity import Identities
-from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
+from gati.model.pictures import IMAGE_SUFFIXES, file_identities, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.sequence import Data, HeldData, listed
@@ -136,10 +136,12 @@ class _FolderData(Data):
             folders = class_folders(folder)
             classes = [each.name for each in folders]
             found = [
-                (path, number) for number, each in enumerate(folders) for path in image_files(each, "**/*")
+                (path, number)
+                for number, each in enumerate(folders)
+                for path in files_with(IMAGE_SUFFIXES, each, "**/*")
             ]
             if not classes:
-                found = [(path, -1) for path in image_files(folder, "*")]
+                found = [(path, -1) for path in files_with(IMAGE_SUFFIXES, folder, "*")]
         if not found:
             refuse_recordings(folder, what)
             raise DataError(

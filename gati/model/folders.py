@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,11 @@ def class_folders(folder: Path) -> list[Path]:
     for each in found:
         next(each.iterdir(), None)  # `Path.glob` passes over folders without a word
     return found
+
+
+def files_with(suffixes: Collection[str], folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder that match a pattern and have one of these lower-case suffixes, sorted."""
+    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in suffixes and path.is_file())
 
 
 @contextmanager

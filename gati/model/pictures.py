@@ -20,13 +20,6 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")  # decoders that ma
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
 
 
-def image_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the image files of a folder that match a pattern, sorted."""
-    return sorted(
-        path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
-
-
 def open_image(path: Path) -> Image.Image:
     """Decode an image file. Raises `DataError` if it is missing, damaged, too large or unsupported."""
     with _oversized_is_an_error():

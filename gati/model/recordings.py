@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
-from gati.model.folders import class_folders, readable
+from gati.model.folders import class_folders, files_with, readable
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
@@ -81,17 +81,15 @@ def load_recordings(paths: Sequence[Path], preprocessing: Preprocessing) -> Tens
     return preprocessing.from_waves(torch.stack(waves))
 
 
-def decode_recordings(
-    contents: Sequence[bytes | memoryview], preprocessing: Preprocessing, what: str = "the request"
-) -> Tensor:
-    """As `load_recordings`, of WAV or FLAC files in memory; `what` begins the messages.
+def decode_recordings(contents: Sequence[bytes | memoryview], preprocessing: Preprocessing) -> Tensor:
+    """As `load_recordings`, of the WAV or FLAC files in a request.
 
     Only the part of a file that the network uses is decoded.
     """
     sound = _front_end(preprocessing)
     waves = []
     for number, content in enumerate(contents):
-        name, begin = f"{what}: recording {number}", bytes(content[:4])
+        name, begin = f"the request: recording {number}", bytes(content[:4])
         if begin not in (b"RIFF", b"fLaC"):
             raise DataError(f"{name} is neither WAV nor FLAC; convert it")
         read = _read_wav if begin == b"RIFF" else _read_flac
@@ -119,17 +117,10 @@ def _at_rate(sound: LogMel, recorded: tuple[int, NDArray[np.float32]], name: str
 
 def refuse_recordings(folder: Path, what: str) -> None:
     """Raise `DataError` if a folder that should hold images has recordings."""
-    if _recording_files(folder, "**/*"):
+    if files_with(RECORDING_SUFFIXES, folder, "**/*"):
         raise DataError(
             f"{what}: {folder} holds recordings; describe the network's input: --sample-rate and --seconds"
         )
-
-
-def _recording_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the recordings of a folder that match a pattern, sorted."""
-    return sorted(
-        path for path in folder.glob(pattern) if path.suffix.lower() in RECORDING_SUFFIXES and path.is_file()
-    )
 
 
 def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
@@ -220,11 +211,11 @@ def _scaled(samples: NDArray[Any]) -> NDArray[Any]:
 
 def _by_folder(folder: Path) -> list[tuple[Path, str | None]]:
     every = class_folders(folder)
-    return [(path, entry.name) for entry in every for path in _recording_files(entry, "**/*")]
+    return [(path, entry.name) for entry in every for path in files_with(RECORDING_SUFFIXES, entry, "**/*")]
 
 
 def _by_name(folder: Path) -> list[tuple[Path, str | None]]:
-    paths = _recording_files(folder, "*")
+    paths = files_with(RECORDING_SUFFIXES, folder, "*")
     matches = [_LABELLED.fullmatch(path.stem) for path in paths]
     labels = [match[1] for match in matches if match is not None]
     return list(zip(paths, labels if len(labels) == len(paths) else [None] * len(paths), strict=True))

@@ -4,7 +4,7 @@
 choices maximize the expected worth of the answer, subject to the constraint that a query meets its SLO with
 probability `attainment` or more. A right answer in time is worth 1. A late right answer is worth
 `late_worth`, by default a half: with 1, only the constraint would keep queries in time; with 0, rare slow
-requests would decide too much. Up to `tolerance` of the worth is given up to save time.
+requests would decide too much. Up to 0.1 % of it is given up to save time.
 
 **The solution.** Meeting the SLO has a price q, and a millisecond a price c. The value of starting stage s
 with remaining time t after finding f is
@@ -59,8 +59,8 @@ from gati.pipelines.tables import (
     column_of,
 )
 
-DEFAULT_TOLERANCE = 0.001
 DEFAULT_LATE_WORTH = 0.5
+_TOLERANCE = 0.001  # worth that is given up to save time
 _COLUMNS = 1024
 _PARALLEL_COLUMNS = 256  # for parallel branches, which need matrices
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
@@ -105,7 +105,6 @@ class DynamicPolicy:
         attainment: float,
         *,
         late_worth: float = DEFAULT_LATE_WORTH,
-        tolerance: float = DEFAULT_TOLERANCE,
         columns: int | None = None,
     ) -> None:
         following = follows(pipeline)
@@ -123,7 +122,7 @@ class DynamicPolicy:
             tables.append(ValueTable(grid, given=self._choices_of(pipeline, split(pipeline, attainment))))
         tables += [ValueTable(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
         values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
-        self._taken = _take(values, static, attainment, tolerance)
+        self._taken = _take(values, static, attainment)
         self._forecasts = values[self._taken, :, np.arange(self._columns)]  # [columns, 4]
         self._entries = _entries(pipeline, attainment)
         self._tables: dict[int, _Table] = {
@@ -198,9 +197,7 @@ def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
     }
 
 
-def _take(
-    values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
-) -> npt.NDArray[np.intp]:
+def _take(values: Array, static: npt.NDArray[np.intp], attainment: float) -> npt.NDArray[np.intp]:
     """The table for each column of [tables, 4, columns]; `static` [columns]: tables of the static plans."""
     worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY]].transpose(1, 0, 2)
     every = np.arange(static.size)
@@ -208,7 +205,7 @@ def _take(
     as_good = (right >= right[static, every] - _SURE) & (worth >= worth[static, every] - _SURE)
     enough &= as_good | ~enough[static, every]
     best = np.where(enough, worth, -np.inf).max(axis=0)
-    good = enough & (worth >= best - tolerance)
+    good = enough & (worth >= best - _TOLERANCE)
     taken = np.where(good, busy, np.inf).argmin(axis=0)
     taken = np.where(enough.any(axis=0), taken, _greatest(in_time, worth, -busy))
     late = in_time.max(axis=0) < _SURE  # too late with any choice, so finish early

@@ -39,8 +39,8 @@ from gati.errors import PipelineError
 from gati.pipelines.decayed import DecayedCounts, DecayedHistogram
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
+from gati.types import BASE
 
-BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # smallest share of the offline part that is kept in a mixture
 _QUEUE_FASTER = 4  # queueing times decay faster: the load changes faster than the networks
 _RARER = 4  # an observation has the weight of the queries since the last one, divided by this
@@ -188,7 +188,7 @@ class OptionFigures:
     def hit_rate(self) -> float | None:
         """The recent share of requests that left at an early exit, None without requests."""
         shares = self.exits.shares()
-        return 1.0 - shares.get(BASE_EXIT, 0.0) if shares else None
+        return 1.0 - shares.get(BASE, 0.0) if shares else None
 
     def evidence(self, tick: int) -> float:
         """The current weight of its observations, in queries."""

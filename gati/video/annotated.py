@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from gati.errors import StorageError, VideoError
+from gati.types import BASE
 from gati.video.decode import import_av
 from gati.video.frames import Frame
 from gati.video.sinks import Result
@@ -120,7 +121,7 @@ def annotate(image: NDArray[np.uint8], results: list[Result]) -> Image.Image:
     font = ImageFont.load_default(max(10, picture.height // 20))
     whole = 0.0  # bottom of the whole picture's labels, in pixels
     for result in results:
-        colour = _BASE if result.exit == "base" else _EARLY
+        colour = _BASE if result.exit == BASE else _EARLY
         at = (0.0, whole)
         if result.region is not None:
             box = result.region

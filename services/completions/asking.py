@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 from gati.errors import RequestError
 from gati.evict.engine.generation import GenerationRequest, Sampling
 from gati.evict.engine.tokens import Vocabulary
+from services.invalid import first_invalid
 
 _MOST_PROMPTS = 64
 _DEFAULT_TOKENS = 16  # OpenAI's default
@@ -115,16 +116,15 @@ def _prompts(prompt: Any, tokens: Vocabulary) -> list[tuple[int, ...]]:
 
 
 def _message(error: ValidationError) -> str:
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
+    invalid = first_invalid(error.errors(include_input=False, include_url=False))
+    where = str(invalid.place[0]) if invalid.place else ""
+    if invalid.kind == "extra_forbidden":
         return f"unknown parameter {where[:40]!r}"
-    if where == "prompt" and first["type"] != "missing":
+    if where == "prompt" and invalid.kind != "missing":
         return "prompt: give a text, a list of tokens, or a list of texts or of lists of tokens"
     if where == "stop":  # pydantic names only the last of the forms that it may have
         return (
             "stop: give a text or up to four texts, none of them empty or longer than "
             f"{_LONGEST_STOP} characters"
         )
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where or 'the body'}: {reason[:1].lower()}{reason[1:]}"
+    return f"{where or 'the body'}: {invalid.reason}"

@@ -20,6 +20,7 @@ from services.eviction.status import metrics_page, read_status
 from services.scheduler.app import answer_errors
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import check_json
+from services.scheduler.documents import error_replies
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
@@ -60,7 +61,6 @@ _MANY = {
 _BODY = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": [_ONE, _MANY]}}}}
 }
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 _REASONS = {
     400: "Malformed JSON, or the wrong shape",
     401: "The key is missing or wrong",
@@ -70,10 +70,7 @@ _REASONS = {
     429: "Overloaded, or a quota is used up; try again after Retry-After",
     503: "No model is loaded, or the server is shutting down",
 }
-_REPLIES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-    for status, text in _REASONS.items()
-}
+_REPLIES = error_replies(_REASONS)
 _PROBABILITY = {"type": "number", "minimum": 0.0, "maximum": 1.0}
 _REPLIES[200] = {
     "description": "p: probability of another prompt; a list for conversations. version: the model's.",

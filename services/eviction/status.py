@@ -51,7 +51,7 @@ class _Told:
         self._status = status
 
     def collect(self) -> list[Metric]:
-        """Yield all metric families that have values."""
+        """Return all metric families that have values."""
         found: list[Metric] = []
         for key, (name, text) in _COUNTERS.items():
             if isinstance(value := self._status.get(key), (int, float)):

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from gati.errors import GatiError, NotFoundError, StorageError, first_line
+from gati.errors import GatiError, NotFoundError, StorageError
 from gati.versions.repository import ModelRepository
 from services.again import keep_on
 from services.inference.loaded import TooManyVersionsError
 from services.inference.versions import Versions
+from services.logs import log_failure
 from services.scratch import Scratch
 
 _LONGEST_PAUSE_S = 300.0
@@ -41,8 +42,7 @@ class Followed:
         try:
             await self._look()
         except Exception as error:  # of any type: any file system may hold the repository
-            trace = None if isinstance(error, GatiError) else error
-            _log.warning("cannot read the repository", extra={"reason": first_line(error)}, exc_info=trace)
+            log_failure(_log, "cannot read the repository", error)
 
     async def _look(self) -> None:
         token = await asyncio.to_thread(self._repository.active_token, self._model)

@@ -25,7 +25,6 @@ from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
-from gati.errors import first_line
 from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Counting, Post
@@ -36,6 +35,7 @@ from services.inference.keeping import ServedStanding
 from services.inference.line import Line, Reservation
 from services.inference.queue import RequestQueue
 from services.inference.settings import InferenceSettings
+from services.logs import log_failure
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
@@ -333,7 +333,7 @@ class Following:
         except Exception as error:  # of any type, like the failures of engines
             if post.version.gone:
                 raise
-            _log.warning("lookups failed", extra={"version": post.version.name, "reason": first_line(error)})
+            log_failure(_log, "lookups failed", error, version=post.version.name)
             return lookups_failed(post)
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 

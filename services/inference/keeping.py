@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gati.errors import one_line
 from gati.guard.proof import Duration
 from gati.guard.standing import Snapshot, Standing
 from gati.guard.watch import OnEvent, Watch
@@ -47,7 +48,8 @@ class ServedStanding(Standing):
     ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
         self._others = others
-        self._withdrawn_there = self._heeded = _withdrawn_in(others)
+        self._unreadable: set[tuple[Path, str]] = set()  # files of others and why, as logged
+        self._withdrawn_there = self._heeded = self._withdrawn()
         self._writable = writable
         self._shared: dict[str, Watch] = {}
         self._least_deltas: dict[str, float] = {}  # that versions with equal caches ask for
@@ -113,7 +115,34 @@ class ServedStanding(Standing):
 
     def _exchange(self, snapshot: Snapshot) -> None:
         self.write(snapshot)
-        self._withdrawn_there = _withdrawn_in(self._others)
+        self._withdrawn_there = self._withdrawn()
+
+    def _withdrawn(self) -> dict[str, int]:
+        """How many settings are left of caches of which the guards of other replicas have withdrawn some.
+
+        Files that are not readable are ignored, with one warning for each reason.
+        """
+        withdrawn: dict[str, int] = {}
+        for path in self._others:
+            try:
+                versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
+                for name, each in versions.items():
+                    level = _left_of(each)
+                    if level is not None:
+                        withdrawn[name] = min(level, withdrawn.get(name, level))
+            except FileNotFoundError:
+                continue  # that replica has never been started
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                self._warn_once(path, one_line(error))
+        return withdrawn
+
+    def _warn_once(self, path: Path, reason: str) -> None:
+        if (path, reason) not in self._unreadable:
+            self._unreadable.add((path, reason))
+            _log.warning(
+                "the state file of another replica cannot be read; what its guard stops may answer here",
+                extra={"file": str(path), "reason": reason},
+            )
 
     def write(self, snapshot: Snapshot) -> None:
         """As `Standing.write`, if this process owns the file."""
@@ -146,26 +175,6 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
         )
         return opened(path, writable=False, others=others), _nothing
     return opened(path, others=others), lock.close
-
-
-def _withdrawn_in(files: Sequence[Path]) -> dict[str, int]:
-    """How many settings are left of caches of which the guards of other replicas have withdrawn some.
-
-    Files that are not readable are ignored.
-    """
-    withdrawn: dict[str, int] = {}
-    for path in files:
-        try:
-            versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
-            for name, each in versions.items():
-                level = _left_of(each)
-                if level is not None:
-                    withdrawn[name] = min(level, withdrawn.get(name, level))
-        except FileNotFoundError:
-            continue  # that replica has never been started
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.debug("the state file of another replica cannot be read", extra={"reason": str(error)})
-    return withdrawn
 
 
 def _left_of(watch: Mapping[str, Any]) -> int | None:

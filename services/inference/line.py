@@ -12,8 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from gati.errors import GatiError
 from services.inference.counts import Counts
+from services.logs import log_failure
 
 _log = logging.getLogger("gati.inference")
 
@@ -107,9 +107,7 @@ class Line:
                 if place is None or not place.lost:
                     await job()
             except Exception as error:  # of any type: later jobs must still run
-                trace = None if isinstance(error, GatiError) else error
-                extra = {"reason": str(error)}
-                _log.warning("an audit failed; all waiting audits are dropped", extra=extra, exc_info=trace)
+                log_failure(_log, "an audit failed; all waiting audits are dropped", error)
                 self._drop()
             finally:
                 if place is not None:

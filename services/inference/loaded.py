@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from gati.composition.composition import Composition
-from gati.composition.verdicts import DEFAULT_CONFIDENCE
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE
 from gati.errors import CompositionError

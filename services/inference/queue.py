@@ -145,10 +145,6 @@ class RequestQueue:
             self._broken, self._checked = True, None
         return self._broken
 
-    def expected_wait_s(self, priority: int = 1) -> float:
-        """Expected wait of a new input of that priority."""
-        return self._wait_s(self._ahead(priority))
-
     def _ahead(self, priority: int) -> int:
         """Number of inputs that run, or start before a new one of that priority."""
         before = sum(count for each, count in self._counts.items() if each <= priority)

@@ -45,10 +45,10 @@ def open_runner(engine: Engine, *, early: bool = True, workers: int | None = Non
     """
     if workers == 1 or (early and engine.overlapped):
         return _OneAtATime(engine, early=early)
-    return _Side(engine, early=early, workers=workers)
+    return _Concurrent(engine, early=early, workers=workers)
 
 
-class _Side:
+class _Concurrent:
     """Several inputs concurrently, one thread each; see `ConcurrentEngine`."""
 
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:

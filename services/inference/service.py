@@ -42,9 +42,11 @@ from services.wire.gen.ttypes import (
 )
 from services.wire.tensors import (
     BYTES,
+    LONGEST_PLACE,
     LONGEST_TEXT,
     datatype_of,
     from_tensor,
+    inputs_in,
     recordings_of,
     texts_of,
 )
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
 _LARGE_INPUT_BYTES = 128 * 1024  # from this size on, preprocessing runs in a separate thread
 _LONG_TEXT_BYTES = 8 * 1024  # the same limit for text
 _HIGHEST, _LOWEST = 1, 10
-_LONGEST_PLACE = 128  # characters
 
 
 class InferenceService:
@@ -156,7 +157,6 @@ class InferenceService:
     async def statistics(self) -> Any:
         """Counts since the service started, and its current state."""
         loaded = self._versions.loaded
-        expected_s = self._versions.active.following.serving.expected_wait_s() if loaded else 0.0
         return Statistics(
             inputs=self._counts.inputs,
             refused=dict(self._counts.refused),
@@ -165,7 +165,6 @@ class InferenceService:
             service_seconds=self._counts.service.on_the_wire(),
             waiting=sum(each.queue.waiting for version in loaded for each in version.answerings),
             running=sum(each.queue.running for version in loaded for each in version.answerings),
-            expected_wait_ms=1e3 * expected_s,
             resident_bytes=resident_bytes(),
             audits_agreed=self._counts.agreed,
             audits_disagreed=self._counts.disagreed,
@@ -186,13 +185,15 @@ class InferenceService:
         if request.time_remaining_ms <= 0:
             raise DeadlineError("the deadline had passed when the request arrived")
         version = self._versions.get(request.version)
-        inputs = int(request.input.shape[0]) if request.input.shape else 0
+        inputs = inputs_in(request.input)
+        if not request.input.shape:
+            raise RequestError("the input has shape []; send [batch, ...], one row for each input")
         if not 1 <= inputs <= self._settings.largest_batch:
             raise RequestError(
                 f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
             )
-        if request.place is not None and not 1 <= len(request.place) <= _LONGEST_PLACE:
-            raise RequestError(f"`place` must have 1 to {_LONGEST_PLACE} characters")
+        if request.place is not None and not 1 <= len(request.place) <= LONGEST_PLACE:
+            raise RequestError(f"`place` must have 1 to {LONGEST_PLACE} characters")
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
         with (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.engine.threads import let_others_first, work_alongside
 from gati.errors import NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
@@ -30,7 +31,7 @@ from services.inference.remembering import ServedMemory
 from services.inference.roster import LastRun, ServedRoster
 from services.inference.runner import NICENESS
 from services.inference.settings import InferenceSettings
-from services.inference.watching import CONFIDENCE, Watching, log_change
+from services.inference.watching import Watching, log_change
 from services.wire.gen.ttypes import VersionSource
 
 if TYPE_CHECKING:
@@ -52,10 +53,9 @@ class Versions:
         settings: InferenceSettings,
         counts: Counts,
         writer: BackgroundWriter | None = None,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self.on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
         self._standing, self._unlock = open_standing(settings)
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
@@ -261,7 +261,7 @@ class Versions:
         """A memory with the promise of the first version that has one."""
         return ServedMemory(
             watch.agreement,
-            (1.0 - (composition.confidence or CONFIDENCE)) / self._settings.replicas,
+            (1.0 - (composition.confidence or DEFAULT_CONFIDENCE)) / self._settings.replicas,
             self._standing,
             self._prober,
             network=composition.checkpoint_sha256,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
+from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of, of_rest
 from gati.guard.watch import Event, Watch
@@ -15,7 +16,6 @@ from services.inference.opening import Opened
 
 _log = logging.getLogger("gati.inference")
 
-CONFIDENCE = 0.95  # of compositions without one
 
 Heard = Callable[[str, Event, bool], None]
 IsAfterMemory = Callable[[Post[Answering]], bool]
@@ -41,7 +41,7 @@ class Watching:
         chosen = opened.composition
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
             return None
-        confidence = chosen.confidence or CONFIDENCE
+        confidence = chosen.confidence or DEFAULT_CONFIDENCE
         certified = chosen.proves(chosen.accuracy_target, confidence) and not opened.retrained
         post = Post(
             answering,
@@ -60,7 +60,7 @@ class Watching:
             chosen.accuracy_target,
             proven=proven,
             settings=max(1, len(opened.settings)),
-            delta=(1.0 - (chosen.confidence or CONFIDENCE)) / self._shared.settings.replicas,
+            delta=(1.0 - (chosen.confidence or DEFAULT_CONFIDENCE)) / self._shared.settings.replicas,
             on_event=lambda event: self._heard(identity, event, rest),
         )
 

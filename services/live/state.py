@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.guard.confidence import watched_agreement
+from gati.types import BASE, RECALL
 from gati.video import Frame, Result
 from gati.video.frames import Region, redact
 from services.live.pictures import NewestPicture
 
-BASE = "base"
-RECALL = "recall"  # memory answers before the network runs
 EventKind = Literal[
     "version", "alarm", "recovered", "retraining", "source", "trial", "setting", "memory", "resting", "kept",
     "failed",

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Send
 
 from services.http import should_leave
+from services.scheduler.admission import MANAGEMENT
 from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
 from services.scheduler.timing import trace_id_of
 from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trace_of
@@ -19,7 +20,6 @@ from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trac
 _requests = logging.getLogger("gati.access")
 _audits = logging.getLogger("gati.audit")
 
-_MANAGEMENT = "/v2/repository/"
 _FOR_OVERLOAD = (429, 503)
 
 
@@ -60,7 +60,7 @@ class Access:
         if (trace := trace_of(scope)) is not None:
             self._telemetry.ended(scope, trace, self._status, time.monotonic() - self._began_s)
         path: str = scope["path"]
-        if path.startswith(_MANAGEMENT) and self._request.method != "GET":
+        if path.startswith(MANAGEMENT) and self._request.method != "GET":
             _audits.info("management", extra=self._line(path))
             return
         if self.quiet:

@@ -64,12 +64,19 @@ def _version(version: Any) -> dict[str, Any]:
     }
 
 
-def _proof(proof: Any, agreement: float | None) -> dict[str, Any] | None:
+def progress_of(proof: Any) -> dict[str, int] | None:
+    """The counts of a `ProofProgress`; None without a proof."""
     if proof is None:
         return None
-    counted = {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
+    return {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
+
+
+def _proof(proof: Any, agreement: float | None) -> dict[str, Any] | None:
+    progress = progress_of(proof)
+    if progress is None:
+        return None
     said = f"{proof.audits} of about {proof.needed} audits"
-    return {**counted, "how_far": said if agreement is None else f"{agreement:g}: {said}"}
+    return {**progress, "how_far": said if agreement is None else f"{agreement:g}: {said}"}
 
 
 async def _retraining(adaptation: Supervised | None) -> tuple[dict[str, dict[str, Any]], str | None]:

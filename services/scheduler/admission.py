@@ -13,7 +13,7 @@ from services.scheduler.keys import Key, KeyRing, Right
 from services.scheduler.origin import check_host, check_json_content, check_site
 
 _OPEN = ("/v2/health/", "/metrics")  # for monitoring, without a key
-_MANAGEMENT = "/v2/repository/"
+MANAGEMENT = "/v2/repository/"  # how the paths of its requests begin
 _NOBODY_MANAGES = (
     "no key of this server may manage; set GATI_SERVE_MANAGEMENT_KEY, or give a key in --keys the right "
     "'manage'"
@@ -41,7 +41,7 @@ def admit(request: Request, config: ServeConfig, keys: KeyRing) -> Key | None:
         check_host(request, config.hosts)
     check_site(request)
     key = _key(request, path, keys)
-    if path.startswith(_MANAGEMENT):
+    if path.startswith(MANAGEMENT):
         check_json_content(request)
     return key
 
@@ -70,7 +70,7 @@ def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
 
 
 def _right(method: str, path: str) -> Right:
-    if path.startswith(_MANAGEMENT):
+    if path.startswith(MANAGEMENT):
         return "manage"
     return "read" if method in ("GET", "HEAD", "OPTIONS") else "infer"
 

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from gati.errors import GatiError
 from gati.version import __version__
+from services.invalid import first_invalid
 from services.scheduler import operations, pipeline_routes, replies, v2
 from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
@@ -66,8 +67,8 @@ async def _http(request: Request, found: Exception) -> Response:
 async def _invalid(request: Request, found: Exception) -> Response:
     if not isinstance(found, RequestValidationError):
         raise AssertionError("registered for RequestValidationError")
-    first = found.errors()[0]
-    return replies.error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    invalid = first_invalid(found.errors())
+    return replies.error(422, f"{invalid.where}: {invalid.message}")
 
 
 async def _mistake(request: Request, found: Exception) -> Response:

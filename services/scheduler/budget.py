@@ -38,11 +38,6 @@ class ByteBudget:
         self._owners: dict[str, _Held] = {}
         self._lock = threading.Lock()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes charged now."""
-        return self._held_bytes
-
     def open(self, owner: str = "") -> Charge:
         """A context manager: the memory charged to one request, released at the end."""
         return Charge(self, owner)

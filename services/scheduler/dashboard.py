@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
+from gati.types import BASE
 from services.again import keep_on
 from services.live import LiveState, live_router
 from services.live.state import AUDITS
@@ -71,7 +72,7 @@ class Dashboard:
         active = self._model.active
         if active.version != self._version:
             self._version = active.version
-            self.state.exits([name for name in active.exits if name != "base"])
+            self.state.exits([name for name in active.exits if name != BASE])
             self.state.event("version", f"{active.version} is active now: {active.promise}")
             self.state.no_audits()
             self._audits = None  # it may have been audited before this process watched

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from services.wire.tensors import LONGEST_PLACE
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -14,26 +17,33 @@ _ERROR_SCHEMA = {
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
 
 
-def _errors(*statuses: int) -> Responses:
-    described = {
-        400: "Malformed, or the wrong shape",
-        401: "The key is missing or wrong",
-        404: "No model, version or pipeline with that name",
-        409: "Not possible in the current state",
-        413: "Too large, compressed or decompressed",
-        422: "Invalid values",
-        429: "Overloaded: the latency SLO would be missed, the queue is full, or a quota is used up",
-        503: "Not loaded, starting, shutting down, or lost",
-        504: "The deadline passed",
-    }
+_REASONS = {
+    400: "Malformed, or the wrong shape",
+    401: "The key is missing or wrong",
+    404: "No model, version or pipeline with that name",
+    409: "Not possible in the current state",
+    413: "Too large, compressed or decompressed",
+    422: "Invalid values",
+    429: "Overloaded: the latency SLO would be missed, the queue is full, or a quota is used up",
+    503: "Not loaded, starting, shutting down, or lost",
+    504: "The deadline passed",
+}
+
+
+def error_replies(reasons: Mapping[int, str]) -> Responses:
+    """Descriptions of replies with an error, from the reason for each status."""
     return {
         status: {
-            "description": described[status],
+            "description": reason,
             "content": {"application/json": {"schema": _ERROR_SCHEMA}},
             **({"headers": _RETRY} if status in (429, 503) else {}),
         }
-        for status in statuses
+        for status, reason in reasons.items()
     }
+
+
+def _errors(*statuses: int) -> Responses:
+    return error_replies({status: _REASONS[status] for status in statuses})
 
 
 _NUMBER = {"type": "number", "exclusiveMinimum": 0, "maximum": 3_600_000}
@@ -70,7 +80,7 @@ _WISHES: dict[str, Any] = {
     "place": {
         "type": "string",
         "minLength": 1,
-        "maxLength": 128,
+        "maxLength": LONGEST_PLACE,
         "description": "The source of the input, such as a camera; memory keeps each place apart.",
     },
 }

@@ -51,7 +51,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
-        request = _Asked(scope, receive)
+        request = _FastRequest(scope, receive)
         access = Access(request, send, self._scheduler.config.log_sampling, self._scheduler.telemetry)
         try:
             await self._serve(request, access, send)
@@ -67,7 +67,7 @@ class Front:
                     access.key = key.name
                     self._within_quota(key, until_answered)
                     if key.quota.counts_bytes:
-                        request = _Asked(request.scope, counted(request.receive, key.quota))
+                        request = _FastRequest(request.scope, counted(request.receive, key.quota))
                 work = self._busy(request.scope)
                 if work is not None:
                     self._scheduler.check_lag(request.scope["path"])
@@ -126,7 +126,7 @@ def _raw(key: str) -> bytes:
     return key.lower().encode("latin-1")
 
 
-class _Asked(Request):
+class _FastRequest(Request):
     """A request with headers that are looked up fast."""
 
     @property

@@ -29,6 +29,7 @@ from gati.errors import ConfigError, first_line
 from gati.types import is_name
 from services.config import ServeConfig
 from services.hosts import is_loopback
+from services.invalid import first_invalid
 from services.scheduler.quotas import Quota
 
 _log = logging.getLogger("gati.keys")
@@ -148,10 +149,9 @@ def _entries(file: Path | None) -> dict[str, _Entry]:
         try:
             found[name] = _Entry.model_validate(table)
         except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            where = ".".join(map(str, ("keys", name, *first["loc"])))
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{file}: {where}: {reason[:1].lower()}{reason[1:]}") from None
+            invalid = first_invalid(error.errors(include_input=False))
+            where = ".".join(map(str, ("keys", name, *invalid.place)))
+            raise ConfigError(f"{file}: {where}: {invalid.reason}") from None
     return found
 
 

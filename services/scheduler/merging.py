@@ -50,7 +50,7 @@ async def statistics_of(replicas: Sequence[_Replica]) -> dict[int, Any]:
 
 
 def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:
-    """The wire's `Statistics` of all replicas: counts are summed, waits averaged. One is unchanged."""
+    """The wire's `Statistics` of all replicas: counts are summed. One is unchanged."""
     if len(found) == 1:
         return found[0]
     merged = copy(found[0])
@@ -60,7 +60,6 @@ def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:
     merged.exits = _exits(found)
     merged.queue_seconds = _histogram([each.queue_seconds for each in found])
     merged.service_seconds = _histogram([each.service_seconds for each in found])
-    merged.expected_wait_ms = sum(each.expected_wait_ms for each in found) / len(found)
     merged.memory = _memory([each.memory for each in found if each.memory is not None])
     merged.stopped = any(each.stopped for each in found)
     merged.versions = versions

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gati.pipelines import OptionReport
+from gati.types import BASE
 
 _SERVICE = ("model", "replica")
 REQUEST_BOUNDS_S = (
@@ -124,7 +125,7 @@ class _Services(Collector):
             for row in found.exits:
                 where = [name, replica, row.version, row.exit]
                 exits.add_metric(where, row.hits)
-                if row.exit != "base":
+                if row.exit != BASE:
                     queries.add_metric(where, row.queries)
                     hits.add_metric(where, row.hits)
         yield from (queries, hits, exits)

@@ -27,6 +27,7 @@ from services.scheduler.parking import Parking
 from services.scheduler.replicas import Asked, Link, Replica
 from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
 from services.scheduler.sleeping import Sleep
+from services.wire.tensors import inputs_in
 
 _log = logging.getLogger("gati.scheduler")
 
@@ -94,16 +95,6 @@ class Model:
     def supervised(self) -> bool:
         """Whether this server starts its processes."""
         return self._host is not None
-
-    @property
-    def restarts(self) -> int:
-        """Number of restarts of its processes."""
-        return sum(replica.restarts for replica in self.replicas)
-
-    @property
-    def parked(self) -> int:
-        """Requests that wait for a replica to come back."""
-        return self._parking.parked
 
     @property
     def cause(self) -> str:
@@ -200,7 +191,7 @@ class Model:
             if not self.ready and self.available:
                 return await self._infer_awake(tensor, asked, version)
             try:
-                inputs = tensor.shape[0] if tensor.shape else 1
+                inputs = inputs_in(tensor)
                 response = await self._parking.ask(
                     lambda again: self._infer(tensor, again, version), inputs, asked
                 )
@@ -296,7 +287,7 @@ class Model:
 
     async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
         began_s = time.monotonic()
-        inputs = tensor.shape[0] if tensor.shape else 1
+        inputs = inputs_in(tensor)
         first = self._choose(inputs, version, asked.place)
         try:
             return await first.infer(tensor, asked, version)

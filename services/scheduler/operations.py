@@ -30,7 +30,7 @@ _READY_TIMEOUT_S = 120.0
 async def adaptation(request: Request) -> dict[str, Any]:
     """Return every model's versions, the progress of their proofs, its memory, and results of retraining."""
     scheduler = scheduler_of(request)
-    return await adaptation_status(scheduler.models, scheduler.adaptation)
+    return await adaptation_status(scheduler.models, scheduler.background)
 
 
 @router.post(

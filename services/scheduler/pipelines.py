@@ -12,6 +12,7 @@ import numpy as np
 from gati.errors import DeadlineError
 from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run, Stage
 from gati.pipelines.check import outcomes
+from gati.types import BASE
 from services.scheduler.models import Model
 from services.scheduler.replanning import Replanning
 from services.scheduler.replicas import Asked
@@ -136,7 +137,7 @@ class ServedPipeline:
             "label": found.label,
             "probability": found.probability,
             "exit": first.exit,
-            "from_cache": first.exit != "base",
+            "from_cache": first.exit != BASE,
             "started_ms": started_ms,
             "latency_ms": ended_ms - started_ms,
             "service_ms": response.latency_ms,

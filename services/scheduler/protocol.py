@@ -24,6 +24,7 @@ from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
     BYTES,
     DATATYPES,
+    LONGEST_PLACE,
     check_bytes,
     check_texts,
     datatype_of,
@@ -43,7 +44,6 @@ _DATATYPES = (*DATATYPES, BYTES)
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of a number that is sent as text
 _MOST_OUTPUTS = 64
-_LONGEST_PLACE = 128
 
 
 class Output(NamedTuple):
@@ -117,8 +117,8 @@ def place(value: Any) -> str | None:
     """Check the place of the inputs, such as a camera's name; None without one. Raises `RequestError`."""
     if value is None:
         return None
-    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_PLACE:
-        raise RequestError(f"`place` is {_shown(value)!r}; give a name of 1 to {_LONGEST_PLACE} characters")
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_PLACE:
+        raise RequestError(f"`place` is {_shown(value)!r}; give a name of 1 to {LONGEST_PLACE} characters")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, from a form in a strange charset

@@ -30,6 +30,7 @@ from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import InferRequest, VersionSource
+from services.wire.tensors import inputs_in
 
 _log = logging.getLogger("gati.scheduler")
 
@@ -129,11 +130,6 @@ class Replica:
         return self._state if self.wanted else "unloaded"
 
     @property
-    def supervised(self) -> bool:
-        """Whether this server starts its process."""
-        return self._hosted is not None
-
-    @property
     def restarts(self) -> int:
         """Number of restarts of its process."""
         return 0 if self._hosted is None else self._hosted.restarts
@@ -215,7 +211,7 @@ class Replica:
             place=asked.place,
         )
         try:
-            with self.load.asked(tensor.shape[0] if tensor.shape else 1):
+            with self.load.asked(inputs_in(tensor)):
                 return await client.call("infer", request, timeout_s=asked.time_remaining_ms / 1e3 + _GRACE_S)
         except asyncio.CancelledError:
             client.post("cancel", request_id)

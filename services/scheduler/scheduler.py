@@ -42,14 +42,17 @@ _LEAST_LAG_MS, _MOST_LAG_MS = 8.0, 250.0
 
 
 class Scheduler:
-    """Models and pipelines by name. `start` starts all of them, `drain` stops them."""
+    """Models and pipelines by name. `start` starts all of them, `drain` stops them.
+
+    `background` is the process that retrains caches or fits predictors; it starts and stops with them.
+    """
 
     def __init__(
         self,
         config: ServeConfig,
         models: dict[str, Model],
         pipelines: dict[str, ServedPipeline],
-        adaptation: Supervised | None = None,
+        background: Supervised | None = None,
         autoscalers: Sequence[Autoscaler] = (),
     ) -> None:
         self.config = config
@@ -61,7 +64,7 @@ class Scheduler:
         shared = len(models) + len(pipelines) > 1
         self.budget = ByteBudget(config.largest_held_bytes, shared=shared)
         self.pool = BoundedPool("gati-reader", shared=shared)
-        self.adaptation = adaptation
+        self.background = background
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._autoscalers = autoscalers
         self._looking: list[asyncio.Task[None]] = []
@@ -92,8 +95,8 @@ class Scheduler:
         self._looking += [asyncio.create_task(each.keep_looking()) for each in self._autoscalers]
         for model in self.models.values():
             await model.start()
-        if self.adaptation is not None:
-            self.adaptation.start()
+        if self.background is not None:
+            self.background.start()
 
     def check_lag(self, path: str) -> None:
         """Refuse a request while the event loop is far behind. Raises `CrowdedError`.
@@ -147,8 +150,8 @@ class Scheduler:
         timeout_s = self.config.drain_timeout_s
         for model in self.models.values():
             model.retire()
-        if self.adaptation is not None:
-            self.adaptation.retire()
+        if self.background is not None:
+            self.background.retire()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -157,8 +160,8 @@ class Scheduler:
                 "requests in progress were not answered in time", extra={"under_way": self._under_way}
             )
         ours = [model.stop(timeout_s) for model in self.models.values()]
-        if self.adaptation is not None:
-            ours.append(self.adaptation.stop(timeout_s))
+        if self.background is not None:
+            ours.append(self.background.stop(timeout_s))
         await asyncio.gather(*ours, asyncio.to_thread(self.telemetry.close))
 
     def model(self, name: str) -> Model:

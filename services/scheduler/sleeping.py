@@ -52,9 +52,9 @@ class Sleep:
         elapsed_s = 0.0 if self._began_s is None else self._clock() - self._began_s
         return max(0.0, (self.start_s or 0.0) - elapsed_s)
 
-    def asked(self) -> _Asked:
+    def asked(self) -> _CountedRequest:
         """Return a context manager that counts a request while it is in progress."""
-        return _Asked(self)
+        return _CountedRequest(self)
 
     def fall_asleep(self) -> None:
         """Call before its processes are stopped because it is idle."""
@@ -79,7 +79,7 @@ class Sleep:
         self._began_s = None
 
 
-class _Asked:
+class _CountedRequest:
     """Counts a request in progress, as a context manager."""
 
     def __init__(self, sleep: Sleep) -> None:

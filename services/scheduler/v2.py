@@ -9,8 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from gati.types import BASE
 from gati.version import __version__
 from services.scheduler import documents
+from services.scheduler.adapting import progress_of
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
@@ -20,7 +22,7 @@ from services.scheduler.reasons import without_folders
 from services.scheduler.replies import BINARY, JSON, Json, Made
 from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
-from services.wire.tensors import BYTES
+from services.wire.tensors import BYTES, inputs_in
 
 router = APIRouter(tags=["models"])
 
@@ -139,7 +141,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         )
         parameters = scheduler.asked(kind, timing, asked.place)
         called_ms = timing.elapsed_ms()
-        demand = Demand.of(timing.latency_slo_ms, sum(asked.tensor.shape[:1]), timing.priority)
+        demand = Demand.of(timing.latency_slo_ms, inputs_in(asked.tensor), timing.priority)
         with scheduler.entrance(kind).asking(demand) if version is None else nullcontext():
             found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
@@ -181,7 +183,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
     }
     if len(exits) == 1:  # only if it is the same for all inputs; the output `exit` lists each
         parameters["exit"] = found.answers[0].exit
-    parameters["from_cache"] = "base" not in exits
+    parameters["from_cache"] = BASE not in exits
     if slo_ms is not None:
         parameters["slo_met"] = latency_ms <= slo_ms
     if found.promise is not None:
@@ -191,14 +193,6 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
         if certificate is not None:
             parameters["certificate"] = certificate.get("sentence", "")
     return parameters
-
-
-def proof_of(version: Any) -> dict[str, int] | None:
-    """Return the progress of a version's proof, from its `VersionInfo`; None without a proof."""
-    proof = version.proof
-    if proof is None:
-        return None
-    return {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
 
 
 def _arrays(info: Any) -> list[dict[str, Any]]:
@@ -262,9 +256,13 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "certificate": certificate,
             "state": active.state,
             "promise": active.promise,
-            "proof": proof_of(active),
+            "proof": progress_of(active.proof),
             "pending": None
             if pending is None
-            else {"version": pending.version, "promise": pending.promise, "proof": proof_of(pending)},
+            else {
+                "version": pending.version,
+                "promise": pending.promise,
+                "proof": progress_of(pending.proof),
+            },
         },
     }

@@ -90,15 +90,13 @@ class _Unknown:
         protocol.skip(TType.STRUCT)
 
 
-def encode(name: str, kind: int, sequence: int, body: Any, limits: Limits) -> bytes:
-    """A message as a frame, its length first. Raises `RequestError` if it is too large or invalid."""
-    return b"".join(encode_parts(name, kind, sequence, body, limits))
-
-
 def encode_parts(
     name: str, kind: int, sequence: int, body: Any, limits: Limits
 ) -> list[bytes | bytearray | memoryview]:
-    """As `encode`, in parts to send in this order. Large fields, which may be views, are not copied."""
+    """A message as a frame, its length first, in parts to send in this order.
+
+    Large fields, which may be views, are not copied. Raises `RequestError` if it is too large or invalid.
+    """
     frame = _Frame()
     try:
         frame.write(_title(name, kind))

@@ -16,6 +16,7 @@ from services.wire.gen.ttypes import Tensor
 BYTES = "BYTES"  # the datatype of text and files
 LONGEST_TEXT = 64 * 1024  # characters, even if the tokenizer keeps only a few tokens
 LONGEST_TEXT_BYTES = 4 * LONGEST_TEXT
+LONGEST_PLACE = 128  # characters of the name of a place
 
 DATATYPES = {
     "BOOL": np.dtype("?"),
@@ -40,6 +41,11 @@ _MOST_PIECES = 2**16
 def datatype_of(array: NDArray[Any]) -> str:
     """The protocol's name for an array's dtype."""
     return _NAMES[array.dtype.newbyteorder("<")]
+
+
+def inputs_in(tensor: Any) -> int:
+    """The number of inputs in a wire's `Tensor` [n, ...]; a scalar counts as one."""
+    return int(tensor.shape[0]) if tensor.shape else 1
 
 
 def to_tensor(array: NDArray[Any]) -> Any:

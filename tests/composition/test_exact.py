@@ -15,8 +15,8 @@ from gati.composition.exact import fits_program, merge_inputs, solve_exact, solv
 from gati.composition.instance import Instance, make_instance
 from gati.composition.priced_bound import priced_bound_ms
 from gati.composition.search import Searcher, improve_priced, improve_within, search_frontier
-from gati.composition.solvers import SOLVERS
-from gati.errors import SolverError
+from gati.composition.solvers import SOLVERS, MixedIntegerProgram, Solution
+from gati.errors import SolverError, UnsolvedError
 from tests.composition.solving import require
 from tests.oracles import best_exact_latency
 
@@ -277,15 +277,33 @@ def test_without_an_answer_in_its_time_the_search_has_one(monkeypatch: pytest.Mo
     proven = solve_exact(instance, 2)
 
     def late(*_: object, **__: object) -> None:
-        raise SolverError("no solution yet")
+        raise UnsolvedError("no solution yet")
 
     monkeypatch.setattr("gati.composition.exact.solve", late)
     found = solve_exact(instance, 2)
     assert found.solver == "search"
     assert found.outcome.disagreements <= 2
     assert 0 < found.bound_ms <= proven.outcome.mean_latency_ms <= found.outcome.mean_latency_ms + 1e-9
-    with pytest.raises(SolverError, match="no solution yet"):
+    with pytest.raises(UnsolvedError, match="no solution yet"):
         solve_exact(instance, 2, solver="highs")
+
+
+def test_a_solver_that_breaks_a_limit_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asked for any solver gets the result of the search, and a warning."""
+    instance = hard_instance(inputs=20, blocks=2, variants=1)
+
+    def greedy(program: MixedIntegerProgram, _: str) -> Solution:
+        return Solution(np.ones(len(program.names)), 0.0, 0.0, "optimal", "highs")
+
+    monkeypatch.setattr("gati.composition.exact.solve", greedy)
+    with pytest.raises(SolverError, match="highs chose caches that break a limit.*report this"):
+        solve_exact(instance, 2, solver="highs")
+    assert not caplog.records
+    found = solve_exact(instance, 2)
+    assert found.solver == "search" and found.outcome.disagreements <= 2
+    assert "highs chose caches that break a limit" in caplog.text
 
 
 @pytest.mark.parametrize("prove", [True, False])

@@ -56,7 +56,7 @@ def test_networks_are_timed_and_what_was_found_is_kept(
     pytest.importorskip("openvino")
     names = ["onnxruntime", "openvino"]
     found = network_times(library, names, Pieces(library))
-    assert list(found) == names and all(0.0 < base_ms < 1e3 for base_ms in found.values())
+    assert list(found) == names and all(base_ms > 0.0 for base_ms in found.values())
     monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 7.0))
     assert network_times(library, names, Pieces(library)) == found
     assert network_times(library, names[:1], Pieces(library)) == {"onnxruntime": found["onnxruntime"]}

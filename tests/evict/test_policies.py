@@ -275,7 +275,9 @@ def test_opt_is_belady_and_no_policy_hits_more(trace: Trace, capacity: int) -> N
 
 
 @pytest.mark.parametrize("broken", [math.nan, None], ids=["no number", "an error"])
-def test_where_predictions_fail_lru_decides_and_it_is_counted(broken: float | None) -> None:
+def test_where_predictions_fail_lru_decides_and_it_is_counted(
+    broken: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(Scripted):
         def scores(self, count: int) -> np.ndarray:
             if broken is None:
@@ -288,6 +290,8 @@ def test_where_predictions_fail_lru_decides_and_it_is_counted(broken: float | No
     cache = made("fpb", 9, lambda: Broken(lambda number, block: 0.0), trace)
     assert served(cache, trace) == served(lru, trace)
     assert cache.policy.figures()["failures"] > 10
+    told = [record.exc_info is not None for record in caplog.records]
+    assert told == ([True] if broken is None else []), "once, with its traceback"
 
 
 def test_unknown_policies_and_markers_on_trees_are_refused() -> None:

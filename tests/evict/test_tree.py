@@ -50,7 +50,6 @@ def test_it_holds_the_blocks_a_naive_tree_holds(trace, seed: int, divided: bool)
     naive: dict[int, int | None] = {}
     for number, row in enumerate(trace.requests):
         hits = next((place for place, block in enumerate(row) if block not in naive), len(row))
-        assert tree.peek(row) == hits
         path, matched, upper, lower = tree.match(row)
         assert matched == hits
         assert [block for run in path for block in run.ids] == row[:hits]
@@ -170,5 +169,5 @@ def test_the_deepest_run_keeps_those_above() -> None:
     handle = cache.match([1, 2])
     cache.access([7, 8, 9], 1.0)
     assert isinstance(tree.heads[1], BlockRun)
-    assert tree.peek([1, 2, 3]) == 2
     cache.release(handle)
+    assert tree.match([1, 2, 3]).blocks == 2

@@ -24,8 +24,8 @@ class Payload:
         return os.mkdir, (str(self.marker),)
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 
 
@@ -36,7 +36,7 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
     state = {prefix + key: value for key, value in trained.state_dict().items()}
     torch.save(state if container is None else {"epoch": 3, container: state}, tmp_path / "weights.pth")
     loaded, sha256 = load_checkpoint(tmp_path / "weights.pth")
-    target = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    target = network(seed=1)
     apply_checkpoint(target, loaded, "weights.pth")
     assert state_sha256(target) == state_sha256(trained)
     assert re.fullmatch("[0-9a-f]{64}", sha256)
@@ -45,17 +45,17 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
 @pytest.mark.parametrize("beside", ["best_acc1", "loss"])
 def test_a_tensor_beside_the_container_is_no_weight(tmp_path: Path, beside: str) -> None:
     """As PyTorch's ImageNet example saves them."""
-    weights = network().state_dict()
+    weights, target = network().state_dict(), network(seed=1)
     torch.save({"epoch": 3, "state_dict": weights, beside: torch.tensor(71.3)}, tmp_path / "weights.pth")
-    loaded, _ = load_checkpoint(tmp_path / "weights.pth")
-    assert loaded.keys() == weights.keys()
+    apply_checkpoint(target, load_checkpoint(tmp_path / "weights.pth")[0], "weights.pth")
+    assert state_sha256(target) == state_sha256(network())
 
 
 def test_a_container_without_tensors_is_passed_over(tmp_path: Path) -> None:
-    weights = network().state_dict()
+    weights, target = network().state_dict(), network(seed=1)
     torch.save({"model": {"depth": 20}, "net": {"net": weights}}, tmp_path / "weights.pth")
-    loaded, _ = load_checkpoint(tmp_path / "weights.pth")
-    assert loaded.keys() == weights.keys()
+    apply_checkpoint(target, load_checkpoint(tmp_path / "weights.pth")[0], "weights.pth")
+    assert state_sha256(target) == state_sha256(network())
 
 
 def test_a_container_that_holds_itself_ends(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_container_that_holds_itself_ends(tmp_path: Path) -> None:
 
 def test_compiled_modules_inside_are_unwrapped() -> None:
     state = {key.replace("3.", "3._orig_mod."): value for key, value in network().state_dict().items()}
-    target = network()
+    target = network(seed=1)
     apply_checkpoint(target, state, "weights.pth")
     assert state_sha256(target) == state_sha256(network())
 
@@ -79,13 +79,18 @@ def test_a_prefix_that_the_network_has_too_is_kept() -> None:
             super().__init__()
             self.model = nn.Linear(2, 2)
 
-    apply_checkpoint(Wrapped(), Wrapped().state_dict(), "weights.pth")
+    trained, target = Wrapped(), Wrapped()
+    assert state_sha256(target) != state_sha256(trained)
+    apply_checkpoint(target, trained.state_dict(), "weights.pth")
+    assert state_sha256(target) == state_sha256(trained)
 
 
 def test_safetensors_are_read(tmp_path: Path) -> None:
     save_file(network().state_dict(), tmp_path / "weights.safetensors")
     state, _ = load_checkpoint(tmp_path / "weights.safetensors")
-    apply_checkpoint(network(), state, "weights.safetensors")
+    target = network(seed=1)
+    apply_checkpoint(target, state, "weights.safetensors")
+    assert state_sha256(target) == state_sha256(network())
 
 
 def test_old_checkpoints_without_batch_counts_are_accepted() -> None:

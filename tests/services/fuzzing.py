@@ -20,9 +20,10 @@ from typing import Any
 
 from thrift.Thrift import TMessageType
 
-from services.wire.codec import Limits, Service, encode
+from services.wire.codec import Limits, Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import InferRequest, Tensor, VersionSource
+from tests.services.frames import encode
 from tests.services.running import png, request
 
 __all__ = ["frame_case", "fuzz_frames", "fuzz_http", "http_case"]

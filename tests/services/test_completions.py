@@ -29,7 +29,6 @@ from gati.evict.engine.driver import EngineDriver
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes
-from gati.evict.engine.stored import save_decoder
 from gati.evict.engine.tokens import ByteTokens, Vocabulary
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
@@ -38,6 +37,7 @@ from services.completions.serve import CompletionsSettings, completions_app
 from services.config import ServeConfig, validated
 from services.web import listen, web_server
 from tests.conftest import REPOSITORY
+from tests.evict.engine.small import save_decoder
 from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
@@ -387,6 +387,8 @@ def test_a_network_in_a_folder_is_called_as_the_folder_is(tmp_path: Path) -> Non
 def test_settings_that_are_wrong_are_told() -> None:
     with pytest.raises(ConfigError, match="port"):
         validated(ServeConfig, port=100_000)
+    with pytest.raises(ConfigError, match="^(?!.*Value error).*certificate_key needs its certificate"):
+        validated(ServeConfig, certificate_key="key.pem")
     app, engine = completions_app(
         CompletionsSettings(seed=3, budget_bytes=2**20, kept=KeptPrefixes("lru")),
         validated(ServeConfig, port=0),

@@ -22,7 +22,7 @@ from services.config import ServeConfig
 from services.scheduler.app import create_app
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
-from services.scheduler.front import Front, _Asked
+from services.scheduler.front import Front, _FastRequest
 from services.scheduler.lag import Lag, Shares
 from services.scheduler.models import Model
 from services.scheduler.protocol import parse_request, priority
@@ -330,7 +330,7 @@ HEADER = st.tuples(st.sampled_from([b"host", b"origin", b"x-api-key"]), st.binar
 @given(st.lists(HEADER, max_size=5))
 def test_headers_are_found_as_the_framework_finds_them(raw: list[tuple[bytes, bytes]]) -> None:
     scope = {"type": "http", "headers": raw}
-    own, theirs = _Asked(scope).headers, Request(scope).headers
+    own, theirs = _FastRequest(scope).headers, Request(scope).headers
     for name in ("Host", "origin", "X-API-Key", "absent"):
         assert own.get(name) == theirs.get(name)
         assert (name in own) == (name in theirs)

@@ -214,6 +214,25 @@ def test_a_version_on_trial_that_fails_hides_nothing_of_the_one_that_serves() ->
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("error", "is_bug"), [(BackendError("out of memory"), False), (TypeError("x"), True)]
+)
+def test_lookups_that_fail_by_a_bug_are_told_with_their_traceback(
+    caplog: pytest.LogCaptureFixture, error: Exception, is_bug: bool
+) -> None:
+    async def test() -> None:
+        house, early = House(), Answers(0, HIT)
+        house.base.at_once = True
+        serving, waiting = house.version("a"), house.version("b", proven=False, early=early)
+        await house.answer(serving, HIT, 0, beside=waiting)
+        early.asked[-1].set_exception(error)
+        await settle()
+
+    run(test)
+    [told] = [each for each in caplog.records if each.getMessage() == "lookups failed"]
+    assert (told.exc_info is not None, vars(told)["version"]) == (is_bug, "b")
+
+
 def test_a_request_without_an_answer_gives_its_place_back() -> None:
     async def test() -> None:
         house = House(places=2)

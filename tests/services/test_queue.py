@@ -363,7 +363,7 @@ def test_what_expires_behind_a_stuck_engine_is_not_kept() -> None:
 def test_what_waits_is_counted_by_priority_however_it_ends() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         def ahead(*priorities: int) -> list[int]:
-            return [round(queue.expected_wait_s(each) / queue.times.seconds_an_input) for each in priorities]
+            return [queue._ahead(each) for each in priorities]
 
         def wait(priority: int, deadline_s: float = math.inf) -> Ask:
             return queue.put(torch.tensor([float(priority)]), priority=priority, deadline_s=deadline_s)

@@ -142,7 +142,7 @@ def test_what_a_dead_replica_was_asked_another_one_answers() -> None:
         assert model.asked_again == 3
         places[0].come_back()
         await all_ready(model)
-        assert model.restarts == 1
+        assert [replica.restarts for replica in model.replicas] == [1, 0]
 
     run(test)
 
@@ -158,15 +158,15 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
         hurried = ASKED._replace(latency_slo_ms=1e3 * LONG_S)
         asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(20)]
-        await in_the_end(lambda: there.engine.begun == 4 and model.parked == 16)
+        await in_the_end(lambda: there.engine.begun == 4 and model._parking.parked == 16)
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
         with pytest.raises(DeadlineError, match="while a replica was restarted"):
             await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         asking[10].cancel()
-        await in_the_end(lambda: model.parked == 15)
+        await in_the_end(lambda: model._parking.parked == 15)
         there.engine.answers.set()  # an answer is a place for another one
-        await in_the_end(lambda: model.parked < 15)
+        await in_the_end(lambda: model._parking.parked < 15)
         there.engine.answers.clear()
         dead.engine.places = 4
         dead.come_back()
@@ -175,7 +175,7 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         done = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(each) for each in done].count(asyncio.CancelledError) == 1
         assert sum(each.version == "first" for each in done if not isinstance(each, BaseException)) == 19
-        assert model.parked == 0
+        assert model._parking.parked == 0
 
     run(test)
 

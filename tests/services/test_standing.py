@@ -187,6 +187,21 @@ def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
         free()
 
 
+def test_a_file_of_another_replica_that_cannot_be_read_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which caches must not answer, and was ignored in silence."""
+    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
+    (tmp_path / "small@1.json").write_text("[]")
+    standing, unlock = open_standing(settings(state=tmp_path, replicas=2))
+    for _ in range(3):
+        standing.audited()
+    standing.close()
+    unlock()
+    [told] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert vars(told)["file"].endswith("small@1.json") and vars(told)["reason"].startswith("TypeError: list")
+
+
 class Run:
     """A service from its start: versions that are but watches, and which of them answers."""
 

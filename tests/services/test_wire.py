@@ -32,7 +32,7 @@ from gati.errors import (
     UnavailableError,
 )
 from services.wire.client import WireClient, connect_to, notice_loss
-from services.wire.codec import Frames, Limits, Service, encode, encode_parts
+from services.wire.codec import Frames, Limits, Service, encode_parts
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -49,6 +49,7 @@ from services.wire.handshake import client_tls, server_tls
 from services.wire.server import WireServer
 from services.wire.tensors import DATATYPES, from_bytes, from_tensor, text_tensor, texts_of, to_tensor
 from tests.services.certificates import certify
+from tests.services.frames import encode
 from tests.waiting import LONG_S, in_the_end
 
 SERVICE = Service(Inference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gati.composition.solvers.base import MixedIntegerProgram, Solution, Solver
 from gati.composition.solvers.gurobi import GurobiSolver
 from gati.composition.solvers.highs import HighsSolver
-from gati.errors import SolverError
+from gati.errors import SolverError, UnsolvedError
 
 __all__ = ["SOLVERS", "TIME_LIMIT_S", "MixedIntegerProgram", "Solution", "Solver", "solve"]
 
@@ -18,12 +18,12 @@ def solve(
 ) -> Solution:
     """Minimise `program` with the named solver; `auto` tries Gurobi, then HiGHS.
 
-    Raises SolverError for an unknown name, or if the solver cannot be used or finds no solution.
+    Raises SolverError for an unknown name, UnsolvedError if the solver cannot be used or finds no solution.
     """
     if solver == "auto":
         try:
             return SOLVERS["gurobi"].solve(program, time_limit_s=time_limit_s)
-        except SolverError:
+        except UnsolvedError:
             return SOLVERS["highs"].solve(program, time_limit_s=time_limit_s)
     return SOLVERS[check_solver(solver)].solve(program, time_limit_s=time_limit_s)
 

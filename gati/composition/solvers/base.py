@@ -88,6 +88,6 @@ class Solver(Protocol):
     def solve(self, program: MixedIntegerProgram, *, time_limit_s: float) -> Solution:
         """Minimise `program`.
 
-        Raises SolverError when the solver is missing, refuses the size, or stopped without a solution.
+        Raises UnsolvedError when the solver is missing, refuses the size, or stopped without a solution.
         """
         ...

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
-from gati.errors import SolverError
+from gati.errors import UnsolvedError
 
 LICENCE_ADVICE = "use --solver highs, or install a Gurobi licence"
 
@@ -22,7 +22,7 @@ class GurobiSolver:
         try:
             import gurobipy
         except ImportError:
-            raise SolverError(
+            raise UnsolvedError(
                 "solver 'gurobi' needs the package gurobipy: pip install gurobipy, or use --solver highs"
             ) from None
         refusal = ""
@@ -37,11 +37,11 @@ class GurobiSolver:
             refusal = str(problem)
         # Raised outside the handler, so that there is one traceback instead of two.
         if "size-limited" in refusal:
-            raise SolverError(
+            raise UnsolvedError(
                 f"Gurobi's bundled licence allows 2000 variables and constraints, but this problem has "
                 f"{len(program.costs)} and {len(program.rows)}; {LICENCE_ADVICE}"
             )
-        raise SolverError(f"Gurobi refused the problem ({refusal}); {LICENCE_ADVICE}")
+        raise UnsolvedError(f"Gurobi refused the problem ({refusal}); {LICENCE_ADVICE}")
 
 
 def _solve(gurobipy: Any, model: Any, program: MixedIntegerProgram) -> Solution:
@@ -66,7 +66,7 @@ def _solve(gurobipy: Any, model: Any, program: MixedIntegerProgram) -> Solution:
     if model.Status in (grb.INFEASIBLE, grb.INF_OR_UNBD):
         return Solution(np.empty(0), INFINITY, 0.0, "infeasible", GurobiSolver.name)
     if model.SolCount == 0:
-        raise SolverError(f"Gurobi stopped without a solution (status {model.Status}); allow it more time")
+        raise UnsolvedError(f"Gurobi stopped without a solution (status {model.Status}); allow it more time")
     proven = model.Status == grb.OPTIMAL
     gap = float(model.MIPGap) if model.IsMIP else 0.0
     values = np.array([variable.X for variable in variables])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
-from gati.errors import SolverError
+from gati.errors import UnsolvedError
 
 OPTIONS: dict[str, Any] = {
     "output_flag": False,
@@ -28,7 +28,7 @@ class HighsSolver:
         try:
             import highspy
         except ImportError:
-            raise SolverError("solver 'highs' needs the package highspy: pip install highspy") from None
+            raise UnsolvedError("solver 'highs' needs the package highspy: pip install highspy") from None
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         for option, value in {**OPTIONS, "time_limit": float(time_limit_s)}.items():
             solver.setOptionValue(option, value)
@@ -66,7 +66,7 @@ def _solution(highspy: Any, solver: Any) -> Solution:
         return Solution(np.empty(0), 0.0, 0.0, "optimal", HighsSolver.name)
     info = solver.getInfo()
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
-        raise SolverError(
+        raise UnsolvedError(
             f"HiGHS stopped without a solution ({solver.modelStatusToString(status)}); "
             "allow it more time or relax the limits"
         )

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from gati.errors import CheckpointError, ModelError, one_line
 from gati.evict.engine.decoder import Decoder, DecoderSettings
-from gati.files import atomic_write, atomic_write_text
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _FIELDS = {
@@ -30,8 +28,11 @@ _FIELDS = {
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Read a network. Raises ModelError for other architectures, CheckpointError for damaged files."""
+def load_decoder(folder: Path) -> Decoder:
+    """Read a network, as float32.
+
+    Raises ModelError for other architectures, CheckpointError for damaged files.
+    """
     settings = _settings(folder / _CONFIG)
     path = folder / _WEIGHTS
     try:
@@ -45,29 +46,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         decoder.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit {folder / _CONFIG}: {one_line(error)}") from error
-    return decoder.to(dtype)
-
-
-def save_decoder(decoder: Decoder, folder: Path) -> None:
-    """Write a network. Raises StorageError."""
-    settings = decoder.settings
-    config: dict[str, Any] = {theirs: getattr(settings, ours) for ours, theirs in _FIELDS.items()}
-    config |= {
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "eos_token_id": settings.end,
-        "num_key_value_heads": settings.key_heads,
-        "rope_theta": settings.rotary_base,
-        "tie_word_embeddings": settings.tied,
-    }
-    weights = {name: weight for name, weight in decoder.state_dict().items() if not _is_copy(name, settings)}
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
-    atomic_write(folder / _WEIGHTS, lambda path: save_file(weights, path))
-
-
-def _is_copy(name: str, settings: DecoderSettings) -> bool:
-    return settings.tied and name == _HEAD
+    return decoder.float()
 
 
 def _settings(path: Path) -> DecoderSettings:

@@ -112,21 +112,6 @@ class RunTree:
             return Match(path, at + common, upper, run)
         return Match(path, at, None, None)
 
-    def peek(self, ids: Sequence[int]) -> int:
-        """Number of blocks of `ids` that `match` would find; changes nothing."""
-        heads, at, count = self.heads, 0, len(ids)
-        if self.flat:
-            return sum(block in heads for block in ids)
-        while at < count:
-            run = heads.get(ids[at])
-            if run is None:
-                return at
-            length = len(run.ids)
-            if run.ids != ids[at : at + length]:
-                return at + _common(run.ids, ids, at)
-            at += length
-        return at
-
     def missing(self, ids: list[int], matched: int) -> list[int]:
         """Blocks of a request that are not cached, after a match of `matched` blocks."""
         return [block for block in ids if block not in self.heads] if self.flat else ids[matched:]

@@ -41,13 +41,10 @@ class VersionFitter:
     later. `trial_capacities` is the length of a trial, in multiples of the cache's capacity.
     """
 
-    def __init__(
-        self, folder: Path, settings: ReuseSettings, *, trial_capacities: float = 8.0, seed: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, settings: ReuseSettings, *, trial_capacities: float = 8.0) -> None:
         self._repository = ModelRepository(versions_of(folder))
         self._settings = settings
         self._trial_capacities = trial_capacities
-        self._seed = seed
         self._samples = ReuseSamples(settings.window)
         self._histories: OrderedDict[str, RequestHistory] = (
             OrderedDict()
@@ -135,12 +132,11 @@ class VersionFitter:
 
     def _fit(self) -> None:
         self._due = max(self._settings.due_after(self._due), self._samples.taken_in_all + 1)
-        model = self._settings.fit(self._samples.labels(self._now_s), self._seed + self._counts["fits"])
+        model = self._settings.fit(self._samples.labels(self._now_s), seed=self._counts["fits"])
         if model is None:
             return
         self._counts["fits"] += 1
-        length = self._trial_capacities
-        self._trial = VersionTrial(model, self._active, length_capacities=length, seed=self._seed)
+        self._trial = VersionTrial(model, self._active, length_capacities=self._trial_capacities)
 
     def _judge(self) -> None:
         trial = self._trial

@@ -42,12 +42,11 @@ class VersionTrial:
     """
 
     def __init__(
-        self, candidate: HazardModel, active: HazardModel | None, *, length_capacities: float, seed: int = 0
+        self, candidate: HazardModel, active: HazardModel | None, *, length_capacities: float
     ) -> None:
         self.candidate = candidate
         self._active = active
         self._length_capacities = length_capacities
-        self._seed = seed
         self._caches: dict[str, tuple[BlockCache, BlockCache]] = {}
         self._counted: dict[str, int] = {}  # capacities of the engines whose blocks were counted
         self._last_s: dict[str, float] = {}  # when these made their latest request

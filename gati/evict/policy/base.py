@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from gati.errors import EvictError
 from gati.evict.index.tree import NO_BLOCKS, BlockRun, RunTree
 from gati.evict.predict.base import Predictor, grown
+
+_log = logging.getLogger("gati.evict")
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
@@ -277,7 +280,10 @@ class TablePolicy(EvictionPolicy):
 
 
 class PredictingPolicy(TablePolicy):
-    """A table policy with predictions. If these fail or are NaN, LRU decides, and the failure is counted."""
+    """A table policy with predictions. If these fail or are NaN, LRU decides, and the failure is counted.
+
+    The first failure of each type is logged with its traceback.
+    """
 
     predicts = True
 
@@ -285,6 +291,7 @@ class PredictingPolicy(TablePolicy):
         super().__init__(tree, capacity, seed=seed)
         self._predictor = predictor
         self._failures = 0
+        self._told: set[type[Exception]] = set()  # kinds of failures that were logged
 
     def _predicted(self) -> Floats:
         """Scores [slots] of which the highest is evicted."""
@@ -295,8 +302,11 @@ class PredictingPolicy(TablePolicy):
         """What the predictor says, [slots]; None if it failed."""
         try:
             scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
-        except Exception:  # predictors may be user code; errors only lead to worse decisions
+        except Exception as error:  # predictors may be user code; errors only lead to worse decisions
             self._failures += 1
+            if type(error) not in self._told:
+                self._told.add(type(error))
+                _log.warning("the predictor failed, so LRU decides: %s", error, exc_info=True)
             return None
         if np.minimum.reduce(scores, initial=np.inf) >= _LEAST:  # also False if any is NaN
             return scores

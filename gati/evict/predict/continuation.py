@@ -137,13 +137,7 @@ def fit_continuation(
     from sklearn.linear_model import SGDClassifier
 
     settings = settings or ContinuationSettings()
-    learned = len(prompts) - int(settings.validation * len(prompts))
-    for part in (goes_on[:learned], goes_on[learned:]):
-        if len(part) == 0 or part.all() or not part.any():
-            raise EvictError(
-                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
-                "examples of both cases: give more conversations, or use the policy lru"
-            )
+    learned = learned_from(goes_on, settings.validation)
     rows = _features_of(prompts, settings)
     kept, judged, actual = rows[:learned], rows[learned:], goes_on[learned:]
     chance = np.random.default_rng(settings.seed)
@@ -170,6 +164,21 @@ def fit_continuation(
     if best is None:
         raise EvictError("the loss of the continuation model is not finite; check the dialogues")
     return best
+
+
+def learned_from(goes_on: Flags, validation: float) -> int:
+    """The number of samples to learn from; the others, a share of all at the end, are held out.
+
+    Raises EvictError if either part has only one class.
+    """
+    learned = len(goes_on) - int(validation * len(goes_on))
+    for part in (goes_on[:learned], goes_on[learned:]):
+        if len(part) == 0 or part.all() or not part.any():
+            raise EvictError(
+                f"{int(goes_on.sum())} of {len(goes_on)} prompts are followed by another; training needs "
+                "examples of both cases: give more conversations, or use the policy lru"
+            )
+    return learned
 
 
 def _log_loss(probability: Floats, actual: Flags) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gati.errors import EvictError, GatiError, one_line
-from gati.evict.predict.continuation import MOST
+from gati.evict.predict.continuation import MOST, learned_from
 from gati.evict.trace.dialogues import EARLIER, Prompts
 from gati.model.bert import SentenceEncoder
 
@@ -159,13 +159,7 @@ def fit_encoded(
     The last samples are held out to choose the epoch of the lowest log loss, so samples of one conversation
     should be adjacent. Raises EvictError if either part has only one class.
     """
-    learned = len(prompts) - int(_VALIDATION * len(prompts))
-    for part in (goes_on[:learned], goes_on[learned:]):
-        if len(part) == 0 or part.all() or not part.any():
-            raise EvictError(
-                f"{int(goes_on.sum())} of {len(prompts)} prompts are followed by another; training needs "
-                "examples of both cases: give more conversations, or use the policy lru"
-            )
+    learned = learned_from(goes_on, _VALIDATION)
     rows, wanted = encoder.encode(prompts).clone(), torch.from_numpy(goes_on).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1985,7 +1985,6 @@ class Statistics(object):
      - service_seconds
      - waiting
      - running
-     - expected_wait_ms: What the next input would wait.
      - resident_bytes
      - audits_agreed: Answers given that were compared with the base model's.
      - audits_disagreed
@@ -1999,7 +1998,7 @@ class Statistics(object):
     """
 
 
-    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None, memory=None,):
+    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None, memory=None,):
         self.inputs = inputs
         self.refused = refused
         self.exits = exits
@@ -2007,7 +2006,6 @@ class Statistics(object):
         self.service_seconds = service_seconds
         self.waiting = waiting
         self.running = running
-        self.expected_wait_ms = expected_wait_ms
         self.resident_bytes = resident_bytes
         self.audits_agreed = audits_agreed
         self.audits_disagreed = audits_disagreed
@@ -2074,11 +2072,6 @@ class Statistics(object):
             elif fid == 7:
                 if ftype == TType.I32:
                     self.running = iprot.readI32()
-                else:
-                    iprot.skip(ftype)
-            elif fid == 8:
-                if ftype == TType.DOUBLE:
-                    self.expected_wait_ms = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
             elif fid == 9:
@@ -2178,10 +2171,6 @@ class Statistics(object):
             oprot.writeFieldBegin('running', TType.I32, 7)
             oprot.writeI32(self.running)
             oprot.writeFieldEnd()
-        if self.expected_wait_ms is not None:
-            oprot.writeFieldBegin('expected_wait_ms', TType.DOUBLE, 8)
-            oprot.writeDouble(self.expected_wait_ms)
-            oprot.writeFieldEnd()
         if self.resident_bytes is not None:
             oprot.writeFieldBegin('resident_bytes', TType.I64, 9)
             oprot.writeI64(self.resident_bytes)
@@ -2239,8 +2228,6 @@ class Statistics(object):
             raise TProtocolException(message='Required field waiting is unset!')
         if self.running is None:
             raise TProtocolException(message='Required field running is unset!')
-        if self.expected_wait_ms is None:
-            raise TProtocolException(message='Required field expected_wait_ms is unset!')
         if self.resident_bytes is None:
             raise TProtocolException(message='Required field resident_bytes is unset!')
         if self.audits_agreed is None:
@@ -2628,7 +2615,7 @@ Statistics.thrift_spec = (
     (5, TType.STRUCT, 'service_seconds', [Histogram, None], None, ),  # 5
     (6, TType.I32, 'waiting', None, None, ),  # 6
     (7, TType.I32, 'running', None, None, ),  # 7
-    (8, TType.DOUBLE, 'expected_wait_ms', None, None, ),  # 8
+    None,  # 8
     (9, TType.I64, 'resident_bytes', None, None, ),  # 9
     (10, TType.I64, 'audits_agreed', None, None, ),  # 10
     (11, TType.I64, 'audits_disagreed', None, None, ),  # 11

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gati.evict.engine.decoder import Decoder, DecoderSettings
@@ -43,6 +46,31 @@ def generated(running: PrefixEngine, prompt: Sequence[int], most_tokens: int = 1
     generation = running.submit(request(prompt, most_tokens))
     running.run_until_idle()
     return generation
+
+
+def save_decoder(decoder: Decoder, folder: Path) -> None:
+    """Write a network as Hugging Face does."""
+    settings, weights = decoder.settings, decoder.state_dict()
+    config = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "vocab_size": settings.vocabulary,
+        "num_hidden_layers": settings.layers,
+        "hidden_size": settings.width,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.key_heads,
+        "intermediate_size": settings.inner_width,
+        "max_position_embeddings": settings.length,
+        "rms_norm_eps": settings.epsilon,
+        "rope_theta": settings.rotary_base,
+        "tie_word_embeddings": settings.tied,
+        "eos_token_id": settings.end,
+    }
+    if settings.tied:
+        del weights["lm_head.weight"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
 
 
 def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> Tensor:

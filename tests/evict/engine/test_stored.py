@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from gati.errors import CheckpointError, ModelError
 from gati.evict.engine.decoder import Decoder
-from gati.evict.engine.stored import load_decoder, save_decoder
+from gati.evict.engine.stored import load_decoder
 from gati.evict.engine.tokens import ByteTokens, tokens_for
-from tests.evict.engine.small import SETTINGS, engine, generated
+from tests.evict.engine.small import SETTINGS, engine, generated, save_decoder
 
 
 @pytest.mark.parametrize("tied", [False, True])
