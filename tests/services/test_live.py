@@ -516,7 +516,7 @@ def test_the_page_says_no_more_than_what_may_be_watched(browser: Any) -> None:
         state.promise(0.97)
         says("At least 97 % is promised; no early answer was audited yet.")
         state.audit(True, 130, 0)
-        says("Not decided yet: the promise lies within the interval. 0 of 130 audits differed")
+        says("Not decided yet: the promise lies within the interval. 0 of 130 audits disagreed")
         assert page.locator("#agreement").text_content() == "100.0 %"
         state.audit(True, 400, 0)
         says("The promise is kept so far.")
@@ -543,7 +543,7 @@ def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> 
         state.proof("7", 57, 1, 150, waits=True)
         page.wait_for_selector("#proof:text('Version 7 waits to be proven: 57 of about 150 audits, 1 of')")
         assert page.locator(".banner.good").count() == 1
-        assert "0 of 10 audits differed" in (page.locator("#verdict").text_content() or "")
+        assert "0 of 10 audits disagreed" in (page.locator("#verdict").text_content() or "")
         state.promise(None)
         state.proof("7", 58, 1, 150)
         page.wait_for_selector(".banner:has-text('On probation: the base model answers')")
