@@ -42,7 +42,6 @@ _TRY_AFTER_S = 0.5  # since the last input was queued
 _MANY = 20  # consecutive refusals
 _FEW_LEFT = 64  # abandoned inputs that may stay in the heap
 _SUSPICIOUS = 5  # failures of the engine in a row, without an answer between them
-_SHORT_S = 0.005  # time that an input adds to the wait of others from which a worker can wait for this thread
 
 
 @dataclass(eq=False)
@@ -151,17 +150,11 @@ class RequestQueue:
         return len(self._running) + self._reserved + before
 
     def _wait_s(self, ahead: int) -> float:
-        return max(0, ahead + 1 - self._at_once) * self.times.seconds_an_input
+        return max(0, ahead + 1 - self._runner.parallel) * self.times.seconds_an_input
 
     def _together(self, ahead: int, inputs: int) -> int:
         """Number of inputs that run once the last of `inputs` new ones has started."""
-        return min(self._at_once, ahead + inputs)
-
-    @property
-    def _at_once(self) -> int:
-        """How many inputs the runner is given at most."""
-        short = 0.0 < self.times.seconds_an_input < _SHORT_S
-        return self._runner.parallel + (self._runner.spare if short else 0)
+        return min(self._runner.parallel, ahead + inputs)
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
         """Admit inputs and reserve places until they are put. Raises as `admit`."""
@@ -239,7 +232,7 @@ class RequestQueue:
         self._counts[ask.priority] += count
 
     def _pump(self) -> None:
-        while self._waiting and len(self._running) < self._at_once:
+        while self._waiting and len(self._running) < self._runner.parallel:
             ask = heapq.heappop(self._waiting)[2]
             if ask.answer.done():
                 continue

@@ -20,14 +20,9 @@ _GPU_ROWS = 32
 
 
 class Runner(Protocol):
-    """Answers inputs, `parallel` at a time.
-
-    Callers submit at most as many, so that the order of the others can still change, and `spare` more if
-    answers take so short that a worker would otherwise wait for the caller to submit the next input.
-    """
+    """Answers inputs. Callers submit at most `parallel` at a time, so the others can still be cancelled."""
 
     parallel: int
-    spare: int
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         """Submit one preprocessed input [1, ...]."""
@@ -57,7 +52,6 @@ class _Concurrent:
         on_gpu = engine.traced.device.type == "cuda"
         each = 1 if engine.compiled else _GPU_ROWS if on_gpu else _SEGMENT_ROWS
         self.parallel = each * self._engine.workers
-        self.spare = self._engine.workers if engine.compiled else 0
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._engine.submit(x)
@@ -70,7 +64,7 @@ class _OneAtATime:
     """One input at a time on all of the engine's threads, always from the same thread."""
 
     def __init__(self, engine: Engine, *, early: bool) -> None:
-        self.parallel = self.spare = 1
+        self.parallel = 1
         self._engine = engine
         self._ask = engine if early else engine.base
         # Overlapped lookups confine their thread to some cores, so that engine needs a thread of its own.

@@ -30,8 +30,8 @@ ANSWER = Prediction(1, torch.zeros(2), "base", "v")
 class Runner:
     """Keeps what it is asked, until `answer` is called."""
 
-    def __init__(self, parallel: int = 1, spare: int = 0) -> None:
-        self.parallel, self.spare = parallel, spare
+    def __init__(self, parallel: int = 1) -> None:
+        self.parallel = parallel
         self.asked: list[tuple[int, Future[Prediction]]] = []
         self.closed = False
 
@@ -58,11 +58,10 @@ def run(
     *,
     capacity: int = 4,
     parallel: int = 1,
-    spare: int = 0,
     **times: Any,
 ) -> None:
     async def main() -> None:
-        runner = Runner(parallel, spare)
+        runner = Runner(parallel)
         await test(RequestQueue(runner, capacity=capacity, times=ServiceTimes(**times)), runner)
 
     asyncio.run(main())
@@ -96,21 +95,6 @@ def test_the_higher_priority_goes_first_and_equals_in_order() -> None:
         assert runner.order == [0, 3, 1, 2]
 
     run(test)
-
-
-@pytest.mark.parametrize(("seconds_an_input", "running"), [(0.001, 3), (0.02, 2)])
-def test_a_worker_of_short_inputs_has_the_next_one_at_hand(seconds_an_input: float, running: int) -> None:
-    async def test(queue: RequestQueue, runner: Runner) -> None:
-        asks = [put(queue, number) for number in range(4)]
-        assert (queue.running, queue.waiting) == (running, 4 - running)
-        queue.drop(asks[running - 1])
-        assert runner.asked[running - 1][1].cancelled()
-        await in_the_end(lambda: len(runner.asked) == running + 1)
-        while not all(ask.answer.done() for ask in asks):
-            runner.answer()
-            await asyncio.sleep(0)
-
-    run(test, parallel=2, spare=1, seconds_an_input=seconds_an_input)
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
