@@ -172,7 +172,7 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
 def _state_in(content: Any, depth: int = _DEEPEST) -> Mapping[Any, Any] | None:
     """The state dict in the innermost container, or `content` itself; None if there are no tensors.
 
-    Containers come first: files of trainings often hold a tensor beside them, such as the best accuracy.
+    Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
     """
     if not isinstance(content, Mapping) or depth == 0:
         return None

@@ -42,11 +42,11 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
     assert re.fullmatch("[0-9a-f]{64}", sha256)
 
 
-@pytest.mark.parametrize("beside", ["best_acc1", "loss"])
-def test_a_tensor_beside_the_container_is_no_weight(tmp_path: Path, beside: str) -> None:
+@pytest.mark.parametrize("other", ["best_acc1", "loss"])
+def test_a_tensor_next_to_the_container_is_no_weight(tmp_path: Path, other: str) -> None:
     """As PyTorch's ImageNet example saves them."""
     weights, target = network().state_dict(), network(seed=1)
-    torch.save({"epoch": 3, "state_dict": weights, beside: torch.tensor(71.3)}, tmp_path / "weights.pth")
+    torch.save({"epoch": 3, "state_dict": weights, other: torch.tensor(71.3)}, tmp_path / "weights.pth")
     apply_checkpoint(target, load_checkpoint(tmp_path / "weights.pth")[0], "weights.pth")
     assert state_sha256(target) == state_sha256(network())
 

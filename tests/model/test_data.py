@@ -152,7 +152,7 @@ def test_inputs_of_other_pixels_shape_or_type_are_others(tmp_path: Path) -> None
 
 
 class _Labelled(Dataset):
-    """Pictures whose labels are numbers from 0, beside an attribute of the dataset."""
+    """Pictures whose labels are numbers from 0, next to an attribute of the dataset."""
 
     def __init__(self, **attributes: object) -> None:
         self.readings = 0

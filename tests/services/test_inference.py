@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,28 +21,13 @@ from services.inference.counts import Counts
 from services.inference.followed import Followed
 from services.inference.loaded import TooManyVersionsError
 from services.inference.service import InferenceService
-from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
+from tests.services.in_process import run
 from tests.services.running import LITTLE, certify, make_folder
 from tests.starting import heavy_imports_of
 from tests.waiting import LONG_S, in_the_end
-
-Test = Callable[[InferenceService], Awaitable[None]]
-
-
-def run(folder: Path, test: Test, **settings: Any) -> None:
-    async def main() -> None:
-        told = InferenceSettings(name="m", library=folder / "library", threads=1, workers=1, **settings)
-        service = InferenceService(told)
-        await service.start()
-        try:
-            await test(service)
-        finally:
-            await service.drain()
-
-    asyncio.run(main())
 
 
 def request(name: str, inputs: int = 1, priority: int = 2) -> Any:

@@ -74,7 +74,7 @@ ERRORS = [CompositionError("no file"), RuntimeError("out of memory"), OSError("d
 def test_a_setting_that_cannot_be_opened_for_any_reason_is_told_and_tried_again(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of errors that are not Gati's own, nobody was told, and the setting was "being opened" for ever."""
+    """Of errors that are not Gati's own, no one was told, and the setting was "being opened" for ever."""
     opener, post = Opener(), proven()
 
     async def run() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,15 @@ from gati.exploration.library import Library
 from services.inference.following import Following
 from services.inference.loaded import LoadedVersion
 from services.inference.service import InferenceService
-from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
+from tests.services import in_process
 from tests.services.running import LITTLE, make_folder
 from tests.waiting import LONG_S, in_the_end
 
 STRICT = 0.5  # a stricter promise than the first version's
-
-Test = Callable[[InferenceService], Awaitable[None]]
 
 
 @pytest.fixture
@@ -47,19 +45,8 @@ def made(tmp_path: Path) -> Path:
     return folder
 
 
-def run(folder: Path, test: Test) -> None:
-    async def main() -> None:
-        settings = InferenceSettings(
-            name="m", library=folder / "library", threads=1, workers=1, audit_budget=1.0, proof_s=0.0
-        )
-        service = InferenceService(settings)
-        await service.start()
-        try:
-            await test(service)
-        finally:
-            await service.drain()
-
-    asyncio.run(main())
+# Every request is audited, and proofs take no time.
+run = partial(in_process.run, audit_budget=1.0, proof_s=0.0)
 
 
 def versions_of(service: InferenceService) -> Versions:
@@ -76,6 +63,15 @@ async def on_trial(service: InferenceService, name: str) -> LoadedVersion:
     found = versions_of(service).pending
     assert found is not None and found.name == name
     return found
+
+
+async def answering_after_memory(service: InferenceService, monkeypatch: pytest.MonkeyPatch) -> Versions:
+    """The versions of a service whose memory answers half of the requests."""
+    monkeypatch.setattr(Recall, "next_to_caches", (0.5, 1))
+    versions = versions_of(service)
+    await service.infer(request(images(1), place="gate"))
+    assert versions.active.following.after_memory
+    return versions
 
 
 def hold_back(version: LoadedVersion, monkeypatch: pytest.MonkeyPatch, *, answered: int) -> None:
@@ -166,10 +162,7 @@ def test_a_certified_version_that_memory_must_not_answer_for_serves_by_its_certi
     """The share of a memory that is not used any more stayed as it was, and the version on probation."""
 
     async def test(service: InferenceService) -> None:
-        monkeypatch.setattr(Recall, "next_to_caches", (0.5, 1))
-        versions = versions_of(service)
-        await service.infer(request(images(1), place="gate"))
-        assert versions.active.following.after_memory
+        versions = await answering_after_memory(service, monkeypatch)
         assert versions.memory_for(versions.active) is not None
         await service.load(VersionSource("certified", composition="certified"))
         await service.activate("certified")
@@ -189,10 +182,8 @@ def test_memory_pauses_while_a_version_is_on_trial_that_it_must_not_answer_next_
     """Proven on what memory leaves, it would serve without memory, be unproven there, and so on."""
 
     async def test(service: InferenceService) -> None:
-        monkeypatch.setattr(Recall, "next_to_caches", (0.5, 1))
-        versions = versions_of(service)
-        await service.infer(request(images(1), place="gate"))
-        assert versions.active.following.after_memory and not versions.memory_pauses
+        versions = await answering_after_memory(service, monkeypatch)
+        assert not versions.memory_pauses
         trial = await on_trial(service, "unproven")
         await service.infer(request(images(1), place="gate"))
         assert versions.memory_pauses and not versions.active.following.after_memory
