@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import gati
+from gati.costs.hardware import cpu_name
 from gati.errors import GatiError
 from gati.exploration.progress import open_progress
 from gati.units import parse_duration
@@ -126,7 +127,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "processor": processor(),
+        "processor": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.system(),
@@ -134,16 +135,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "gati": gati.__version__,
     }
-
-
-def processor() -> str:
-    """Return the processor's name from the system, or its architecture."""
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":
