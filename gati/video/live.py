@@ -196,7 +196,8 @@ class _Line:
     def _run(self) -> None:
         try:
             pictures = self._connect()
-            self.connected, self.heard_s = True, self._clock()
+            self.heard_s = self._clock()  # first: whoever sees a connection looks at it
+            self.connected = True
             try:
                 for picture in pictures:
                     self.corrupt = pictures.corrupt

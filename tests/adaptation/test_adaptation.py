@@ -277,7 +277,7 @@ def test_a_restart_goes_on_with_the_active_version_and_the_samples(
         with adapting(served, told, repository=repository, writer=writer, **kept) as adaptation:
             list(feed(adaptation, drift[:1200], begin_s=900.0))
             before = adaptation.status
-        assert writer.flush()
+        assert writer.flush(LONG_S)
         history = store.window("digits")
     assert len(history) >= before.samples > 200 and before.version >= 1
     again = Told()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.video.answers import answer, frame
 from tests.waiting import LONG_S, returns, until
 
 QUICK = Reconnect(first_s=0.001, cap_s=0.002)
+# for hooks that answer: on a slow machine no answer comes too late, and all are sent before the end
+PATIENT: dict[str, Any] = {"timeout_s": LONG_S, "farewell_s": LONG_S}
 
 
 class Hook(ThreadingHTTPServer):
@@ -67,7 +70,7 @@ def hook() -> Iterator[Hook]:
 
 
 def test_results_arrive_in_order_as_json(hook: Hook) -> None:
-    with WebhookSink(hook.url, headers={"Authorization": "Bearer mine"}) as sink:
+    with WebhookSink(hook.url, headers={"Authorization": "Bearer mine"}, **PATIENT) as sink:
         for number in range(20):
             sink.write(answer(number), frame(number))
     assert hook.numbers == list(range(20))
@@ -81,7 +84,7 @@ def test_results_arrive_in_order_as_json(hook: Hook) -> None:
 
 def test_a_slow_hook_costs_old_results_but_never_the_caller(hook: Hook) -> None:
     hook.open.clear()
-    sink = WebhookSink(hook.url, queue_size=3, timeout_s=LONG_S)
+    sink = WebhookSink(hook.url, queue_size=3, **PATIENT)
     sink.write(answer(0), frame(0))
     until(lambda: hook.numbers == [0])
 
@@ -101,7 +104,7 @@ def test_a_slow_hook_costs_old_results_but_never_the_caller(hook: Hook) -> None:
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_what_may_pass_is_tried_again(hook: Hook, status: int) -> None:
     hook.statuses = [status, status]
-    with WebhookSink(hook.url, retry=QUICK) as sink:
+    with WebhookSink(hook.url, retry=QUICK, **PATIENT) as sink:
         sink.write(answer(0), frame(0))
         sink.write(answer(1), frame(1))
     assert hook.numbers == [0, 0, 0, 1]
@@ -112,7 +115,7 @@ def test_what_may_pass_is_tried_again(hook: Hook, status: int) -> None:
 @pytest.mark.parametrize("status", [302, 400, 401, 404])
 def test_what_will_not_pass_is_not_tried_again(hook: Hook, status: int) -> None:
     hook.statuses = [status]
-    with WebhookSink(hook.url, retry=QUICK) as sink:
+    with WebhookSink(hook.url, retry=QUICK, **PATIENT) as sink:
         sink.write(answer(0), frame(0))
         sink.write(answer(1), frame(1))
     assert hook.numbers == [0, 1]
@@ -123,7 +126,7 @@ def test_tries_end_and_waits_between_them_grow(hook: Hook) -> None:
     hook.statuses = [500] * 4
     slept: list[float] = []
     rule = Reconnect(first_s=1.0, cap_s=2.0, jitter=0.0)
-    with WebhookSink(hook.url, retry=rule, attempts=4, sleep=slept.append) as sink:
+    with WebhookSink(hook.url, retry=rule, attempts=4, sleep=slept.append, **PATIENT) as sink:
         sink.write(answer(0), frame(0))
         sink.write(answer(1), frame(1))
         until(lambda: sink.statistics.sent == 1)
@@ -162,11 +165,11 @@ def test_the_path_is_a_secret_also_in_logs(hook: Hook, caplog: pytest.LogCapture
     import httpx
 
     url = hook.url.replace("http://", "http://me:password@")
-    with caplog.at_level(logging.DEBUG), WebhookSink(url, retry=QUICK) as sink:
+    with caplog.at_level(logging.DEBUG), WebhookSink(url, retry=QUICK, **PATIENT) as sink:
         hook.statuses = [500, 400]
         sink.write(answer(0), frame(0))
         until(lambda: sink.statistics.failed == 1)
-        httpx.get(f"http://127.0.0.1:{hook.server_port}/other")
+        httpx.get(f"http://127.0.0.1:{hook.server_port}/other", timeout=LONG_S)
     shown = everything_shown(sink) + caplog.text
     assert f"127.0.0.1:{hook.server_port}: status 400" in shown
     assert "/other" in caplog.text, "what others ask is logged as ever"

@@ -17,7 +17,13 @@ from gati.evict.learn.log import AccessLog, name_number, segment_path
 from gati.evict.learn.reading import AccessReader
 from gati.evict.replays.replay import build
 from gati.versions.repository import ModelRepository
-from tests.waiting import until
+from tests.waiting import LONG_S, until
+
+
+@pytest.fixture(autouse=True)
+def no_log_is_closed_before_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what a slow machine could not write in two seconds is not there to be read."""
+    monkeypatch.setattr("gati.evict.learn.log._CLOSE_S", LONG_S)
 
 
 def written(folder: Path, count: int, **settings: int) -> AccessLog:
