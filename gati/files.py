@@ -1,6 +1,6 @@
 """Writing files so that a crash leaves either the old one or the new one, never half of one.
 
-Also the names of networks that are files, made absolute.
+Also the names of networks and data that are files, made absolute.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gati.errors import StorageError
 
@@ -67,18 +68,20 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     atomic_write(path, write)
 
 
-def model_beside(folder: Path, model: str) -> str:
-    """The name of a network, with an absolute path if it is that of a file or folder relative to `folder`.
+def lasting_source(source: Any, folder: Path = Path()) -> str:
+    """The name of a source of a network or of data, with an absolute path: it is found from any folder.
 
-    So `nets.py:build`, `net.pt2` and an existing folder change; `timm:NAME` and `package.module:callable` do
-    not.
+    Relative paths are relative to `folder`. So `nets.py:build`, `net.pt2` and any existing file or folder
+    change; `timm:NAME`, `package.module:callable` and objects do not.
     """
-    place, colon, name = model.rpartition(":")
+    text = str(source)
+    if not isinstance(source, str | Path):
+        return text
+    place, colon, name = text.rpartition(":")
     if place.endswith(".py"):
         return f"{(folder / place).resolve()}{colon}{name}"
-    if model.endswith(".pt2") or (folder / model).is_dir():
-        return str((folder / model).resolve())
-    return model
+    path = folder / text
+    return str(path.resolve()) if text.endswith(".pt2") or path.exists() else text
 
 
 def _flush_folder(folder: Path) -> None:

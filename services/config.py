@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gati.errors import ConfigError
-from gati.types import NAME_PATTERN, is_name
+from gati.types import is_name
 from gati.variants import SCENE
 from services.config_files import flat, read_target
 from services.invalid import first_invalid
+from services.model_settings import ModelSettings
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
@@ -25,23 +26,11 @@ _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
 # Settings of a process that this server starts; a running service has its own.
+_ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
 _OF_PROCESS = (
     "size",
-    "device",
     "threads",
-    "workers",
-    "queue_capacity",
-    "largest_batch",
-    "audit_budget",
-    "trials",
-    "proof_s",
-    "memory",
-    "places",
-    "unguarded",
-    "sampling",
-    "records_limit_bytes",
-    "most_versions",
-    "spare",
+    *(name for name in ModelSettings.model_fields if name not in _ALSO_WITH_ADDRESS),
 )
 _OF_ADDRESS = ("secret_file", "authority")
 _OF_SCALING = ("replicas_delay_ms", "replicas_cooldown_s", "replicas_idle_s")
@@ -58,48 +47,23 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ModelConfig(_Strict):
+class ModelConfig(ModelSettings):
     """One model: a cache library or plain model to serve, or the address of a service that serves it."""
 
-    library: Path | None = None
-    composition: str | None = Field(default="default", pattern=NAME_PATTERN)
     caches: bool = True  # False: only the base model of the library
-    model: str | None = None
-    checkpoint: Path | None = None
     size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH of a plain model's inputs
+    threads: int | None = Field(default=None, ge=1)
     address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
     secret_file: Path | None = None  # the secret shared with the service at `address`
     authority: Path | None = None  # CA certificates; with them, calls to `address` use TLS
-    device: str | None = None  # default: the one the library was measured on; cpu for a plain model
-    threads: int | None = Field(default=None, ge=1)
-    workers: int | None = Field(default=None, ge=1)
-    queue_capacity: int = Field(default=128, ge=1)
-    largest_batch: int = Field(default=64, ge=1)
-    # Audits may take this share of the base model's time. 0 switches the guard off: certified caches then
-    # answer unwatched, and other caches never answer, because nothing can prove them.
-    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
-    trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests on which unproven caches are tried
-    proof_s: float = Field(default=10.0, ge=0.0)  # least duration of their proofs, so that requests differ
-    memory: bool = True  # requests that name a `place` may be answered from memory, once that is proven
-    places: int = Field(default=64, ge=1)  # in memory; beyond them, the least recently used is dropped
-    unguarded: bool = False  # with audit_budget = 0: unproven caches answer, too; nothing is promised
-    # Folder for the proofs and evidence of versions, and the list of loaded ones; default: LIBRARY/standing.
-    state: Path | None = None
-    records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
-    sampling: float = Field(default=0.2, ge=0.0, le=1.0)
-    records_limit_bytes: int = Field(default=2**30, ge=1)  # of the record store; the oldest are deleted
-    most_versions: int = Field(default=8, ge=2)  # loaded at the same time
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining time, relative to other models
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
-    # Each replica has a second process that has imported everything: to take over, it only loads the model.
-    spare: bool = False
     # From replicas_min to replicas_max, the fewest with which nine of ten requests wait at most the delay.
     replicas_min: int = Field(default=1, ge=0)  # 0: none while there are no requests
     replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     replicas_delay_ms: float = Field(default=50.0, gt=0.0)
     replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # remove one if one fewer was enough this long
     replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with replicas_min = 0: idle time until all stop
-    repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gati.errors import ConfigError
-from gati.files import model_beside
+from gati.files import lasting_source
 
 _PATHS = (
     "library",
@@ -95,19 +95,19 @@ def _resolve(entry: Any, folder: Path) -> None:
 def _resolve_sources(entry: Any, folder: Path) -> None:
     """Make the names of a model's network, repository and record store absolute, where they are of files."""
     for key, absolute in (
-        ("model", model_beside),
+        ("model", lasting_source),
         ("repository", _folder_beside),
         ("records", _store_beside),
     ):
         if isinstance(entry, dict) and isinstance(entry.get(key), str):
-            entry[key] = absolute(folder, entry[key])
+            entry[key] = absolute(entry[key], folder)
 
 
-def _folder_beside(folder: Path, place: str) -> str:
+def _folder_beside(place: str, folder: Path) -> str:
     return place if "://" in place else str(folder / place)
 
 
-def _store_beside(folder: Path, url: str) -> str:
+def _store_beside(url: str, folder: Path) -> str:
     """The URL of a record store, with an absolute path if it is that of an SQLite file."""
     found = _SQLITE_FILE.fullmatch(url)
     if found is None:

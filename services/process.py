@@ -70,6 +70,18 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
     return 0
 
 
+def on_signals(end: Callable[[], object], reload: Callable[[], object] | None = None) -> None:
+    """From now on call `end` at each SIGTERM and SIGINT, and `reload`, if given, at each SIGHUP.
+
+    Call it in the running event loop, which makes the calls.
+    """
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, end)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+
+
 async def ended(*, with_stdin: bool) -> None:
     """Wait until this process should end: on SIGTERM, SIGINT or, `with_stdin`, when its stdin closes.
 
@@ -78,8 +90,7 @@ async def ended(*, with_stdin: bool) -> None:
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, (lambda: None) if with_stdin else stopped.set)
+    on_signals((lambda: None) if with_stdin else stopped.set)
     if with_stdin:
         threading.Thread(target=_read_to_the_end, args=(loop, stopped), daemon=True).start()
     await stopped.wait()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +31,8 @@ from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
+from services.model_settings import ModelSettings
+from services.process import on_signals
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
@@ -42,7 +43,7 @@ from services.scheduler.replicas import Link
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.web import listen, url_of, web_server
+from services.web import answering, listen, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
 
 _log = logging.getLogger("gati.serve")
@@ -134,26 +135,17 @@ async def _serve(
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
     hurry = asyncio.Event()  # set by a second signal
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, lambda: (hurry if stop.is_set() else stop).set())
-    loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
+    on_signals(lambda: (hurry if stop.is_set() else stop).set(), reload=scheduler.keys.reload)
     await scheduler.start()
-    serving = asyncio.create_task(server.serve([listening]))
-    url = url_of(config, listening)
-    announcing = asyncio.create_task(_announce(scheduler, url, announce))
-    stopped = asyncio.create_task(stop.wait())
-    hopeless = asyncio.create_task(_hopeless(announcing))
-    done, _ = await asyncio.wait((serving, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
-    announcing.cancel()
-    if stopped in done:
-        await _leave(scheduler, hurry, config.drain_s)
-    _log.info("draining")
-    for listener in server.servers:  # accept no new connections; open ones still get their answers
-        listener.close()
-    await scheduler.drain()
-    server.should_exit = True
-    await serving
+    async with answering(server, listening, scheduler.drain) as running:
+        announcing = asyncio.create_task(_announce(scheduler, url_of(config, listening), announce))
+        stopped = asyncio.create_task(stop.wait())
+        hopeless = asyncio.create_task(_hopeless(announcing))
+        done, _ = await asyncio.wait((running, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
+        announcing.cancel()
+        if stopped in done:
+            await _leave(scheduler, hurry, config.drain_s)
+        _log.info("draining")
     for task in (stopped, hopeless):
         task.cancel()
     if hopeless in done:
@@ -224,33 +216,17 @@ def _bounds(own: ModelConfig, most: int) -> Bounds:
 def _settings(
     name: str, own: ModelConfig, config: ServeConfig, replicas: int, hosting: Hosting
 ) -> InferenceSettings:
+    shared = {each: getattr(own, each) for each in ModelSettings.model_fields}
+    shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
+    shared["composition"] = own.served_composition
+    shared["largest_batch"] = min(own.largest_batch, own.queue_capacity)  # a larger one would never fit
     return InferenceSettings(
+        **shared,
         name=name,
-        library=None if own.library is None else own.library.absolute(),
-        model=own.model,
-        checkpoint=None if own.checkpoint is None else own.checkpoint.absolute(),
         size=own.height_and_width,
-        composition=own.served_composition,
-        device=own.device,
         threads=own.threads or hosting.threads(replicas),
-        workers=own.workers,
-        queue_capacity=own.queue_capacity,
-        largest_batch=min(own.largest_batch, own.queue_capacity),  # a larger one would never fit
-        audit_budget=own.audit_budget,
-        trials=own.trials,
-        proof_s=own.proof_s,
-        memory=own.memory,
-        places=own.places,
-        unguarded=own.unguarded,
-        state=None if own.state is None else own.state.absolute(),
-        records=own.records,
-        sampling=own.sampling,
-        records_limit_bytes=own.records_limit_bytes,
         records_max_age_s=max(_SAMPLES_KEPT_S, config.adaptation.window_s if config.adaptation else 0.0),
-        most_versions=own.most_versions,
-        spare=own.spare,
         stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
-        repository=own.repository,
         replicas=replicas,
         drain_timeout_s=config.drain_timeout_s,
         log_level=config.log_level,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,24 @@ def listen(config: ServeConfig) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
         ) from error
+
+
+@contextlib.asynccontextmanager
+async def answering(
+    server: uvicorn.Server, listening: socket.socket, drain: Callable[[], Awaitable[None]]
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve during the block; after it, accept no new connections, await `drain`, and end the server.
+
+    Open connections still get their answers while `drain` runs. The task that the block gets ends during it
+    only if the server fails.
+    """
+    running = asyncio.create_task(server.serve([listening]))
+    yield running
+    for listener in server.servers:
+        listener.close()
+    await drain()
+    server.should_exit = True
+    await running
 
 
 def url_of(config: ServeConfig, listening: socket.socket) -> str:

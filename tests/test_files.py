@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from gati.errors import StorageError
-from gati.files import atomic_write, atomic_write_text
+from gati.files import atomic_write, atomic_write_text, lasting_source
 
 
 def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(
@@ -109,6 +109,35 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode) and list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("val.npz", "{}/val.npz"),
+        (Path("val.npz"), "{}/val.npz"),
+        ("bert", "{}/bert"),
+        ("data.py:held", "{}/data.py:held"),
+        ("../nets.py:build", "{}/../nets.py:build"),
+        ("net.pt2", "{}/net.pt2"),  # it need not exist yet
+        ("package.module:held", "package.module:held"),
+        ("timm:resnet18", "timm:resnet18"),
+        (7, "7"),
+    ],
+)
+def test_a_source_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: object, expected: str
+) -> None:
+    """By one rule, whether it is relative to the working directory or to a file that names it."""
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    (own / "bert").mkdir(parents=True)
+    (own / "val.npz").write_bytes(b"")
+    elsewhere.mkdir()
+    absolute = expected.format(own).replace(f"{own}/..", str(tmp_path))
+    monkeypatch.chdir(own)
+    assert lasting_source(source) == absolute
+    monkeypatch.chdir(elsewhere)
+    assert lasting_source(source, own) == lasting_source(source, Path("../own")) == absolute
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gati.engine.backends import SegmentBackend, get_backend
 from gati.engine.exits import EngineExit
-from gati.errors import BackendError, LibraryError, first_line
+from gati.errors import BackendError, GatiError, LibraryError, first_line, one_line
 
 
 def listed(shape: Sequence[int]) -> str:
@@ -44,3 +46,20 @@ def check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int)
         f"the learned cache {variant} does not fit block '{leaving.block}' with output "
         f"{list(hidden.shape[1:])} and {classes} classes: {reason}; run gati explore again"
     )
+
+
+@contextmanager
+def prepared_on(backend: str) -> Iterator[None]:
+    """Raise BackendError for what a runtime raises while it prepares the network.
+
+    Too little memory and errors of the system remain as they are: they may pass, so a service tries again.
+    """
+    try:
+        yield
+    except (GatiError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each runtime raises its own
+        raise BackendError(
+            f"backend '{backend}' cannot run this network ({one_line(error)}); run gati compose with another "
+            "--backend"
+        ) from error

@@ -68,9 +68,14 @@ class Wanted(NamedTuple):
     """The user's request: trials are chosen from `defaults`; all of `named` that can pay off are trained."""
 
     defaults: tuple[str, ...]
-    named: tuple[str, ...]
+    listed: tuple[str, ...]  # by the user; what is a default for one network need not be one for another
     all_blocks: bool  # default exits go to every block, because the user named the blocks
     students: int  # how many sizes of students to train by default
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The variants that the user named and that are not defaults."""
+        return tuple(each for each in self.listed if each not in self.defaults)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -99,10 +104,8 @@ def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) ->
     defaults: tuple[str, ...] = DEFAULT_VARIANTS if "default" in names else ()
     if blocks is not None and variants is None:
         defaults = tuple(each for each in defaults if not reads_input(each))
-    named = expand_variants(name for name in names if name != "default")
-    return Wanted(
-        defaults, tuple(each for each in named if each not in defaults), blocks is not None, students
-    )
+    listed = expand_variants(name for name in names if name != "default")
+    return Wanted(defaults, listed, blocks is not None, students)
 
 
 def trial_name(block: str, variant: str) -> TrialId:
@@ -201,7 +204,10 @@ def specify(
 
 
 def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
-    """Replace the defaults for a network that reads tokens by variants that read sequences."""
+    """Replace the defaults for a network that reads tokens by variants that read sequences.
+
+    A default that the user also named, such as `grid(256)`, stays as a named one.
+    """
     shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
     if tensors is None or traced.dtype.is_floating_point:
         return asked
@@ -209,9 +215,7 @@ def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None)
     at_the_input = any(map(reads_input, asked.defaults))
     behind = [each for each in asked.defaults if not reads_input(each)]
     students = token_students(tensors) if at_the_input else ()
-    defaults = (*students, *(TOKEN_VARIANTS if behind and sequences else behind))
-    named = tuple(each for each in asked.named if each not in defaults)
-    return asked._replace(defaults=defaults, named=named)
+    return asked._replace(defaults=(*students, *(TOKEN_VARIANTS if behind and sequences else behind)))
 
 
 class _Chooser:

@@ -31,11 +31,11 @@ from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
+from gati.files import lasting_source
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
 from gati.model.sequence import Data
-from gati.model.source import lasting_source
 from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
 

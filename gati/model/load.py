@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import DataError, ModelError, one_line
+from gati.files import lasting_source
 from gati.model.bert import SequenceClassifier
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
-from gati.model.source import import_object, import_timm, import_torchvision, lasting_source, near
+from gati.model.source import import_object, import_timm, import_torchvision, near
 from gati.model.text import TOKENIZER, read_tokenizer
 from gati.model.usable import check_weights, without_compile
 

@@ -23,17 +23,6 @@ _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
-def lasting_source(source: Any) -> str:
-    """The name of a source of a network or of data, with an absolute path: it is found from any folder."""
-    text = str(source)
-    if not isinstance(source, str | Path):
-        return text
-    place, colon, name = text.rpartition(":")
-    if place.endswith(".py"):
-        return f"{Path(place).resolve()}{colon}{name}"
-    return str(Path(text).resolve()) if Path(text).exists() else text
-
-
 def import_object(source: str, error: type[GatiError], what: str) -> Any:
     """Import `package.module:name` or `file.py:name`.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gati.errors import PipelineError
-from gati.files import model_beside
+from gati.files import lasting_source
 from gati.pipelines.check import check_graph, outputs_of
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.fields import CheckedTable, number, table, text, texts
@@ -179,7 +179,7 @@ def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
             if value is not None:
                 raise PipelineError(f"{fields.at(key)} applies to library, not to model; remove it")
         file = None if checkpoint is None else folder / text(checkpoint, fields.at("checkpoint"))
-        return PlainModel(model_beside(folder, text(model, fields.at("model"))), file)
+        return PlainModel(lasting_source(text(model, fields.at("model")), folder), file)
     if checkpoint is not None:
         raise PipelineError(f"{fields.at('checkpoint')} applies to model, not to library; remove it")
     if caches not in (None, True, False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from services import logs
 from services.collecting import keep_for_good
 from services.completions.app import CompletionsApp
 from services.config import ServeConfig
+from services.process import on_signals
 from services.scheduler.admission import check_exposure
-from services.web import listen, url_of, web_server
+from services.web import answering, listen, url_of, web_server
 
 _log = logging.getLogger("gati.completions")
 
@@ -112,21 +112,18 @@ async def _serve(
 
     driver = EngineDriver(engine, failed)
     server = web_server(config, app)
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, app.keys.reload)
+    on_signals(stop.set, reload=app.keys.reload)
     driver.start()
-    serving = asyncio.create_task(server.serve([listening]))
-    announce(url_of(config, listening), app.name)
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-    app.ready = False
-    for listener in server.servers:  # no new connections
-        listener.close()
-    await app.drain(config.drain_timeout_s)
-    await asyncio.to_thread(driver.stop)
-    server.should_exit = True
-    await serving
+
+    async def drain() -> None:
+        await app.drain(config.drain_timeout_s)
+        await asyncio.to_thread(driver.stop)
+
+    async with answering(server, listening, drain) as running:
+        announce(url_of(config, listening), app.name)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        app.ready = False
     stopped.cancel()
     if failures:
         raise UnavailableError(f"the engine failed: {failures[0]}") from failures[0]

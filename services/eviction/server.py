@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +18,12 @@ from services.config import ServeConfig
 from services.eviction.app import EvictionState, create_eviction_app, find_busy
 from services.eviction.continuations import Continuations
 from services.eviction.settings import FitterSettings
+from services.process import on_signals
 from services.scheduler.admission import check_exposure
 from services.scheduler.front import Front
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.web import listen, url_of, web_server
+from services.web import answering, listen, url_of, web_server
 
 _log = logging.getLogger("gati.eviction")
 
@@ -70,32 +70,24 @@ async def _serve(
     app = create_eviction_app(scheduler, EvictionState(continuations, fitter.folder))
     server = web_server(config, Front(app, find_busy))
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
+    on_signals(stop.set, reload=scheduler.keys.reload)
     await scheduler.start()
     gc.freeze()  # objects that exist now stay; collecting them would take longer than an answer
-    serving = asyncio.create_task(server.serve([listening]))
-    looking = asyncio.create_task(
-        keep_on(
-            "looking for a new continuation model",
-            lambda: asyncio.to_thread(continuations.look),
-            every_s=_LOOK_EVERY_S,
-            longest_s=_LONGEST_PAUSE_S,
+    async with answering(server, listening, scheduler.drain) as running:
+        looking = asyncio.create_task(
+            keep_on(
+                "looking for a new continuation model",
+                lambda: asyncio.to_thread(continuations.look),
+                every_s=_LOOK_EVERY_S,
+                longest_s=_LONGEST_PAUSE_S,
+            )
         )
-    )
-    announce(url_of(config, listening))
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-    _log.info("draining")
-    looking.cancel()
-    scheduler.leaving = True
-    for listener in server.servers:  # no new connections; open ones get their answers
-        listener.close()
-    await scheduler.drain()
-    server.should_exit = True
-    await serving
+        announce(url_of(config, listening))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        _log.info("draining")
+        looking.cancel()
+        scheduler.leaving = True
     stopped.cancel()
     if fitting.hopeless is not None:
         raise GatiError(fitting.hopeless)

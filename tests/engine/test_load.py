@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gati.caches import LearnedCache, save_cache
+from gati.cli.commands import run
 from gati.composition.load import load
+from gati.engine.backends import BACKENDS
+from gati.engine.backends.base import Path as EnginePath
+from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError, CompositionError, DataError, LibraryError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
 from gati.exploration.library import Library
 from gati.exploration.network import example_of, load_network, probe_of
+from gati.model.segments import TracedModel
 from gati.types import TrialId
 from tests.engine import networks
 from tests.engine.networks import BLOCKS, CLASSES, network
@@ -238,3 +245,44 @@ def test_thresholds_too_high_to_reach_leave_every_answer_to_the_base_model(direc
             for answer, base in zip(engine(x), engine.base(x), strict=True):
                 assert answer.exit == "base"
                 assert torch.equal(answer.probabilities, base.probabilities)
+
+
+class FailingSegments(TorchBackend):
+    """A runtime whose segments fail when they first run, with an error of its own."""
+
+    name = "failing"
+    error: Exception = KeyError("no kernel for Conv\nin node 7")
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> EnginePath:
+        def fails(*_: Tensor) -> Any:
+            raise self.error
+
+        plain = super().path(traced, blocks)
+        return EnginePath(plain.base, tuple(replace(each, run=fails) for each in plain.segments))
+
+
+def test_a_backend_that_cannot_run_the_network_is_named_in_one_line(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(BACKENDS, "failing", FailingSegments)
+    rewrite(directory, backend="failing")
+    with pytest.raises(BackendError, match=r"^backend 'failing' cannot run this network \(KeyE") as caught:
+        load(directory)
+    assert str(caught.value).endswith("; run gati compose with another --backend")
+    assert "\n" not in str(caught.value)
+    Image.fromarray(images(1)[0, :, :, 0]).save(directory / "one.png")
+    assert run(["predict", str(directory), str(directory / "one.png")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {caught.value}"
+
+
+@pytest.mark.parametrize("error", [MemoryError("too little"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_too_little_memory_is_not_blamed_on_the_backend(
+    error: Exception, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service gives a version up after a BackendError, but memory may come back."""
+    monkeypatch.setattr(FailingSegments, "error", error)
+    monkeypatch.setitem(BACKENDS, "failing", FailingSegments)
+    rewrite(directory, backend="failing")
+    with pytest.raises(type(error)):
+        load(directory)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import gati
+from gati.errors import VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.candidates import Specification, UntrainedCosts, for_tokens, specify, wanted
 from gati.exploration.explore import explore
@@ -90,6 +91,23 @@ def test_variants_of_sequences_that_are_named_beside_the_defaults_are_trained_on
     rows = specify(model, network, profile_of(model), asked, lambda variant, shape: UntrainedCosts(9, 1.0))
     names = [row.trial.trial_id for row in rows]
     assert len(names) == len(set(names))
+
+
+def test_a_default_for_pictures_that_is_named_for_sequences_is_trained_or_refused() -> None:
+    """It went with the defaults that it is among, without a word."""
+    tensors = TensorInputs.of(sentences(8), "--data")
+    network = fit_tensors(load_model("tests.token_networks:small"), tensors, "--data").module
+    model = traced(network, tensors.example())
+
+    def rows(*variants: str) -> tuple[Specification, ...]:
+        asked = for_tokens(wanted(variants, None, 1), model, tensors)
+        return specify(model, network, profile_of(model), asked, lambda *_: UntrainedCosts(9, 1.0))
+
+    named = [each for each in trained(rows("default", "grid(256)")) if each[1] == "grid(256)"]
+    assert named == [each for each in trained(rows("grid(256)"))] != []
+    for variant in ("student", "reduced"):
+        with pytest.raises(VariantError, match=f"^{variant} reads floating-point inputs, .*: leave it out$"):
+            rows("default", variant)
 
 
 def test_more_students_where_there_is_time() -> None:

@@ -31,7 +31,6 @@ from gati.exploration.state import RunState
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
-from gati.model.source import lasting_source
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
@@ -543,14 +542,6 @@ def test_another_exploration_in_a_folder_leaves_nothing_of_the_one_before(
 
 def test_names_of_blocks_make_file_names() -> None:
     assert candidates.trial_name("stage/1.conv", "fc(16)") == "stage~1.conv--fc-16"
-
-
-def test_data_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "val.npz").write_bytes(b"")
-    monkeypatch.chdir(tmp_path)
-    assert lasting_source("val.npz") == str(tmp_path / "val.npz") == lasting_source(Path("val.npz"))
-    assert lasting_source("data.py:held") == f"{tmp_path / 'data.py'}:held"
-    assert lasting_source("package.module:held") == "package.module:held"
 
 
 def test_a_network_that_changes_its_input_in_place_is_taught_as_any_other() -> None:

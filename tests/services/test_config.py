@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from sqlalchemy import make_url
 
 from gati.errors import ConfigError
-from services.config import read_config
-from services.serve import build_scheduler, with_pipeline_models
+from services.config import ModelConfig, read_config
+from services.hosted import Hosted
+from services.inference.settings import InferenceSettings
+from services.serve import ThisMachine, build_scheduler, with_pipeline_models
 from tests.waiting import LONG_S
 
 
@@ -172,6 +175,29 @@ def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) 
     scheduler = build_scheduler(read_config(file, {"replicas": 9}, {}).config)
     counts = {name: len(model.replicas) for name, model in scheduler.models.items()}
     assert counts == {"few": 2, "more": 3, "none": 1}
+
+
+def test_a_setting_of_a_model_reaches_its_process_and_is_declared_once(tmp_path: Path) -> None:
+    given = {
+        "library": "l", "composition": "fast", "device": "cuda", "workers": 3, "queue_capacity": 9,
+        "largest_batch": 7, "audit_budget": 0.0, "trials": 0.3, "proof_s": 4.0, "memory": False, "places": 5,
+        "unguarded": True, "state": "s", "records": "postgresql://h/r", "sampling": 0.6,
+        "records_limit_bytes": 99, "repository": "s3://b/v", "most_versions": 3, "spare": True,
+    }  # fmt: skip
+    lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+    (tmp_path / "serve.toml").write_text("\n".join(["[models.m]", *lines]), encoding="utf-8")
+    told: list[InferenceSettings] = []
+
+    class Told(ThisMachine):
+        def host(self, settings: InferenceSettings) -> Hosted:
+            told.append(settings)
+            return super().host(settings)
+
+    build_scheduler(read_config(tmp_path / "serve.toml", {}, {}).config, Told())
+    paths = {"library": tmp_path / "l", "state": tmp_path / "s"}
+    assert {name: getattr(told[0], name) for name in given} == given | paths
+    both = ModelConfig.__annotations__.keys() & InferenceSettings.__annotations__.keys()
+    assert both == {"size", "threads", "replicas"}, "declared twice, with the same meaning?"
 
 
 def test_what_an_address_needs_or_a_pipeline_looks_for_is_allowed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gati.engine.backends import GraphBackend, get_backend, segment_backend
-from gati.engine.checks import check_placement
+from gati.engine.checks import check_placement, prepared_on
 from gati.engine.exits import EngineExit
 from gati.engine.paths.base import RequestPath
 from gati.engine.paths.graph import GraphPath
@@ -28,11 +28,22 @@ def path_for(
 ) -> RequestPath:
     """Return the path of requests on a backend; `exits` in forward order, `graphs` as for `Engine`.
 
-    Raises BackendError for an unknown backend or an unsupported placement, LibraryError for a lookup that
-    does not fit its block, and whatever the backend raises.
+    Raises BackendError for an unknown backend, an unsupported placement or a network that the backend cannot
+    run, and LibraryError for a lookup that does not fit its block.
     """
     for leaving in exits:
         check_placement(leaving, backend)
+    with prepared_on(backend):
+        return _prepared(backend, traced, exits, outputs_kind, graphs)
+
+
+def _prepared(
+    backend: str,
+    traced: TracedModel,
+    exits: Sequence[EngineExit],
+    outputs_kind: OutputsKind,
+    graphs: tuple[Path, Path] | None,
+) -> RequestPath:
     executes = get_backend(backend)
     if isinstance(executes, GraphBackend):
         return GraphPath(executes, traced, exits, outputs_kind, graphs)
