@@ -30,11 +30,12 @@ from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.server import WireServer
 from tests.adaptation.deployed import FAMILIAR, make_deployed, stream
+from tests.waiting import LONG_S
 
 
 def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs when nothing else wants a core, so on a busy machine it may not answer in time."""
-    monkeypatch.setattr(adapting, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(adapting, "_TIMEOUT_S", LONG_S)
 
     async def never() -> Any:
         await asyncio.Event().wait()
@@ -44,6 +45,7 @@ def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.Monkey
         port = await server.start("127.0.0.1", 0)
 
         async def address() -> str:
+            monkeypatch.setattr(adapting, "_TIMEOUT_S", 0.2)  # for the call alone, not for connecting
             return f"127.0.0.1:{port}"
 
         supervised: Any = SimpleNamespace(address=address, cause="")

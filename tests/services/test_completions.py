@@ -255,7 +255,7 @@ def test_more_than_may_wait_are_told_to_come_again() -> None:
         ) as caught:
             idle.client().completions.create(model="tiny", prompt="x")
         assert caught.value.response.headers["retry-after"] == "1"
-        page = httpx.get(f"{idle.url}/metrics").text
+        page = httpx.get(f"{idle.url}/metrics", timeout=LONG_S).text
         assert 'gati_engine_refused_total{reason="overload"} 1.0' in page
         assert 'gati_engine_under_way{state="waiting"} 2.0' in page
 
@@ -279,15 +279,15 @@ def test_keys_are_asked_for_as_openai_sends_them() -> None:
         with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
             locked.client("another").models.list()
         assert locked.client("the right one").models.list().data[0].id == "tiny"
-        assert httpx.get(f"{locked.url}/metrics").status_code == 200
-        assert httpx.get(f"{locked.url}/v1/models").status_code == 401
+        assert httpx.get(f"{locked.url}/metrics", timeout=LONG_S).status_code == 200
+        assert httpx.get(f"{locked.url}/v1/models", timeout=LONG_S).status_code == 401
 
 
 def test_figures_are_what_happened() -> None:
     with serving() as counted:
         for _ in range(2):
             counted.client().completions.create(model="tiny", prompt="y" * 40, max_tokens=2)
-        page = httpx.get(f"{counted.url}/metrics").text
+        page = httpx.get(f"{counted.url}/metrics", timeout=LONG_S).text
         found = dict(re.findall(r"^(gati\S+) (\S+)$", page, re.MULTILINE))
     seconds = "gati_engine_time_to_first_token_seconds"
     assert found[f'{seconds}_count{{prefix="hit"}}'] == found[f'{seconds}_count{{prefix="miss"}}'] == "1.0"
@@ -305,12 +305,15 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ("/v1/completions", 404),
         ("/v1/models/other", 404),
     ):
-        assert httpx.get(served.url + path).status_code == status
-    assert httpx.post(f"{served.url}/v1/models").status_code == 404
-    reply = httpx.post(f"{served.url}/v1/completions", content=b"x" * (5 * 2**20))
+        assert httpx.get(served.url + path, timeout=LONG_S).status_code == status
+    assert httpx.post(f"{served.url}/v1/models", timeout=LONG_S).status_code == 404
+    reply = httpx.post(f"{served.url}/v1/completions", content=b"x" * (5 * 2**20), timeout=LONG_S)
     assert (reply.status_code, reply.json()["error"]["type"]) == (413, "invalid_request_error")
     reply = httpx.post(
-        f"{served.url}/v1/completions", json={}, headers={"Origin": "https://elsewhere.example"}
+        f"{served.url}/v1/completions",
+        json={},
+        headers={"Origin": "https://elsewhere.example"},
+        timeout=LONG_S,
     )
     assert reply.status_code == 403
 

@@ -15,7 +15,7 @@ from gati.evict.train import train_continuation
 from tests.evict.learn.streams import CAPACITY, hot_and_cold
 from tests.evict.talking import talks
 from tests.services.running import Serving
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 OPTIONS = ("--first-fit", "600", "--trial", "4", "--look-every", "100ms", "--log-level", "warning")
 
@@ -84,14 +84,17 @@ def test_clients_are_told_how_likely_conversations_go_on(tmp_path: Path) -> None
     keys = {"GATI_SERVE_API_KEY": "a key for all"}
     options = ("--continuation", str(model), *OPTIONS)
     with Serving(tmp_path / "learned", *options, verb=("evict", "serve"), environment=keys) as service:
-        with ContinuationClient(service.url, api_key="a key for all", timeout_s=30.0) as client:
+        with ContinuationClient(service.url, api_key="a key for all", timeout_s=LONG_S) as client:
             bye = [{"role": "user", "content": "no, that is all"}]
             wish = [{"role": "user", "content": "find me a table 7"}]
             assert client.probability(bye) < 0.5 < client.probability(wish)
             assert client.probabilities([bye, wish]) == [client.probability(bye), client.probability(wish)]
             with pytest.raises(RequestError, match="has no message of a user.*status 422"):
                 client.probability([])
-        with ContinuationClient(service.url) as stranger, pytest.raises(RequestError, match="status 401"):
+        with (
+            ContinuationClient(service.url, timeout_s=LONG_S) as stranger,
+            pytest.raises(RequestError, match="status 401"),
+        ):
             stranger.probability(bye)
     with (
         ContinuationClient(service.url) as client,

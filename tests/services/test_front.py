@@ -275,6 +275,7 @@ def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
     dead: Any = Dead()
     models = {name: Model(name, host=lambda number: dead) for name in ("flooded", "other")}
     scheduler = Scheduler(ServeConfig(), models, {})
+    scheduler._shares = Shares(lambda: 0.0)  # real time would halve what was asked before
     with scheduler.entrance("models/other").asking(Demand(slo_ms)):
         pass  # one request has said how much of a hurry it is in
 

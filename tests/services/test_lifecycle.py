@@ -139,12 +139,12 @@ def test_processes_end_when_the_scheduler_is_killed(swapping: Serving) -> None:
 
 def test_overload_is_refused_and_what_is_accepted_is_in_time(running: Serving) -> None:
     """Sixteen clients on a queue of sixteen: some are refused, nobody waits long; then it is over."""
-    slo_ms = 120.0
+    slo_ms = 500.0
     running.infer()
     body = request(8, latency_slo_ms=slo_ms)
     with Load(running.url, "/v2/models/small/infer", 16, body=body) as load:
         until(lambda: load.statuses[200] > 300 and load.statuses[429] > 100)
-    # Who is kept off the cores by other programs for four times the SLO may be given up: half a second.
+    # Who is kept off the cores by other programs for four times the SLO may be given up: two seconds.
     late = load.statuses.pop(504, 0)
     assert late <= 0.01 * sum(load.statuses.values())
     assert set(load.statuses) <= {200, 429}, load.statuses

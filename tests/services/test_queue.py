@@ -139,7 +139,6 @@ def test_admission_counts_inputs_of_one_request_that_run_together() -> None:
 
 def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first request that took long on a busy machine; nothing is let in that could correct it."""
-    later_s = time.monotonic() + 0.6
 
     async def test(queue: RequestQueue, runner: Runner) -> None:
         queue.times.add(2.0, running=1.0)
@@ -147,6 +146,7 @@ def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: py
             with pytest.raises(OverloadError):
                 queue.admit(8, 2, 0.06)
         # Time has passed, and from now on stands still: the next input takes none.
+        later_s = time.monotonic() + 0.6
         monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: later_s))
         queue.admit(8, 2, 0.06)
         ask = put(queue, 0)
@@ -157,14 +157,20 @@ def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: py
     run(test, capacity=16)
 
 
-def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
+def test_what_waits_expires_by_a_timer_though_the_runner_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Timers run, but this clock stands still: however late this process is, what is put is begun in time.
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
     async def test(queue: RequestQueue, runner: Runner) -> None:
-        now_s = time.monotonic()
-        running = put(queue, 0, within_s=0.5, of_s=now_s)
-        waiting = put(queue, 1, within_s=0.05, of_s=now_s)
+        stuck = put(queue, 0, of_s=0.0)
+        waiting = put(queue, 1, within_s=0.05, of_s=0.0)
         assert str(await outcome(waiting)) == "the deadline passed in the queue"
+        assert not stuck.answer.done() and queue.waiting == 0
+        queue.drop(stuck)
+        await in_the_end(lambda: queue.running == 0)
+        running = put(queue, 2, within_s=0.05, of_s=0.0)
         assert str(await outcome(running)) == "the deadline passed while the network ran"
-        assert runner.asked[0][1].cancelled()  # the next segment finds that
+        assert runner.order == [0, 2] and runner.asked[1][1].cancelled()  # the next segment finds that
         assert queue.waiting == 0
 
     run(test)
@@ -333,7 +339,7 @@ def test_what_expires_behind_a_stuck_engine_is_not_kept() -> None:
         put(queue, 0)
         references = []
         for number in range(600):
-            ask = put(queue, number, of_s=0.0)  # late when it came
+            ask = put(queue, number, within_s=0.0, of_s=0.0)  # late when it came
             references.append(weakref.ref(ask.x))
             await outcome(ask)
             del ask

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.clusters import MODEL, SLEEPY, Replicated, configure, on_ray, on_this_machine
-from tests.services.running import make_folder
+from tests.services.running import make_folder, request
 from tests.services.test_lifecycle import Load
 from tests.waiting import LONG_S, until
 
@@ -45,10 +45,11 @@ def test_a_model_grows_with_its_load_sleeps_when_nobody_asks_and_wakes_as_it_was
     assert reply.status_code == 200, reply.text
     path = f"/v2/models/{SLEEPY}/infer"
     if not replicated.nodes:  # there, no core is left for another one
-        with Load(replicated.serving.url, path, 2) as load:
+        patient = request(timeout_ms=1e3 * LONG_S)  # it may sleep by now, and a start takes seconds
+        with Load(replicated.serving.url, path, 2, body=patient) as load:
             until(lambda: replicated.counted("gati_replicas_ready", SLEEPY) == 2)
         assert set(load.statuses) == {200} and not load.errors
-    said = replicated.serving.infer(SLEEPY).json()
+    said = replicated.serving.infer(SLEEPY, timeout_ms=1e3 * LONG_S).json()
     until(lambda: replicated.sleepy()["state"] == "asleep", every_s=0.05)
     assert replicated.sleepy()["ready"]
     document = {"ready": True, "waiting_for": {}, "asleep": [SLEEPY]}

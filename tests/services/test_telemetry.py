@@ -27,6 +27,7 @@ from services.scheduler.telemetry import NO_TELEMETRY, open_telemetry, route_of
 from services.scheduler.timing import parse_traceparent
 from services.scheduler.tracing import WATCHED_PATHS
 from tests.services.engines import served
+from tests.waiting import LONG_S
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -74,7 +75,10 @@ def collecting() -> Iterator[Collector]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     collector.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield collector
+        with pytest.MonkeyPatch.context() as patched:
+            # What is sent last must come, however long this process waits for its turn.
+            patched.setattr("services.scheduler.telemetry._LAST_SEND_S", LONG_S)
+            yield collector
     finally:
         server.shutdown()
         server.server_close()
@@ -87,7 +91,7 @@ def ask(config: ServeConfig, headers: dict[str, str] | None = None) -> list[http
         model = Model("m", address=address)
         scheduler = Scheduler(config, {"m": model}, {})
         await scheduler.start()
-        await model.wait_until_ready(60.0)
+        await model.wait_until_ready(LONG_S)
         transport = httpx.ASGITransport(Front(create_app(scheduler)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             replies = [

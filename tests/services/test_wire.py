@@ -379,17 +379,19 @@ def test_a_frame_of_an_impossible_length_is_no_frame() -> None:
 
 def test_who_says_nothing_is_let_go_unless_an_answer_is_under_way() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
-        busy, idle = await connect(port), await connect(port)
-        held = handlers.hold("held")
-        asking = asyncio.create_task(busy.call("infer", held, timeout_s=LONG_S))
+        busy = await connect(port)
+        asking = asyncio.create_task(busy.call("infer", handlers.hold("held"), timeout_s=LONG_S))
         await in_the_end(lambda: "held" in handlers.begun)
+        server._idle_timeout_s = 0.05  # only now: else it is let go where this process is late to ask
+        assert (await busy.call("health", timeout_s=LONG_S)).ready
+        idle = await connect(port)  # later than what `busy` has said last
         assert await idle.lost(LONG_S)
         handlers.held["held"].set()
         assert (await asking).version == "held"
         await busy.close()
         await idle.close()
 
-    run(test, idle_timeout_s=0.05)
+    run(test, idle_timeout_s=10 * LONG_S)
 
 
 def test_required_fields_are_required() -> None:
