@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gati.costs.graph import GraphCosts
-from gati.costs.profile import measure_profile
+from gati.costs.profile import InTurns, measure_profile
 from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import Profile
@@ -45,3 +45,13 @@ def mean_costs(parts: Sequence[tuple[float, GraphCosts]], traced: TracedModel) -
     names = parts[0][1].lookup_ms
     lookup_ms = {name: sum(share * costs.lookup_ms[name] for share, costs in parts) for name in names}
     return GraphCosts(profile, if_ms, lookup_ms)
+
+
+def of_base(base_ms: float, parts: Sequence[tuple[float, InTurns]]) -> float:
+    """Return the mean milliseconds of a lookup, from its share of the base model's time, which is `base_ms`.
+
+    `parts` are its measurements, each with its share of the inputs. Other work on the machine slows the base
+    model and a lookup that takes turns with it alike, so their ratio stays.
+    """
+    lookup_ms = sum(share * turns.lookup_ms for share, turns in parts)
+    return base_ms * lookup_ms / sum(share * turns.base_ms for share, turns in parts)

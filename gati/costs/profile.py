@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, pairwise
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ def measure_profile(
             path.base(request.clone())
             _walk_ms(path.segments, request, traced.device, machine)
         for _ in range(repetitions):
-            walks.whole_ms.append(time_call_ms(path.base, request.clone(), traced.device, machine))
+            walks.whole_ms.append(time_call_ms(partial(path.base, request.clone()), traced.device, machine))
             walks.ends_ms.append(_walk_ms(path.segments, request, traced.device, machine))
         return walks
 
@@ -117,46 +117,79 @@ def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
     return [typical[what] for what in work]
 
 
-def measure_lookup(
+class InTurns(NamedTuple):
+    """Milliseconds of a lookup and of the base model, which took turns: the lower quartiles.
+
+    Other work on the machine only adds to times, and to long ones more; so the shorter ones compare better.
+    """
+
+    lookup_ms: float
+    base_ms: float
+
+
+def measure_in_turns(
     cache: nn.Module,
     hidden: Tensor,
+    base: Callable[[], Any],
     *,
     backend: str = "torch",
-    between: Callable[[], Any] | None = None,
     notes: list[str] | None = None,
     machine: Machine = MACHINE,
-) -> float:
-    """Return the median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
+) -> InTurns:
+    """Time a lookup, from the hidden output [1, ...] to the score as a number, in turns with the base model.
 
-    Repeats the lookup 15 times; without `between`, until the lookups have taken 30 ms, 15 to 200 times.
-    `between` is called untimed before each repetition. It can run the base model, so that the CPU caches are
-    in a realistic state: without it, a lookup seems two to three times as fast as it is. The time depends on
-    shapes only, not on weights. If the measurement stays disturbed, a line is added to `notes`.
+    `base` runs the base model; both run 15 times. So a slow moment of the machine affects both, and the CPU
+    caches are in a realistic state: without the base model a lookup seems two to three times as fast as it
+    is. The time depends on shapes only, not on weights. If the measurement stays disturbed, a line is added
+    to `notes`.
     """
+    times, base_times = _timed_lookups(cache, hidden, base, backend, notes, machine)
+    return InTurns(quantiles(times, n=4)[0], quantiles(base_times, n=4)[0])
+
+
+def measure_lookup(
+    cache: nn.Module, hidden: Tensor, *, backend: str = "torch", machine: Machine = MACHINE
+) -> float:
+    """Return the median milliseconds of one lookup with nothing in between, see `measure_in_turns`.
+
+    Repeats the lookup until it has taken 30 ms, 15 to 200 times.
+    """
+    times, _ = _timed_lookups(cache, hidden, None, backend, None, machine)
+    return median(times)
+
+
+def _timed_lookups(
+    cache: nn.Module,
+    hidden: Tensor,
+    base: Callable[[], Any] | None,
+    backend: str,
+    notes: list[str] | None,
+    machine: Machine,
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of lookups, and of `base` before each; none without it."""
     example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
         lookup = runner.timed_lookup(cache, example)
 
-        def measure() -> list[float]:
+        def measure() -> list[list[float]]:
             for _ in range(3):
                 _looked_up(lookup, example)
             times: list[float] = []
+            base_times: list[float] = []
             while len(times) < _LOOKUP_MINIMUM or (
-                between is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
+                base is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
             ):
-                if between is not None:
-                    between()
-                    if example.device.type == "cuda":  # its work must not count as the lookup's
-                        torch.cuda.synchronize(example.device)
-                look = partial(_looked_up, lookup)
-                times.append(time_call_ms(look, example, example.device, machine))
-            return times
+                if base is not None:
+                    base_times.append(time_call_ms(base, example.device, machine))
+                times.append(time_call_ms(partial(_looked_up, lookup, example), example.device, machine))
+            return [times, base_times]
 
-        found = measure_steadily([measure], lambda times: [times], machine=machine)
+        found = measure_steadily([measure], lambda times: times, machine=machine)
     if notes is not None and found.note:
         notes.append(found.note)
-    return median(found.rounds[0])
+    ((times, base_times),) = found.rounds
+    return times, base_times
 
 
 def measure_overlap(
@@ -205,12 +238,10 @@ class _Overlapped(NamedTuple):
     request_ms: list[float]
 
 
-def time_call_ms(
-    function: Callable[[Tensor], Any], argument: Tensor, device: torch.device, machine: Machine = MACHINE
-) -> float:
+def time_call_ms(function: Callable[[], Any], device: torch.device, machine: Machine = MACHINE) -> float:
     """Return wall-clock milliseconds of one call, including the device's work."""
     start_ns = machine.now_ns()
-    function(argument)
+    function()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (machine.now_ns() - start_ns) / 1e6
@@ -277,7 +308,7 @@ def _alone_ms(
 
     for _ in range(2):
         run(request.clone())
-    return [time_call_ms(run, request.clone(), device) for _ in range(repetitions)]
+    return [time_call_ms(partial(run, request.clone()), device) for _ in range(repetitions)]
 
 
 def _overlapped_ms(

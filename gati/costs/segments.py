@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import nn
 
 from gati.costs.graph import GraphCosts, anchors, of_many, profile_between
-from gati.costs.profile import measure_lookup, measure_profile
+from gati.costs.lengths import of_base
+from gati.costs.profile import measure_in_turns, measure_profile
 from gati.engine.backends import segment_backend
 from gati.model.alike import work_of
 from gati.model.segments import TracedModel
@@ -45,13 +46,10 @@ def measure_segments(
     lookup_ms: dict[str, float] = {}
     for done, (key, (block, cache)) in enumerate(caches.items(), start=1):
         hidden = traced.hidden_example(block)
-        lookup_ms[key] = measure_lookup(
-            cache.to(traced.device),
-            hidden,
-            backend=backend,
-            between=lambda: base(request.clone()),
-            notes=notes,
+        turns = measure_in_turns(
+            cache.to(traced.device), hidden, lambda: base(request.clone()), backend=backend, notes=notes
         )
+        lookup_ms[key] = of_base(found.base_ms, [(1.0, turns)])
         if progress is not None:
             progress(done, len(caches))
     profile = replace(profile, disturbance=of_many(notes, 1 + len(caches)))

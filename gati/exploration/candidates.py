@@ -33,7 +33,8 @@ from gati.caches import (
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
-from gati.costs.profile import measure_lookup
+from gati.costs.lengths import of_base
+from gati.costs.profile import measure_in_turns
 from gati.errors import VariantError, one_line
 from gati.exploration.schedule import (
     MOST_BYTES,
@@ -117,10 +118,11 @@ def trial_name(block: str, variant: str) -> TrialId:
     return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
 
 
-def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
+def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Measure:
     """Return a function that measures untrained lookups, once per variant and shape of hidden output.
 
-    That function raises `VariantError` for a variant that cannot be built.
+    `base_ms` is the base model's time, to which lookups are relative. That function raises `VariantError` for
+    a variant that cannot be built.
     """
     known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
 
@@ -130,16 +132,18 @@ def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
             place = None if reads_input(variant) else _block_of_shape(traced, shape)
-            lookup_ms = sum(
-                share
-                * measure_lookup(
-                    cache,
-                    each.example() if place is None else each.hidden_example(place),
-                    between=partial(_whole, each),
+            parts = [
+                (
+                    share,
+                    measure_in_turns(
+                        cache,
+                        each.example() if place is None else each.hidden_example(place),
+                        partial(_whole, each),
+                    ),
                 )
                 for share, each in at_lengths(traced)
-            )
-            known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
+            ]
+            known[variant, shape] = UntrainedCosts(_weights(cache), of_base(base_ms, parts))
         return known[variant, shape]
 
     return measure

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gati.caches import LearnedCache, is_reduced
 from gati.caches.selectors import BASELINE
-from gati.costs.profile import measure_lookup, measure_overlap
+from gati.costs.lengths import of_base
+from gati.costs.profile import InTurns, measure_in_turns, measure_overlap
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification
 from gati.model.lengths import TracedSequences, at_lengths
@@ -22,18 +23,21 @@ def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification],
     item = costly[len(costly) // 2]
     cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
     began = clock()
-    lookup_costs(traced, item.trial.block, cache)
+    lookup_costs(traced, item.trial.block, cache, base_ms=1.0)
     return clock() - began
 
 
 def lookup_costs(
-    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
+    traced: TracedModel, block: str, cache: LearnedCache, base_ms: float, notes: list[str] | None = None
 ) -> tuple[float, float | None, float | None]:
     """Milliseconds of an inline lookup, of an overlapped one, and the delay that this causes the base model.
 
-    For sequences of varying length, the first is the mean over the lengths; lookups are never overlapped.
+    `base_ms` is the base model's time. For sequences of varying length, the first is the mean over the
+    lengths; lookups are never overlapped.
     """
-    inline_ms = sum(share * _inline_ms(each, block, cache, notes) for share, each in at_lengths(traced))
+    inline_ms = of_base(
+        base_ms, [(share, _in_turns(each, block, cache, notes)) for share, each in at_lengths(traced)]
+    )
     if isinstance(traced, TracedSequences):
         return inline_ms, None, None
     # As in serving, the lookup's worker takes a core from the base model; the penalty includes that.
@@ -41,7 +45,6 @@ def lookup_costs(
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 
 
-def _inline_ms(traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None) -> float:
-    request = traced.example()
-    hidden = traced.hidden_example(block)
-    return measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
+def _in_turns(traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None) -> InTurns:
+    request, hidden = traced.example(), traced.hidden_example(block)
+    return measure_in_turns(cache, hidden, lambda: traced.base(request.clone()), notes=notes)

@@ -47,7 +47,7 @@ def finish_trials(
             continue
         if key not in measured:
             cache = load_cache(library.cache_path(trial.trial_id)).to(prepared.device)
-            measured[key] = lookup_costs(prepared.traced, trial.block, cache, notes)
+            measured[key] = lookup_costs(prepared.traced, trial.block, cache, prepared.profile.base_ms, notes)
         progress.advance(1)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]
         rows.append(

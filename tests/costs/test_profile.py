@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from gati.costs.disturbance import Uncounted
-from gati.costs.profile import measure_lookup, measure_overlap, measure_profile
+from gati.costs.lengths import of_base
+from gati.costs.profile import (
+    InTurns,
+    measure_in_turns,
+    measure_lookup,
+    measure_overlap,
+    measure_profile,
+)
 from gati.engine.placement import WorkerLookups
 from gati.errors import BackendError, CutError, DataError
 from tests.engine.networks import BLOCKS, Cache, inputs, ready, traced_network
@@ -68,11 +75,36 @@ def test_a_profile_of_some_blocks_leaves_out_the_others() -> None:
 
 def test_a_lookup_is_timed_at_least_fifteen_times_with_the_base_model_in_between() -> None:
     calls: list[int] = []
-    milliseconds = measure_lookup(
-        ready(Cache()), torch.randn(1, 8, 6, 6), between=lambda: calls.append(1), machine=Quiet()
+    turns = measure_in_turns(
+        ready(Cache()), torch.randn(1, 8, 6, 6), lambda: calls.append(1), machine=Quiet()
     )
-    assert milliseconds > 0.0
+    assert turns.lookup_ms > 0.0 and turns.base_ms > 0.0
     assert len(calls) == 15
+
+
+class Slowed(Quiet):
+    """A machine on which everything takes `times` as long."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def now_ns(self) -> int:
+        return self.times * super().now_ns()
+
+
+def test_a_machine_that_slowed_down_after_the_base_model_was_timed_makes_no_lookup_slower() -> None:
+    """A copy of the network was left out as too slow: it was timed while another program ran."""
+    cache, hidden = ready(Cache()), torch.randn(1, 8, 6, 6)
+    found = [measure_in_turns(cache, hidden, int, machine=Slowed(times)) for times in (1, 3)]
+    assert found[1].lookup_ms == 3.0 * found[0].lookup_ms
+    assert of_base(2.0, [(1.0, found[0])]) == of_base(2.0, [(1.0, found[1])]) == 2.0
+
+
+def test_the_share_of_a_lookup_is_the_mean_over_the_lengths_of_inputs() -> None:
+    short, long = InTurns(1.0, 4.0), InTurns(3.0, 12.0)
+    assert of_base(16.0, [(0.5, short), (0.5, long)]) == pytest.approx(4.0)
+    assert of_base(12.0, [(1.0, long)]) == pytest.approx(3.0)
 
 
 def test_an_overlapped_lookup_has_a_time_and_a_penalty_that_is_never_negative() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gati.cli.render import evaluation as render
 from gati.costs.graph import by_turns_ms, profile_between
-from gati.costs.profile import measure_lookup, measure_profile
+from gati.costs.profile import measure_in_turns, measure_profile
 from gati.engine.engine import Engine, Prediction
 from gati.evaluation.evaluate import Evaluation, evaluate_engine
 from gati.evaluation.timing import BenchEntry, measure_latency
@@ -241,7 +241,7 @@ def test_a_profile_and_a_lookup_say_when_they_were_disturbed() -> None:
         notes: list[str] = []
         machine = Ticking(share)
         profile = measure_profile(traced_network(), BLOCKS, repetitions=6, machine=machine)
-        measure_lookup(ready(Cache()), torch.randn(1, 8, 6, 6), between=int, notes=notes, machine=machine)
+        measure_in_turns(ready(Cache()), torch.randn(1, 8, 6, 6), int, notes=notes, machine=machine)
         assert bool(profile.disturbance) == bool(notes) == disturbed
         assert isinstance(profile, Profile) and profile.base_ms > 0.0
 

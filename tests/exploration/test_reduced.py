@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gati.caches import ReducedNetwork, default_reduced, load_cache
 from gati.composition.load import open_model
+from gati.costs.profile import InTurns
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import VariantError
@@ -75,7 +76,7 @@ class Flattened(Pooled):
 def _short() -> Iterator[None]:
     """Networks so small cost what calls cost: here what is measured decides nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gati.exploration.candidates.measure_lookup", lambda *_, **__: 1e-3)
+        patch.setattr("gati.exploration.candidates.measure_in_turns", lambda *_, **__: InTurns(1e-3, 1.0))
         patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
         quick_selectors(patch)
         yield
@@ -266,7 +267,7 @@ def test_a_network_that_cannot_be_copied_is_one_line() -> None:
     network = Uncopyable().eval().requires_grad_(False)
     model = trace(network, torch.randn(2, 1, 96, 96), ["input"])
     with pytest.raises(VariantError, match=r"reduced\(48\) cannot be built \(.*lock"):
-        measured_costs(model, network)("reduced(48)", (1, 96, 96))
+        measured_costs(model, network, 1.0)("reduced(48)", (1, 96, 96))
 
 
 def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
