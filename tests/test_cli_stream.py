@@ -102,6 +102,7 @@ def test_an_origin_tells_sources_and_regions_apart_and_no_password(
     address, parts = "rtsp://user:secret@camera/1", [Region(0, 0, 8, 8), Region(8, 8, 8, 8)]
     origin = origin_of(address, parts)
     assert origin == origin_of(address, parts[::-1]) and "secret" not in origin
+    assert origin == origin_of(f" {address} ", parts), "as it is opened"
     others = [
         origin_of(address),
         origin_of(address, parts[:1]),

@@ -246,6 +246,8 @@ struct Statistics {
   5: required Histogram service_seconds
   6: required i32 waiting
   7: required i32 running
+  /** Always 0: nothing reads it any more, but older schedulers refuse an answer without it. */
+  8: optional double expected_wait_ms
   9: required i64 resident_bytes
   /** Answers given that were compared with the base model's. */
   10: required i64 audits_agreed

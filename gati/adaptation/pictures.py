@@ -55,8 +55,11 @@ class PictureInputs:
 
 def origin_of(source: str, regions: Sequence[Region] = ()) -> str:
     """A digest of what a stream shows: its source, as `open_source` takes it, and the regions."""
-    path = Path(source)
-    where = str(path.resolve()) if path.exists() else source
+    if "://" in source:
+        where = source.strip()
+    else:
+        path = Path(source)
+        where = str(path.resolve()) if path.exists() else source
     named = "\n".join([where, *sorted({str(region) for region in regions})]).encode(errors="surrogateescape")
     # An address may hold a password, and of a fast digest it could be guessed.
     return hashlib.pbkdf2_hmac("sha256", named, b"gati origin", _ROUNDS).hex()[:24]

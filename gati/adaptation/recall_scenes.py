@@ -30,7 +30,7 @@ class Scenes:
         self._settled = bool(self._names)  # so much was learned that a place that comes now is late
         self._count = 0  # begun by jumps and by late places
         self._new: dict[int, int] = {}  # how many requests each has shown so far
-        self._showing_new: set[str] = set()  # places whose last request was of a new scene
+        self._showing_new: set[str] = set()  # places learned from whose last request was of a new scene
         self._lookups = 0
         self._begun: dict[str, tuple[int, int]] = {}  # the last one of a place, and the lookups before it
 
@@ -82,10 +82,10 @@ class Scenes:
         """Count a request of that scene; returns whether the scene is new."""
         self._lookups += 1
         is_new = scene is None or self._is_new(scene)
-        if is_new:
-            self._showing_new.add(place)
-        else:
+        if not is_new:
             self._showing_new.discard(place)
+        elif place in self._names:  # clients choose names: those never learned from are not kept
+            self._showing_new.add(place)
         return is_new
 
     def learned(self, place: str, scene: int | None, lookup: int) -> int:
@@ -96,8 +96,12 @@ class Scenes:
         """
         if place not in self._names:
             self._names[place] = None
+            if scene is None or scene in self._new:
+                self._showing_new.add(place)
             if len(self._names) > self._most_places + 1:  # one too many says that there are too many
-                del self._names[next(iter(self._names))]
+                first = next(iter(self._names))
+                del self._names[first]
+                self._showing_new.discard(first)
         if scene is not None:
             return scene
         begun, lookups = self._begun.get(place, (0, 0))

@@ -13,6 +13,7 @@ from gati.errors import VideoError
 
 _REGION = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*,\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
 _MAYBE_SECRET = re.compile(r"(:/+).*@", re.DOTALL)
+_FILE = re.compile(r"(opencv:([A-Za-z]:)?|[A-Za-z]:)/(?!/)")  # how the path of a file on a drive begins
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(.*)", re.DOTALL)
 # Some cameras want the password in the path: /user=admin_password=tlJwpbo6_channel=1.sdp
 _SECRET_IN_PATH = re.compile(r"(?i)((?:user|login|pass|pwd|token|key|secret|auth)[a-z]*=)([^/&;]*)")
@@ -111,11 +112,11 @@ def redact(text: str) -> str:
 
     Removes user and password, whatever characters they contain, and the values of all parameters except a few
     known to be harmless. Other texts are returned unchanged, unless they look like a mistyped address with a
-    password.
+    password. Paths of files do not: two files must not get one name.
     """
     match = _URL.fullmatch(text)
     if match is None:
-        return _MAYBE_SECRET.sub(r"\1***@", text)
+        return text if _FILE.match(text) else _MAYBE_SECRET.sub(r"\1***@", text)
     scheme, rest = match.groups()
     if "@" in rest:  # a password may contain unescaped / and ?: everything up to the last @ is removed
         rest = "***@" + rest.rpartition("@")[2]

@@ -245,10 +245,11 @@ class Following:
             self._auditor.learn(decided, said, known)
 
     def unanswered(self, drawn: Handling, x: Tensor, given: NDArray[Any], looked: Looked | None) -> None:
-        """Record that no one waits for the answer to a request any more; parameters as for `answered`.
+        """Record that a request has no answer: no one waits for it any more, or the engine failed.
 
-        Misses take longest: without such requests, versions on trial and memory would be judged by easy ones.
-        The version that serves is not judged, as if the reference had been to answer.
+        Parameters as for `answered`. Misses take longest, and run more of the network: without such requests,
+        versions on trial and memory would be judged by easy ones. The version that serves is not judged, as
+        if the reference had been to answer.
         """
         only_audit = drawn.decided.drawn._replace(sample=False)
         decided = replace(drawn.decided, may_hit=False, lookups=False, drawn=only_audit)
@@ -313,6 +314,7 @@ class Following:
         given = given if answered else given._replace(prediction=base)
         asked = self._auditor.own(decided, given, base)
         own = () if asked is None else await self._looked_up(asked, x, base)
+        said = _said(given.prediction) if decided.may_hit else self._would(decided, found)
         compared = self._auditor.settle(decided, given, base, found, own)
         early = decided.lookups or given.recalled or (decided.may_hit and not self._exact)
         for each in compared:
@@ -321,7 +323,7 @@ class Following:
         if compared and self._shared.guarded:
             self._shared.standing.audited()
         if decided.drawn.sample and not given.recalled:
-            self._keep(sent, _said(given.prediction) if decided.may_hit else self._would(found), base)
+            self._keep(sent, said, base)
 
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
         """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""
@@ -337,11 +339,16 @@ class Following:
             return lookups_failed(post)
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
-    def _would(self, found: Sequence[tuple[Post[Answering], Counting, Sequence[Probed]]]) -> Probed | None:
-        """The answer that this version's caches would have given."""
-        for post, _, probed in found:
+    def _would(
+        self,
+        decided: Decided[Answering],
+        found: Sequence[tuple[Post[Answering], Counting, Sequence[Probed]]],
+    ) -> Probed | None:
+        """The answer of the setting deployed for the request; without one, of the setting to prove next."""
+        for post, counting, probed in found:
             if post is self.post:
-                return probed[min(post.watch.level, len(probed) - 1)]
+                level = decided.level or counting.watch.level + 1
+                return probed[min(level, len(probed)) - 1]
         return None
 
     def _count(self, compared: Compared[Answering]) -> None:

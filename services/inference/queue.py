@@ -64,11 +64,6 @@ class Ask:
         """Whether it has an answer."""
         return self.answer.done() and self.answer.exception() is None
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether its deadline passed or its caller left before it had an answer."""
-        return not self.answer.done() or isinstance(self.answer.exception(), DeadlineError | CancelledError)
-
 
 class Places:
     """Places in a queue, reserved for admitted inputs; a context manager that frees them."""

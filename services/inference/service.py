@@ -174,6 +174,7 @@ class InferenceService:
             trials_disagreed=self._counts.trials_disagreed,
             left_out=self._counts.left_out,
             memory=self._versions.describe_memory(),
+            expected_wait_ms=0.0,  # schedulers of before require it
         )
 
     # ----------------------------------------------------------------------------------------------------
@@ -218,6 +219,7 @@ class InferenceService:
         """Answer the rows of a request; `times_s` are its arrival and deadline."""
         arrived_s, deadline_s = times_s
         priority = _priority(request)
+        self._versions.follow_memory()
         pending = self._versions.pending if request.version is None else None
         memory = self._versions.memory_for(version) if request.version is None else None
         place = request.place or None
@@ -242,11 +244,11 @@ class InferenceService:
             response.certificate_id = version.certificate_id if standing.certified else None
             if memory is not None and not all(isinstance(each, Ask) for each in given):
                 response.promise, response.certificate_id = memory.sentence, None
-        finally:  # also if some rows have no answer: their audits must not be missing because of that
+        finally:  # also if rows have no answer, whatever the reason: their audits must not be missing
             for drawn, row, one, seen, each in zip(draws, rows, sent, looked, given, strict=False):
                 if not isinstance(each, Ask) or each.succeeded:
                     version.following.answered(drawn, row, one, _prediction(each), seen)
-                elif each.abandoned:
+                else:
                     version.following.unanswered(drawn, row, one, seen)
             for drawn in draws:
                 drawn.forget()

@@ -124,12 +124,15 @@ class Versions:
         """As the wire's `MemoryInfo`; None without memory."""
         return None if self._memory is None else self._memory.describe(self._shared.counts.recalled)
 
+    def follow_memory(self) -> None:
+        """Call before each request is decided about: caches are judged by what memory leaves by then."""
+        if self._roster is not None and self._memory is not None:
+            memory = None if self.memory_pauses else self.memory_for(self.active)
+            self._roster.follow_memory(*(None, 0) if memory is None else memory.recall.next_to_caches)
+
     def answered(self) -> None:
         """Call after each answered request: ends trials that have failed, and saves memory if that is due."""
         if self._roster is not None:
-            if self._memory is not None:
-                memory = None if self.memory_pauses else self.memory_for(self.active)
-                self._roster.follow_memory(*(None, 0) if memory is None else memory.recall.next_to_caches)
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()

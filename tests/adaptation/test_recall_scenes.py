@@ -214,6 +214,21 @@ def test_names_that_are_none_are_not_read(tmp_path: Path, part: Any) -> None:
     assert Kept(tmp_path, later_s=2 * HOUR_S).recall.names == ()
 
 
+def test_names_that_nothing_is_learned_from_are_not_kept() -> None:
+    """Clients choose them: 20,000 names that were looked up once stayed in memory for ever."""
+    scenes = Scenes(3, ["gate"])
+    for place in range(50):
+        assert scenes.show(str(place), scenes.of(str(place), None, None))
+    assert scenes._showing_new == set()
+    scenes.learned("7", None, scenes.lookups)
+    assert scenes.names == ("gate",), "it is still new"
+    assert not scenes.show("7", 0)
+    assert scenes.names == ("gate", "7")
+    for place in range(50):
+        scenes.learned(str(place), None, scenes.lookups)
+    assert len(scenes._showing_new) == 4 and scenes.names == ()
+
+
 def test_where_there_are_more_names_than_places_a_new_one_is_nothing_special_after_a_restart() -> None:
     scenes = Scenes(3)
     scenes.settle()

@@ -90,7 +90,7 @@ class Engine:
         await self.healthy.wait()
         nothing = Histogram([], [0], 0.0)
         versions = (await self.describe()).versions
-        return Statistics(0, {}, [], nothing, nothing, 0, 0, 0, 0, 0, False, versions)
+        return Statistics(0, {}, [], nothing, nothing, 0, 0, 0.0, 0, 0, 0, False, versions)
 
     async def load(self, source: Any) -> Any:
         self.calls.append(f"load {source.version} {source.composition}")

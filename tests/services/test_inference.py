@@ -72,6 +72,17 @@ def test_requests_keep_their_places_while_they_are_resized(
     run(folder, test, queue_capacity=4)
 
 
+def test_statistics_have_what_older_schedulers_require(folder: Path) -> None:
+    """`expected_wait_ms` was required, and was taken away: they refused the answer."""
+
+    async def test(service: InferenceService) -> None:
+        statistics = await service.statistics()
+        statistics.validate()
+        assert statistics.expected_wait_ms == 0.0
+
+    run(folder, test)
+
+
 def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, tmp_path: Path) -> None:
     async def test(service: InferenceService) -> None:
         for outside in ("/etc", str(folder), str(tmp_path / "versions" / ".." / "x")):

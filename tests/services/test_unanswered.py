@@ -16,7 +16,7 @@ from gati.adaptation.recall import Recall
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
 from gati.engine.exits import Prediction
-from gati.errors import CancelledError, DeadlineError
+from gati.errors import CancelledError, DeadlineError, UnavailableError
 from gati.exploration.library import Library
 from services.inference.following import Following
 from services.inference.loaded import LoadedVersion
@@ -53,8 +53,8 @@ def versions_of(service: InferenceService) -> Versions:
     return service._versions
 
 
-def request(rows: Any, name: str = "asked", *, time_s: float = LONG_S, place: str | None = None) -> Any:
-    return InferRequest(name, to_tensor(rows), int(1e3 * time_s), "0" * 32, priority=2, place=place)
+def request(rows: Any, name: str = "asked", *, place: str | None = None) -> Any:
+    return InferRequest(name, to_tensor(rows), int(1e3 * LONG_S), "0" * 32, priority=2, place=place)
 
 
 async def on_trial(service: InferenceService, name: str) -> LoadedVersion:
@@ -74,24 +74,34 @@ async def answering_after_memory(service: InferenceService, monkeypatch: pytest.
     return versions
 
 
-def hold_back(version: LoadedVersion, monkeypatch: pytest.MonkeyPatch, *, answered: int) -> None:
-    """Let the version answer so many inputs, and no more."""
+def hold_back(
+    version: LoadedVersion, monkeypatch: pytest.MonkeyPatch, *, answered: int, error: Exception | None = None
+) -> None:
+    """Let the version answer so many inputs, and no more: others wait, or fail with `error`."""
     runner = version.post.deployed.queue._runner
     submit, asked = runner.submit, [0]
 
     def held(x: Any) -> Future[Prediction]:
         asked[0] += 1
-        return submit(x) if asked[0] <= answered else Future()
+        if asked[0] <= answered:
+            return submit(x)
+        never: Future[Prediction] = Future()
+        if error is not None:
+            never.set_exception(error)
+        return never
 
     monkeypatch.setattr(runner, "submit", held)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["deadline", "cancelled", "disconnected"])
+@pytest.mark.parametrize("way", ["deadline", "cancelled", "disconnected", "failed"])
 def test_rows_without_an_answer_are_audits_of_the_trial_and_the_others_of_both(
     made: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """All audits of a batch were dropped where one row was late: the trial never saw what is hard."""
+    """All audits of a batch were dropped where one row was late: the trial never saw what is hard.
+
+    Those of a row whose engine failed, which may be only on misses, were dropped for longer.
+    """
 
     async def test(service: InferenceService) -> None:
         trial, serving = await on_trial(service, "unproven"), versions_of(service).active
@@ -99,16 +109,20 @@ def test_rows_without_an_answer_are_audits_of_the_trial_and_the_others_of_both(
         assert proof is not None
         monkeypatch.setattr(Following, "_probes", False)  # else the costs of audits leave some rows out
         monkeypatch.setattr("services.inference.following.audit_share", lambda *_: 1.0)
-        hold_back(serving, monkeypatch, answered=1)
-        asked = asyncio.create_task(service.infer(request(images(3), time_s=1.0)))
+        error = RuntimeError("out of memory") if way == "failed" else None
+        hold_back(serving, monkeypatch, answered=1, error=error)
+        asked = asyncio.create_task(service.infer(request(images(3))))
         queue = serving.post.deployed.queue
-        if way != "deadline":
+        if way != "failed":
             await in_the_end(lambda: queue.waiting + queue.running == 2)
-        if way == "cancelled":
+        if way == "deadline":  # not a real one, which may pass before the first row is answered
+            for ask in [*queue._running, *(each[-1] for each in queue._waiting)]:
+                queue._expire(ask)
+        elif way == "cancelled":
             await service.cancel("asked")
         elif way == "disconnected":
             asked.cancel()
-        expected = {"deadline": DeadlineError, "cancelled": CancelledError}
+        expected = {"deadline": DeadlineError, "cancelled": CancelledError, "failed": UnavailableError}
         with pytest.raises(expected.get(way, asyncio.CancelledError)):
             await asked
         await in_the_end(lambda: proof.audits == 3)
@@ -195,6 +209,35 @@ def test_memory_pauses_while_a_version_is_on_trial_that_it_must_not_answer_next_
         for _ in range(5):
             await service.infer(request(images(1), place="gate"))
             assert versions.active is trial and trial.following.may_hit
+
+    run(made, test)
+
+
+@pytest.mark.slow
+def test_no_request_is_decided_by_what_is_proven_next_to_memory_once_memory_pauses(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that came before the next answer were answered by caches proven on what memory leaves."""
+    judged: list[bool] = []
+    draw = Following.draw
+
+    def told_of(self: Following, *given: Any, **options: Any) -> Any:
+        drawn = draw(self, *given, **options)
+        judged.append(drawn.decided.after_memory)
+        return drawn
+
+    monkeypatch.setattr(Following, "draw", told_of)
+
+    async def test(service: InferenceService) -> None:
+        versions = await answering_after_memory(service, monkeypatch)
+        await service.infer(request(images(1), place="gate"))
+        assert judged[-1]
+        trial = await on_trial(service, "unproven")
+        await service.infer(request(images(2), place="gate"))
+        assert versions.memory_pauses and not any(judged[-2:])
+        await service.unload(trial.name)
+        await service.infer(request(images(2), place="gate"))
+        assert not versions.memory_pauses and all(judged[-2:])
 
     run(made, test)
 

@@ -90,6 +90,11 @@ def test_an_empty_region_is_refused(text: str) -> None:
         (" rtsp://me:secret@10.0.0.7/live", " rtsp://***@10.0.0.7/live"),
         ("opencv:rtsp://me:secret@10.0.0.7/live", "opencv:rtsp://***@10.0.0.7/live"),
         ("rtsp:/me:secret@10.0.0.7/live", "rtsp:/***@10.0.0.7/live"),
+        ("opencv:rtsp:/me:secret@10.0.0.7/live", "opencv:rtsp:/***@10.0.0.7/live"),
+        ("://me:secret@10.0.0.7/live", "://***@10.0.0.7/live"),
+        ("C:/me@home.mp4", "C:/me@home.mp4"),
+        ("opencv:C:/me@home.mp4", "opencv:C:/me@home.mp4"),
+        ("opencv:/videos/me@home.mp4", "opencv:/videos/me@home.mp4"),
     ],
 )
 def test_an_address_is_shown_without_its_secrets(text: str, shown: str) -> None:

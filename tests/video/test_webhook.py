@@ -150,7 +150,8 @@ def test_closing_gives_up_on_a_hook_that_hangs(hook: Hook) -> None:
 
 
 def test_closing_ends_the_wait_for_another_try() -> None:
-    sink = WebhookSink("http://127.0.0.1:1/x", retry=Reconnect(first_s=60.0, cap_s=60.0), farewell_s=0.2)
+    rule = Reconnect(first_s=60.0, cap_s=60.0, jitter=0.0)
+    sink = WebhookSink("http://127.0.0.1:1/x", retry=rule, farewell_s=0.2)
     sink.write(answer(0), frame(0))
     until(lambda: "ConnectError" in sink.statistics.last_error)
     sink.close()

@@ -1985,6 +1985,7 @@ class Statistics(object):
      - service_seconds
      - waiting
      - running
+     - expected_wait_ms: Always 0: nothing reads it any more, but older schedulers refuse an answer without it.
      - resident_bytes
      - audits_agreed: Answers given that were compared with the base model's.
      - audits_disagreed
@@ -1998,7 +1999,7 @@ class Statistics(object):
     """
 
 
-    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None, memory=None,):
+    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None, memory=None,):
         self.inputs = inputs
         self.refused = refused
         self.exits = exits
@@ -2006,6 +2007,7 @@ class Statistics(object):
         self.service_seconds = service_seconds
         self.waiting = waiting
         self.running = running
+        self.expected_wait_ms = expected_wait_ms
         self.resident_bytes = resident_bytes
         self.audits_agreed = audits_agreed
         self.audits_disagreed = audits_disagreed
@@ -2072,6 +2074,11 @@ class Statistics(object):
             elif fid == 7:
                 if ftype == TType.I32:
                     self.running = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.DOUBLE:
+                    self.expected_wait_ms = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
             elif fid == 9:
@@ -2170,6 +2177,10 @@ class Statistics(object):
         if self.running is not None:
             oprot.writeFieldBegin('running', TType.I32, 7)
             oprot.writeI32(self.running)
+            oprot.writeFieldEnd()
+        if self.expected_wait_ms is not None:
+            oprot.writeFieldBegin('expected_wait_ms', TType.DOUBLE, 8)
+            oprot.writeDouble(self.expected_wait_ms)
             oprot.writeFieldEnd()
         if self.resident_bytes is not None:
             oprot.writeFieldBegin('resident_bytes', TType.I64, 9)
@@ -2615,7 +2626,7 @@ Statistics.thrift_spec = (
     (5, TType.STRUCT, 'service_seconds', [Histogram, None], None, ),  # 5
     (6, TType.I32, 'waiting', None, None, ),  # 6
     (7, TType.I32, 'running', None, None, ),  # 7
-    None,  # 8
+    (8, TType.DOUBLE, 'expected_wait_ms', None, None, ),  # 8
     (9, TType.I64, 'resident_bytes', None, None, ),  # 9
     (10, TType.I64, 'audits_agreed', None, None, ),  # 10
     (11, TType.I64, 'audits_disagreed', None, None, ),  # 11
