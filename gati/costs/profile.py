@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median, quantiles
@@ -117,7 +118,8 @@ def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
     return [typical[what] for what in work]
 
 
-class InTurns(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class InTurns:
     """Milliseconds of a lookup and of the base model, which took turns: the lower quartiles.
 
     Other work on the machine only adds to times, and to long ones more; so the shorter ones compare better.
@@ -144,7 +146,7 @@ def measure_in_turns(
     to `notes`.
     """
     times, base_times = _timed_lookups(cache, hidden, base, backend, notes, machine)
-    return InTurns(quantiles(times, n=4)[0], quantiles(base_times, n=4)[0])
+    return InTurns(lookup_ms=quantiles(times, n=4)[0], base_ms=quantiles(base_times, n=4)[0])
 
 
 def measure_lookup(

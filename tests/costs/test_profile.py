@@ -102,7 +102,7 @@ def test_a_machine_that_slowed_down_after_the_base_model_was_timed_makes_no_look
 
 
 def test_the_share_of_a_lookup_is_the_mean_over_the_lengths_of_inputs() -> None:
-    short, long = InTurns(1.0, 4.0), InTurns(3.0, 12.0)
+    short, long = InTurns(lookup_ms=1.0, base_ms=4.0), InTurns(lookup_ms=3.0, base_ms=12.0)
     assert of_base(16.0, [(0.5, short), (0.5, long)]) == pytest.approx(4.0)
     assert of_base(12.0, [(1.0, long)]) == pytest.approx(3.0)
 

@@ -76,7 +76,8 @@ class Flattened(Pooled):
 def _short() -> Iterator[None]:
     """Networks so small cost what calls cost: here what is measured decides nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gati.exploration.candidates.measure_in_turns", lambda *_, **__: InTurns(1e-3, 1.0))
+        cheap = InTurns(lookup_ms=1e-3, base_ms=1.0)
+        patch.setattr("gati.exploration.candidates.measure_in_turns", lambda *_, **__: cheap)
         patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
         quick_selectors(patch)
         yield
