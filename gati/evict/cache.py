@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gati.errors import EvictError
-from gati.evict.index.tree import BlockRun, RunTree
+from gati.errors import EvictError, TraceError
+from gati.evict.index.tree import DEPENDS, BlockRun, RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
@@ -68,9 +68,15 @@ class BlockCache:
         return ServedBlocks(hits, self._serve(ids, path, hits, time_s)[1])
 
     def match(self, ids: list[int]) -> Handle:
-        """Find the cached blocks of a request and lock them."""
+        """Find the cached blocks of a request and lock them.
+
+        Raises TraceError, with nothing changed, if a block occurs twice or has another parent than before.
+        """
         ids = list(ids[: self.capacity])
         path, hits = self._find(ids)
+        if hits < len(ids) and len(set(ids)) < len(ids):  # a path that is cached has no block twice
+            block = next(block for block, count in Counter(ids).items() if count > 1)
+            raise TraceError(f"block {block} occurs twice in a request: {DEPENDS}")
         handle = Handle(ids, hits, [])
         self._hold(handle, path)
         return handle
@@ -78,7 +84,8 @@ class BlockCache:
     def insert(self, handle: Handle, time_s: float) -> list[int]:
         """Load the missing blocks of a matched request; return the evicted ones. The request stays locked.
 
-        Raises EvictError, with nothing changed, if locked blocks leave too little room.
+        Raises EvictError, with nothing changed, if locked blocks leave too little room, and TraceError if a
+        block had another parent in an earlier request, even if it is not cached any more.
         """
         if not handle.open:
             raise EvictError("this request was already released: match it again")
@@ -91,8 +98,10 @@ class BlockCache:
                 "active requests: release some, or make the cache larger"
             )
         self._drop(handle)
-        path, evicted = self._serve(ids, path, hits, time_s)
-        self._hold(handle, path)
+        try:
+            path, evicted = self._serve(ids, path, hits, time_s)
+        finally:
+            self._hold(handle, path)
         return evicted
 
     def release(self, handle: Handle) -> None:
@@ -132,7 +141,13 @@ class BlockCache:
         for run in held:
             run.locks += 1
             self.policy.settle(run)
-        self.policy.begin(ids, hits, time_s)
+        try:
+            self.policy.begin(ids, hits, time_s)
+        except Exception:  # such as TraceError: a policy may remember more blocks than are cached
+            for run in held:
+                run.locks -= 1
+                self.policy.settle(run)
+            raise
         return Serving(ids, path, self.tree.missing(ids, hits), number, ends, held)
 
     def _finish(self, serving: Serving, loaded: list[int]) -> list[BlockRun]:

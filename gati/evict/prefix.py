@@ -83,7 +83,10 @@ class PrefixCache:
         return self._cache.tree.used
 
     def match(self, ids: Sequence[Hashable]) -> PrefixMatch:
-        """Find how many leading blocks of a request are cached, and lock them until it is released."""
+        """Find how many leading blocks of a request are cached, and lock them until it is released.
+
+        Raises TraceError, with nothing changed, if a block occurs twice or follows another one than before.
+        """
         # The tree only compares and hashes identifiers, so any hashable value works.
         handle = self._cache.match(cast("list[int]", list(ids)))
         return PrefixMatch(handle.hits, len(ids), handle)
@@ -94,7 +97,8 @@ class PrefixCache:
         If a request is longer than the cache, its first blocks are cached. `lpc` and `laru+lpc` read from
         `hints` the probability that the conversation continues, as `{"continue": 0.9}`; without it, they
         assume an average conversation. Raises EvictError, with nothing changed, if too many blocks are
-        locked, and for a hint that is not a probability.
+        locked, and for a hint that is not a probability; TraceError for blocks as in `match` that were
+        evicted since.
         """
         source = self._cache.predictor
         if isinstance(source, HintedContinuation):

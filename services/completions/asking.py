@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
 
 from gati.errors import RequestError
 from gati.evict.engine.generation import GenerationRequest, Sampling
@@ -33,7 +33,7 @@ class _StreamOptions(BaseModel):
 class _Body(BaseModel):
     """The parameters of OpenAI's API, and two of ours.
 
-    Unsupported ones are accepted with their default value only.
+    Unsupported ones are accepted with values that change nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,7 +46,9 @@ class _Body(BaseModel):
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    # say whose request it is and what for, which changes nothing
     user: StrictStr | None = None
+    metadata: dict[str, Any] | None = None
     # Gati's
     ignore_eos: bool = False
     continue_probability: float | None = Field(default=None, ge=0.0, le=1.0)
@@ -54,12 +56,20 @@ class _Body(BaseModel):
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
-    logprobs: None = None
+    logprobs: Literal[False] | None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
     top_p: Literal[1] | None = None
     presence_penalty: Literal[0] | None = None
     frequency_penalty: Literal[0] | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
+    store: Literal[False] | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _no_logprobs(cls, value: Any) -> Any:
+        if value is not None and value is not False:  # 0, too, asks for those of the generated tokens
+            raise ValueError("input should be null or false")
+        return value
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gati.errors import GatiError, UnavailableError
+from gati.errors import UnavailableError
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.generation import Ending, Generation, NextToken
 from gati.evict.engine.tokens import Vocabulary
@@ -76,7 +76,7 @@ class RunningCompletion:
         self.generations: list[Generation] = []
 
     def __enter__(self) -> RunningCompletion:
-        """Submit all prompts, or none. Raises the engine's error if it refuses one."""
+        """Submit all prompts, or none. Raises the engine's error if it refuses one, and the tokenizer's."""
         loop = asyncio.get_running_loop()
 
         def tell(index: int, token: NextToken) -> None:
@@ -88,7 +88,7 @@ class RunningCompletion:
                 write = self._tokens.writer(request.prompt)  # the engine has checked its tokens
                 self._writers.append(TextWriter(write, self._asked.stops))
                 self._counts.append(0)
-        except GatiError:
+        except BaseException:  # of any type: nobody would read what the others generate
             self._cancel()
             raise
         return self

@@ -21,6 +21,7 @@ class Continuations:
         self._model: tuple[ContinuationPredictor, str] | None = None
         self._seen = ""
         self._failed = ""
+        self._told: tuple[str, str] | None = None  # the last failure that was logged
 
     @property
     def ready(self) -> bool:
@@ -33,7 +34,10 @@ class Continuations:
         return self._model is None or self._model[0].quick
 
     def look(self) -> None:
-        """Load the model if the folder has a new one; an unreadable one is ignored."""
+        """Load the model if the folder has a new one; a damaged one is ignored.
+
+        If its files cannot be read for another reason, such as too many open ones, the next look tries again.
+        """
         if self._folder is None:
             return
         token = _token(self._folder)
@@ -42,11 +46,14 @@ class Continuations:
         try:
             model = load_continuation(self._folder)
         except EvictError as error:
-            self._failed = token
-            _log.warning(
-                "cannot read the new continuation model; the loaded one, if any, stays in use",
-                extra={"reason": str(error)},
-            )
+            if not _unread(error):
+                self._failed = token
+            if self._told != (token, str(error)):
+                self._told = token, str(error)
+                _log.warning(
+                    "cannot read the new continuation model; the loaded one, if any, stays in use",
+                    extra={"reason": str(error)},
+                )
             return
         name = model.digest()[:12]
         self._model, self._seen = (model, name), token
@@ -63,6 +70,14 @@ class Continuations:
             raise UnavailableError(f"this server has no continuation model: {why}")
         model, name = loaded
         return model.predict(prompts).tolist(), name
+
+
+def _unread(error: BaseException) -> bool:
+    """Whether a file could not be read, rather than that its content is wrong."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _token(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from gati.errors import EvictError, TraceError
 from gati.evict.cache import BlockCache
 from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.plugins.books import EngineBooks
 from gati.evict.policy.registry import POLICIES
+from gati.evict.predict.conversing import hinted
 from gati.evict.prefix import PrefixCache
 from gati.evict.replays.replay import build
 from tests.evict.naive import Scripted, tree_trace
@@ -82,6 +85,54 @@ def test_a_block_below_two_parents_is_no_tree() -> None:
     ):
         tree.extend([], [9], 1)
         tree.match([9, 2])
+
+
+@pytest.mark.parametrize("policy", ["lru", "gati"])
+@pytest.mark.parametrize("ids", [[1, 1], [7, 8, 8], [7, 9, 7], [7, 8, 9, 8]])
+def test_a_block_that_occurs_twice_is_refused_before_anything_changes(policy: str, ids: list[int]) -> None:
+    """The request itself was served, and a later one that was right raised an error."""
+    cache = PrefixCache(8, policy, clock=lambda: 0.0)
+    first = cache.match([7, 8])
+    cache.insert(first)
+    cache.release(first)
+    with pytest.raises(TraceError, match="block . (occurs twice in a request|follows block .*): give every"):
+        cache.match(ids)
+    assert len(cache) == 2 and all(run.locks == 0 for run in cache._cache.tree)
+    again = cache.match([7, 8, 9, 10])
+    assert again.hits == 2 and cache.insert(again) == []
+
+
+def test_a_request_that_the_policy_refuses_leaves_no_lock() -> None:
+    """LRU still has a block that predictions have evicted, and knows another parent of it."""
+    cache = PrefixCache(4, "laru+lpc", clock=lambda: 0.0)
+
+    def served(ids: Sequence[Hashable], probability: float = 0.99) -> list[Hashable]:
+        match = cache.match(ids)
+        try:
+            return cache.insert(match, hints={"continue": probability})
+        finally:
+            cache.release(match)
+
+    for ids in (["C"], ["A"], ["A", "X"], ["B"]):
+        assert served(ids, 0.01 if "X" in ids else 0.99) == []
+    assert served(["D"]) == ["X"]
+    match = cache.match(["B", "X"])
+    with pytest.raises(TraceError, match="block X follows block B, but earlier followed block A"):
+        cache.insert(match)
+    assert [str(run.ids[0]) for run in cache._cache.tree if run.locks] == ["B"], "as long as it is under way"
+    cache.release(match)
+    assert all(run.locks == 0 for run in cache._cache.tree)
+    # engines count it as a conflict
+    books = build("laru+lpc", 4, hinted(100.0), kind=EngineBooks)
+    assert isinstance(books, EngineBooks)
+    for ids in (["C"], ["A"], ["A", "X"], ["B"]):
+        books.hint(0.01 if "X" in ids else 0.99)
+        books.begin(ids, 0.0)
+        books.stored(ids)
+        books.finish()
+    assert books.victims(1, ["D"]) == ["X"]
+    assert books.begin(["B", "X"], 0.0) == 0
+    assert books.figures()["conflicts"] == 1 and all(run.locks == 0 for run in books.tree)
 
 
 TREE_POLICIES = [

@@ -333,6 +333,11 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ('{"model": "m", "prompt": "x", "temperature": 3}', "temperature is 3; give 0 to 2"),
         ('{"model": "m", "prompt": "x", "n": 2}', "n: "),
         ('{"model": "m", "prompt": "x", "logprobs": 1}', "logprobs: "),
+        ('{"model": "m", "prompt": "x", "logprobs": 0}', "logprobs: input should be null or false"),
+        ('{"model": "m", "prompt": "x", "logprobs": true}', "logprobs: "),
+        ('{"model": "m", "prompt": "x", "suffix": " end"}', "suffix: "),
+        ('{"model": "m", "prompt": "x", "store": true}', "store: "),
+        ('{"model": "m", "prompt": "x", "metadata": 3}', "metadata: "),
         ('{"model": "m", "prompt": "x", "top_p": 0.5}', "top_p: "),
         *[
             (f'{{"model": "m", "prompt": "x", "stop": {stop}}}', STOPS)
@@ -358,6 +363,51 @@ def test_what_is_not_said_is_as_openai_has_it() -> None:
     (request,) = asked.requests
     assert (request.prompt, request.most_tokens, request.sampling.temperature) == ((97, 98), 16, 1.0)
     assert request.ends_early and request.goes_on is None and not asked.streams
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("metadata", ["null", "{}", '{"run": "7"}']),
+        ("store", ["null", "false"]),
+        ("logprobs", ["null", "false"]),
+        ("suffix", ["null", '""']),
+        ("logit_bias", ["null", "{}"]),
+        ("echo", ["null", "false"]),
+        *[(name, ["null", "1", "1.0"]) for name in ("n", "best_of", "top_p")],
+        *[(name, ["null", "0", "0.0", "-0.0"]) for name in ("presence_penalty", "frequency_penalty")],
+    ],
+)
+def test_what_changes_nothing_is_accepted(name: str, values: list[str]) -> None:
+    plain = read_completion(b'{"model": "m", "prompt": "ab"}', ByteTokens())
+    for value in values:
+        body = f'{{"model": "m", "prompt": "ab", "{name}": {value}}}'
+        assert read_completion(body.encode(), ByteTokens()) == plain
+
+
+class Unwritable(ByteTokens):
+    """A tokenizer that fails at the second prompt."""
+
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
+        if 50 in prompt:
+            raise ValueError("no such token")
+        return super().writer(prompt)
+
+
+def test_a_tokenizer_that_fails_leaves_no_generation_running() -> None:
+    engine = PrefixEngine(DECODER, pool_for(DECODER, PAGES * 4096), KeptPrefixes("lru"))
+    asked = read_completion(b'{"model": "m", "prompt": [[1], [50]], "max_tokens": 30}', ByteTokens())
+
+    async def enter() -> None:
+        with (
+            pytest.raises(ValueError, match="no such token"),
+            RunningCompletion(engine, Unwritable(), asked, lambda _: None),
+        ):
+            pass
+        assert not engine.step()
+
+    asyncio.run(enter())
+    assert engine.figures()["cancelled"] == 2
 
 
 @given(text=st.text("ab", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import io
 import json
 import random
 import shutil
@@ -24,6 +26,7 @@ from gati.evict.predict.continuation_stored import load_continuation, save_conti
 from gati.evict.predict.hashing import TextHasher
 from gati.evict.trace.dialogues import Utterance, prompts_of, utterance_of
 from services.config import ServeConfig
+from services.eviction import continuations as loading
 from services.eviction.app import _BODY, EvictionState, create_eviction_app, find_busy
 from services.eviction.continuations import Continuations
 from services.eviction.conversations import MOST_CONVERSATIONS, MOST_MESSAGES
@@ -320,3 +323,46 @@ def test_another_model_is_taken_when_it_appears_and_a_damaged_one_is_not(
     found.look()
     second = found.predict(prompts)
     assert second[1] != first[1] and second[0] != first[0]
+
+
+@pytest.mark.parametrize("name", ["continuation.json", "continuation.safetensors"])
+def test_a_model_that_cannot_be_read_once_is_read_later(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until its files changed it was not read again, whatever the reason was."""
+    found = Continuations(folder)
+    open_file = io.open
+    calls: list[Path] = []
+
+    def few(path: Any, *given: Any, **more: Any) -> Any:
+        if Path(str(path)).name == name and len(calls) < 3:
+            calls.append(Path(path))
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_file(path, *given, **more)
+
+    monkeypatch.setattr(io, "open", few)  # which `Path.open` calls
+    for _ in range(3):
+        found.look()
+        assert not found.ready
+    assert len(calls) == len(caplog.records) + 2 == 3, "told once"
+    found.look()
+    assert found.ready
+
+
+def test_a_damaged_model_is_not_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "model"
+    shutil.copytree(folder, own)
+    (own / "continuation.safetensors").write_bytes(b"damaged")
+    found = Continuations(own)
+    reads: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        reads.append(path)
+        return load_continuation(path)
+
+    monkeypatch.setattr(loading, "load_continuation", counted)
+    for _ in range(3):
+        found.look()
+    assert len(reads) == 1 and not found.ready

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from stat import S_ISREG
+from typing import IO, Protocol
 
 from gati.errors import StorageError
+from gati.evict.trace.files import append_line
 
 _log = logging.getLogger("gati.engine")
 
@@ -53,13 +57,15 @@ def access_line(access: PrefixAccess) -> str:
 class AccessFile:
     """Appends records to a file, one per line. Requests shorter than a page are not logged.
 
-    If the disk is full, the engine continues without the access log, and logs one error.
+    If the disk is full, the engine continues without the access log, and logs one error. If the file is
+    renamed or removed, as by logrotate, the next record begins a new one of its name.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises StorageError if it cannot be written."""
+        self._path = path
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = _opened(path)
         except OSError as error:
             raise StorageError(
                 f"cannot write the access log {path} ({error.strerror}); name another"
@@ -71,7 +77,14 @@ class AccessFile:
         if not access.names or self._failed:
             return
         try:
-            self._file.write(access_line(access).encode() + b"\n")
+            self._follow()
+            length = os.fstat(self._file.fileno()).st_size
+            try:
+                append_line(self._file, access_line(access).encode() + b"\n")
+            except OSError:
+                with suppress(OSError):  # a line written in part would spoil the trace
+                    self._file.truncate(length)
+                raise
         except OSError as error:
             self._failed = True
             _log.error("writing the access log failed; it ends here", extra={"reason": str(error)})
@@ -79,3 +92,24 @@ class AccessFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _follow(self) -> None:
+        """Open the file of that name, if it is another one by now."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return
+        file = _opened(self._path)
+        self._file.close()
+        self._file = file
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file to append lines to; a last line that was written in part, as by a crash, is ended."""
+    file = path.open("ab", buffering=0)
+    status = os.fstat(file.fileno())
+    if S_ISREG(status.st_mode) and status.st_size:
+        with path.open("rb") as written:
+            written.seek(-1, os.SEEK_END)
+            if written.read(1) != b"\n":
+                append_line(file, b"\n")
+    return file

@@ -119,16 +119,16 @@ class PrefixEngine:
         Raises RequestError for tokens outside the vocabulary and for requests that can never fit,
         OverloadError if the queue is full, UnavailableError after `close`.
         """
-        generation = Generation(request, self._clock(), listener)
         with self._intake:
             if self._closed:
                 raise UnavailableError("the engine is closed")
-            self._check(generation)
+            self._check(request)
             waiting = len(self._arrived) + len(self._waiting)
             if waiting >= self.limits.most_waiting:
                 raise OverloadError(
                     f"the queue is full: {waiting} requests are waiting", retry_after_s=_RETRY_AFTER_S
                 )
+            generation = Generation(request, self._clock(), listener)
             self._arrived.append(generation)
         self._work.set()
         return generation
@@ -223,30 +223,31 @@ class PrefixEngine:
                 self._sink.close()
         return was
 
-    def _check(self, generation: Generation) -> None:
-        request, settings = generation.request, self.decoder.settings
+    def _check(self, request: GenerationRequest) -> None:
+        settings = self.decoder.settings
         if not request.prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if request.most_tokens < 1:
             raise RequestError(f"max_tokens is {request.most_tokens}; give at least 1")
-        if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
-            raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
         if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
             raise RequestError(f"goes_on is {request.goes_on}; give a probability from 0 to 1")
-        if generation.longest > settings.length:
+        if request.longest > settings.length:
             raise RequestError(
                 f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} exceed the "
                 f"network's length of {settings.length} tokens; send a shorter prompt or lower max_tokens"
             )
-        self._check_budget(generation)
+        self._check_budget(request)
+        # last: a server's event loop waits for this, and only now the prompt is known not to be too long
+        if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
+            raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
 
-    def _check_budget(self, generation: Generation) -> None:
-        needed = -(-generation.longest // self._pages.page_tokens)
+    def _check_budget(self, request: GenerationRequest) -> None:
+        needed = -(-request.longest // self._pages.page_tokens)
         if needed > self._pages.pages:
             raise RequestError(
-                f"the prompt of {len(generation.request.prompt)} tokens and max_tokens "
-                f"{generation.request.most_tokens} need {needed} pages of keys and values, but the "
-                f"whole budget has {self._pages.pages}; send a shorter prompt or lower max_tokens"
+                f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} need "
+                f"{needed} pages of keys and values, but the whole budget has {self._pages.pages}; send a "
+                "shorter prompt or lower max_tokens"
             )
 
     def _take_in(self) -> None:
@@ -272,7 +273,7 @@ class PrefixEngine:
         while self._waiting and len(self._running) < self.limits.most_running:
             generation = self._waiting.first
             try:
-                self._check_budget(generation)  # the budget may have shrunk since it arrived
+                self._check_budget(generation.request)  # the budget may have shrunk since it arrived
             except RequestError as error:
                 self._waiting.leave(generation)
                 generation.error = error
@@ -280,7 +281,7 @@ class PrefixEngine:
                 continue
             request = generation.request
             names = self._names(generation)
-            table = self._pages.open(names, generation.longest, self._clock(), request.goes_on)
+            table = self._pages.open(names, request.longest, self._clock(), request.goes_on)
             if table is None:
                 return
             self._waiting.leave(generation)
@@ -356,5 +357,6 @@ class PrefixEngine:
 
 def _drawn(logits: Tensor, request: GenerationRequest, random: np.random.Generator) -> int:
     """Sample a token from logits [vocabulary]."""
-    chances = torch.softmax(logits.double() / request.sampling.temperature, dim=0).numpy().cumsum()
+    below = logits.double() - logits.max()  # else a tiny temperature makes infinities, of which it is NaN
+    chances = torch.softmax(below / request.sampling.temperature, dim=0).numpy().cumsum()
     return min(int(np.searchsorted(chances, random.random() * chances[-1], side="right")), len(chances) - 1)

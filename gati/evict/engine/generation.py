@@ -51,6 +51,11 @@ class GenerationRequest:
     goes_on: float | None = None
     keeps_logits: bool = False
 
+    @property
+    def longest(self) -> int:
+        """The maximum number of tokens with keys and values; those of the last token are never read."""
+        return len(self.prompt) + self.most_tokens - 1
+
 
 class NextToken(NamedTuple):
     """An event for listeners: a token, or None at an end without one, and the reason if it ended."""
@@ -88,11 +93,6 @@ class Generation:
     def generated(self) -> list[int]:
         """Tokens generated so far."""
         return self.tokens[len(self.request.prompt) :]
-
-    @property
-    def longest(self) -> int:
-        """The maximum number of tokens with keys and values; those of the last token are never read."""
-        return len(self.request.prompt) + self.request.most_tokens - 1
 
     @property
     def time_to_first_token_s(self) -> float | None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gati.errors import TraceError
 
+DEPENDS = "give every block an identifier that depends on all blocks before it"
 NO_BLOCKS: list[int] = []  # shared by all removed runs; never modified
 
 
@@ -233,6 +234,5 @@ def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
     before = f"follows block {ids[at - 1]}" if at else "begins a request"
     above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
     return TraceError(
-        f"block {ids[at]} {before}, but earlier {above}: give every block an identifier that depends on all "
-        "blocks before it, or treat the trace as flat (--flat)"
+        f"block {ids[at]} {before}, but earlier {above}: {DEPENDS}, or treat the trace as flat (--flat)"
     )

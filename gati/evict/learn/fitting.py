@@ -10,8 +10,11 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gati.documents import values_of
 from gati.errors import GatiError, RepositoryError, StorageError, TraceError
@@ -34,6 +37,13 @@ _MOST_ENGINES = 32  # engines with a history
 _CONTRACT = hashlib.sha256(json.dumps(FEATURES).encode()).hexdigest()  # the same for all versions
 
 
+@dataclass(eq=False)
+class _Clock:
+    """The time of an engine's latest request, by the clock of its own machine."""
+
+    now_s: float
+
+
 class VersionFitter:
     """Processes records in order, and stores versions in `folder`.
 
@@ -46,12 +56,13 @@ class VersionFitter:
         self._settings = settings
         self._trial_capacities = trial_capacities
         self._samples = ReuseSamples(settings.window)
-        self._histories: OrderedDict[str, RequestHistory] = (
-            OrderedDict()
-        )  # by engine, the most recently active last
+        # by engine, the most recently active last
+        self._histories: OrderedDict[str, tuple[RequestHistory, _Clock]] = OrderedDict()
+        # of each sample's engine: samples of one engine must not age by the clock of another
+        self._clocks = np.full(settings.window, _Clock(0.0), dtype=object)
         self._figures: dict[str, dict[str, Any]] = {}
         self._due = settings.first_fit
-        self._now_s = self._first_s = 0.0
+        self._first_s = self._last_s = 0.0  # of all requests
         self._trial: VersionTrial | None = None
         self._waiting: tuple[HazardModel, TrialOutcome] | None = None  # won its trial, not yet on disk
         self._counts = dict.fromkeys(
@@ -68,13 +79,16 @@ class VersionFitter:
         counts["hit"] += record.hits
         if record.figures:
             self._figures[record.engine] = dict(record.figures)
-        self._now_s = max(self._now_s, record.time_s)
+        self._last_s = max(self._last_s, record.time_s)
         self._first_s = self._first_s or record.time_s
-        history = self._history(record)
+        history, clock = self._history(record)
+        clock.now_s = now_s = max(clock.now_s, record.time_s)
+        before = self._samples.taken_in_all
         try:
-            history.access(record.ids, counts["records"], self._now_s)
+            history.access(record.ids, counts["records"], now_s)
+            self._clocks[np.arange(before, self._samples.taken_in_all) % self._settings.window] = clock
             if self._trial is not None:
-                self._trial.take(record.engine, record.capacity_blocks, record.ids, self._now_s)
+                self._trial.take(record.engine, record.capacity_blocks, record.ids, now_s)
         except TraceError:
             counts["no_tree"] += 1
             return
@@ -88,7 +102,7 @@ class VersionFitter:
             return
         model, outcome = self._waiting
         trial = values_of(outcome)
-        window = SampleWindow(self._samples.taken_in_all, self._first_s, self._now_s, "access log")
+        window = SampleWindow(self._samples.taken_in_all, self._first_s, self._last_s, "access log")
         lineage = Lineage(_CONTRACT, parent=self.version, window=window, measurements=trial)
         number = self._repository.publish(MODEL, model_files(model, trial), lineage)
         self._repository.activate(MODEL, number)
@@ -116,12 +130,12 @@ class VersionFitter:
             "waits_for_disk": self._waiting is not None,
         }
 
-    def _history(self, record: AccessRecord) -> RequestHistory:
-        """The engine's history. Beyond the limit, the least recently active engine's is dropped."""
+    def _history(self, record: AccessRecord) -> tuple[RequestHistory, _Clock]:
+        """The engine's history and clock. Beyond the limit, the least recently active engine's is dropped."""
         histories = self._histories
         if record.engine not in histories:
             most = self._settings.history_blocks * record.capacity_blocks
-            histories[record.engine] = RequestHistory(most, self._samples)
+            histories[record.engine] = RequestHistory(most, self._samples), _Clock(record.time_s)
             if len(histories) > _MOST_ENGINES:
                 gone, _ = histories.popitem(last=False)
                 self._figures.pop(gone, None)
@@ -132,7 +146,9 @@ class VersionFitter:
 
     def _fit(self) -> None:
         self._due = max(self._settings.due_after(self._due), self._samples.taken_in_all + 1)
-        model = self._settings.fit(self._samples.labels(self._now_s), seed=self._counts["fits"])
+        clocks = self._clocks[: self._samples.taken_in_all]
+        now_s = np.fromiter((clock.now_s for clock in clocks), float, len(clocks))
+        model = self._settings.fit(self._samples.labels(now_s), seed=self._counts["fits"])
         if model is None:
             return
         self._counts["fits"] += 1

@@ -25,6 +25,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gati.evict.trace.files import append_line
+
 _log = logging.getLogger("gati.evict")
 
 _WAITING = 1024  # queued requests; further ones are dropped
@@ -52,6 +54,7 @@ class AccessLog:
         segments: int = 16,
     ) -> None:
         self.left_out = 0
+        self._counting = threading.Lock()  # of what is left out, by callers and by the writing thread
         self.failures = 0
         self.folder = folder / f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}-{next(_made)}"
         self._capacity_blocks = capacity_blocks
@@ -73,7 +76,7 @@ class AccessLog:
         try:
             self._queue.put_nowait((ids, hits, time_s, figures))
         except queue.Full:
-            self.left_out += 1
+            self._leave_out()
 
     def close(self) -> None:
         """Write pending lines, for two seconds at most."""
@@ -115,17 +118,23 @@ class AccessLog:
     def _write(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             if time.monotonic() < self._again_s:
-                self.left_out += 1
+                self._leave_out()
                 continue
             try:
                 file = self._opened()
-                file.write(line)
+                append_line(file, line)
                 if file.tell() >= self._segment_bytes:
                     self._end_segment()
             except OSError as error:
                 self._failed(error)
 
+    def _leave_out(self) -> None:
+        with self._counting:
+            self.left_out += 1
+
     def _opened(self) -> IO[bytes]:
+        if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
+            self._end_segment()  # the service removed it, for room: nobody would read what follows
         if self._file is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._number += 1
@@ -143,7 +152,7 @@ class AccessLog:
         if not self.failures:
             _log.warning("accesses are not logged: %s", error)
         self.failures += 1
-        self.left_out += 1
+        self._leave_out()
         self._again_s = time.monotonic() + _AGAIN_S
         try:
             self._end_segment()

@@ -6,8 +6,11 @@ import heapq
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +18,7 @@ from gati.evict.learn.log import segment_path
 
 _CHUNK = 2**20
 _LONGEST_LINE = 2**24
+_MOST_AHEAD_S = 86_400.0  # by which clocks of engines may be ahead of this one
 
 
 class AccessRecord(NamedTuple):
@@ -30,35 +34,43 @@ class AccessRecord(NamedTuple):
 
 @dataclass
 class _Place:
-    """The position up to which an engine's segments were read."""
+    """The position up to which an engine's segments were read, and the lines not yet returned."""
 
     segment: int = 0
     offset: int = 0
     rest: bytes = b""
+    lines: deque[bytes] = field(default_factory=deque)
 
 
 class AccessReader:
     """Reads lines appended since the last call. `damaged` lines and `lost` segments are counted.
 
-    Positions are not stored on disk: a new reader begins with the oldest segments.
+    Positions are not stored on disk: a new reader begins with the oldest segments. Lines more than
+    a day ahead of `clock` count as damaged: nothing could be learned from their engine until then.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.damaged = 0
         self.lost = 0
         self._folder = folder
+        self._clock = clock
         self._places: dict[str, _Place] = {}
 
     def read(self) -> Iterator[AccessRecord]:
-        """New records of all engines in order of time; engines without a folder are forgotten."""
+        """New records of all engines in order of time; engines without a folder are forgotten.
+
+        If the caller stops early, the next call returns the records after the last one it got.
+        """
         engines = sorted(path.name for path in self._folder.glob("*/"))
         self._places = {name: self._places.get(name, _Place()) for name in engines}
-        return heapq.merge(*map(self._engine, engines), key=lambda record: record.time_s)
+        for record in heapq.merge(*map(self._engine, engines), key=lambda record: record.time_s):
+            self._places[record.engine].lines.popleft()  # not before: the others' next records are read, too
+            yield record
 
     def sweep(self, limit_bytes: int) -> None:
         """Remove the oldest segments until the others fit; each engine's newest segment comes last.
 
-        Empty folders of engines are removed, too.
+        An engine whose newest one is removed begins another. Empty folders of engines are removed, too.
         """
         found: list[tuple[bool, float, int, Path]] = []
         for folder in self._folder.glob("*/"):
@@ -76,11 +88,12 @@ class AccessReader:
                 return
             path.unlink(missing_ok=True)
             total -= size
-            if not any(path.parent.iterdir()):
+            with suppress(OSError):  # there are others, or its engine begins one at this moment
                 path.parent.rmdir()
 
     def _engine(self, name: str) -> Iterator[AccessRecord]:
         folder, place = self._folder / name, self._places[name]
+        yield from self._whole(name, place)
         segments = self._segments(folder)
         if segments and place.segment < segments[0]:
             if place.segment:
@@ -104,14 +117,20 @@ class AccessReader:
                     *lines, place.rest = (place.rest + chunk).split(b"\n")
                     if len(place.rest) > _LONGEST_LINE:
                         place.rest = b"damaged"
-                    for line in lines:
-                        record = _record(name, line)
-                        if record is None:
-                            self.damaged += 1
-                        else:
-                            yield record
+                    place.lines.extend(lines)
+                    yield from self._whole(name, place)
         except FileNotFoundError:
             return  # removed since it was listed; the next `read` counts it as lost
+
+    def _whole(self, name: str, place: _Place) -> Iterator[AccessRecord]:
+        """The requests of the lines that were read; `read` takes out each line as it returns its request."""
+        while place.lines:
+            record = _record(name, place.lines[0])
+            if record is None or record.time_s > self._clock() + _MOST_AHEAD_S:
+                self.damaged += 1
+                place.lines.popleft()
+            else:
+                yield record
 
     def _segments(self, folder: Path) -> list[int]:
         return sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
@@ -139,5 +158,6 @@ def _record(engine: str, line: bytes) -> AccessRecord | None:
         and math.isfinite(record.time_s)
         and record.capacity_blocks >= 1
         and 0 <= record.hits <= len(ids)
+        and len(set(ids)) == len(ids)  # after the check of types: lists cannot be in sets
     )
     return record if sound and ids else None

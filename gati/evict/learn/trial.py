@@ -49,7 +49,7 @@ class VersionTrial:
         self._length_capacities = length_capacities
         self._caches: dict[str, tuple[BlockCache, BlockCache]] = {}
         self._counted: dict[str, int] = {}  # capacities of the engines whose blocks were counted
-        self._last_s: dict[str, float] = {}  # when these made their latest request
+        self._last_s: dict[str, float] = {}  # of their latest requests, by their own clocks
         self.requested = 0  # n
         self.excess = 0  # X
 

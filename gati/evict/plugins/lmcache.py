@@ -12,7 +12,7 @@ every layer, and gains nothing here.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, MutableMapping
 from functools import cache
 from importlib.util import find_spec
@@ -62,6 +62,8 @@ class LmcacheEviction:
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known
         self._before: deque[tuple[list[Hashable], float]] = deque(maxlen=_REMEMBERED)
+        self._batches = 0  # that were ever in `_before`
+        self._removed: OrderedDict[Hashable, int] = OrderedDict()  # their number when a chunk was removed
         self._hits: dict[Hashable, None] = {}
         self._puts: dict[Hashable, None] = {}
         self._made_room = False  # since an access was last counted
@@ -106,10 +108,11 @@ class LmcacheEviction:
         self._count()
         self._depth.pop(key, None)
         if self._books is None:
-            self._before = deque(
-                (([each for each in ids if each != key], now_s) for ids, now_s in self._before),
-                maxlen=_REMEMBERED,
-            )
+            self._removed[key] = self._batches
+            self._removed.move_to_end(key)
+            oldest = self._batches - len(self._before)
+            while self._removed and next(iter(self._removed.values())) <= oldest:
+                self._removed.popitem(last=False)  # of no batch that is remembered
         else:
             self._books.forget(key)
 
@@ -162,6 +165,7 @@ class LmcacheEviction:
             return
         if self._books is None:
             self._before.append((ids, self._clock()))
+            self._batches += 1
         else:
             _access(self._books, ids, self._clock())
 
@@ -169,9 +173,10 @@ class LmcacheEviction:
         """The index. LMCache knows its capacity only in bytes, so it is the number of chunks held now."""
         if self._books is None:
             self._books = self._settings.books(max(capacity, 1), flat=True)
-            for ids, now_s in self._before:
-                _access(self._books, ids, now_s)
+            for number, (ids, now_s) in enumerate(self._before, self._batches - len(self._before)):
+                _access(self._books, [key for key in ids if self._removed.get(key, 0) <= number], now_s)
             self._before.clear()
+            self._removed.clear()
             for key in self._hits:
                 self._books.pin(key)
         return self._books

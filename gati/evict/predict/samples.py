@@ -75,8 +75,8 @@ class ReuseSamples(Observer):
         if self._has(sample):
             self._lost_s[sample % self._window] = now_s
 
-    def labels(self, now_s: float) -> Labels:
-        """Copies of all labels known at `now_s`."""
+    def labels(self, now_s: float | Floats) -> Labels:
+        """Copies of all labels known at `now_s`, a time for all samples or one for each, [n]."""
         count = min(self.taken_in_all, self._window)
         features = self._features[:count].copy()
         watched = np.minimum(self._lost_s[:count], now_s) - self._taken_s[:count]

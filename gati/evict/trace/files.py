@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gati.errors import TraceError
 
@@ -29,6 +29,13 @@ def lines_of(text: str) -> list[str]:
     """The lines of a text, which may end as on any system; the last may be empty."""
     # not splitlines: JSON strings may contain separators that it splits at, such as U+2028
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def append_line(file: IO[bytes], line: bytes) -> None:
+    """Append a line to an unbuffered file. Raises OSError if only a part of it was written."""
+    written = file.write(line)
+    if written != len(line):  # a full disk takes what fits, and raises only when asked again
+        raise OSError(f"only {written} of {len(line)} bytes were written")
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gati import evict
 from gati.errors import EvictError, ModelError, OverloadError, RequestError, UnavailableError
 from gati.evict.engine import turns
-from gati.evict.engine.access import AccessFile
+from gati.evict.engine.access import AccessFile, PrefixAccess
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import Ending, GenerationRequest, NextToken, Sampling
@@ -36,6 +36,7 @@ from tests.evict.engine.small import (
     plain_logits,
     request,
 )
+from tests.full_disk import full_at
 from tests.waiting import LONG_S, returns, until
 
 pytestmark = pytest.mark.slow
@@ -345,6 +346,34 @@ def test_a_pool_is_shared_with_embedding_rows() -> None:
     assert generated(running, [1, 2, 3, 4, 5] * 3, 6).generated == before.generated
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308])
+def test_the_lowest_temperatures_choose_the_most_likely_token(temperature: float) -> None:
+    """Logits divided by them are infinite: the last token of the vocabulary was drawn each time."""
+    asked = [
+        GenerationRequest((1, 2, 3), 12, sampling, ends_early=False)
+        for sampling in (Sampling(), Sampling(temperature, 5))
+    ]
+    running = engine()
+    greedy, cold = (running.submit(each) for each in asked)
+    running.run_until_idle()
+    assert cold.generated == greedy.generated
+
+
+class Unread(tuple[int, ...]):
+    """A prompt that must not be gone through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the prompt was read")
+
+
+def test_a_prompt_that_is_too_long_is_not_read() -> None:
+    """A server's event loop waited 0.15 s for one of four million tokens, and then refused it."""
+    running = engine(pages=4)
+    for length, words in ((97, "exceed the network's length"), (60, "whole budget has 4")):
+        with pytest.raises(RequestError, match=words):
+            running.submit(GenerationRequest(Unread([1] * length), 1))
+
+
 def test_sampling_follows_its_seed_and_its_temperature() -> None:
     def drawn(temperature: float, seed: int) -> list[int]:
         asked = GenerationRequest((1, 2, 3), 30, Sampling(temperature, seed), ends_early=False)
@@ -395,6 +424,58 @@ def test_accesses_are_a_trace_that_replay_reads(tmp_path: Path) -> None:
     assert (len(trace), trace.distinct) == (3, 5)
     outcome = evict.replay(trace, [5], ["lru"]).outcomes[0]
     assert outcome.hits == 7
+
+
+def access(number: int) -> PrefixAccess:
+    return PrefixAccess(1000 * number, 32, 1, [bytes([number]) * 32], 0, 10)
+
+
+def stamps(path: Path) -> list[float]:
+    """The times of a trace's requests, all of which can be read."""
+    return [float(each) for each in evict.read_trace(path).time_s]
+
+
+def test_a_line_of_an_access_log_that_is_written_in_part_is_taken_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk takes a part of it without an error. The trace could not be read any more."""
+    path = tmp_path / "accesses.jsonl"
+    sink = AccessFile(path)
+    sink.accessed(access(1))
+    with full_at(path.stat().st_size + 30):
+        sink.accessed(access(2))
+    sink.accessed(access(3))
+    sink.close()
+    assert stamps(path) == [1.0]
+    assert [record.message for record in caplog.records] == ["writing the access log failed; it ends here"]
+    again = AccessFile(path)
+    again.accessed(access(4))
+    again.close()
+    assert stamps(path) == [1.0, 4.0]
+
+
+def test_an_access_log_begins_after_the_last_line_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "accesses.jsonl"
+    path.write_text('{"timestamp": 1000, "hash_ids": [1]}')  # another program wrote no end of the line
+    sink = AccessFile(path)
+    sink.accessed(access(2))
+    sink.close()
+    assert stamps(path) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["moved away", "and made anew"])
+def test_an_access_log_follows_its_name(tmp_path: Path, made: bool) -> None:
+    """As logrotate moves a file away; it was written on."""
+    path, old = tmp_path / "accesses.jsonl", tmp_path / "accesses.1.jsonl"
+    sink = AccessFile(path)
+    sink.accessed(access(1))
+    path.rename(old)
+    if made:
+        path.touch()
+    for number in (2, 3):
+        sink.accessed(access(number))
+    sink.close()
+    assert (stamps(old), stamps(path)) == ([1.0], [2.0, 3.0])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's disk that is always full")

@@ -15,11 +15,13 @@ from gati.evict import PrefixCache, bound
 from gati.evict.learn.fitting import VersionFitter
 from gati.evict.learn.folder import MODEL, versions_of
 from gati.evict.learn.following import fetch_model
+from gati.evict.learn.reading import AccessRecord
 from gati.evict.learn.trial import VersionTrial
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict import reuse
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse, ReuseSettings
+from gati.evict.predict.samples import Labels
 from gati.evict.replays.replay import build
 from gati.versions.repository import ModelRepository
 from tests.evict.learn.streams import CAPACITY, hot_and_cold, records
@@ -188,6 +190,31 @@ def test_blocks_that_are_no_tree_are_counted_and_passed_over(tmp_path: Path) -> 
     for record in (*good, good[0]._replace(ids=[1, 0]), *good):
         fitter.take(record)
     assert (fitter.status()["records"], fitter.status()["no_tree"]) == (7, 1)
+
+
+def test_one_request_from_the_future_costs_itself_alone(tmp_path: Path) -> None:
+    """All later gaps were 0, and what is trusted was measured by them, until the log had been rewritten."""
+    fitter = VersionFitter(tmp_path, EARLY)
+    wild = AccessRecord("wild", 1e12, [1], 0, CAPACITY, {})
+    for record in (*records(30, first=1), wild, *records(30, first=31)):
+        fitter.take(record)
+    gaps = fitter._samples.labels(60.0).gaps_s
+    assert set(gaps[~np.isnan(gaps)]) == {20.0}
+
+
+def test_samples_age_by_the_clock_of_their_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on a machine whose clock is ahead stopped the time of the others."""
+    seen: list[Labels] = []
+    monkeypatch.setattr(ReuseSettings, "fit", lambda self, labels, seed: seen.append(labels))
+    fitter = VersionFitter(tmp_path, ReuseSettings(first_fit=120, window=110))
+    for number, here in enumerate(records(60, first=1)):
+        fitter.take(here)
+        if number < 5:
+            fitter.take(here._replace(engine="ahead", time_s=here.time_s + 500.0))
+    labels = seen[0]
+    assert len(labels.watched_s) == 110
+    assert set(labels.gaps_s[~np.isnan(labels.gaps_s)]) == {20.0}
+    assert labels.watched_s.min() >= 0.0 and 50.0 <= labels.watched_s.max() < 60.0
 
 
 def test_engines_that_are_gone_are_forgotten(tmp_path: Path) -> None:

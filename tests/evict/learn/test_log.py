@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from gati.evict.learn.log import AccessLog, name_number, segment_path
 from gati.evict.learn.reading import AccessReader
 from gati.evict.replays.replay import build
 from gati.versions.repository import ModelRepository
-from tests.waiting import LONG_S, until
+from tests.full_disk import full_at
+from tests.waiting import LONG_S, Clock, until
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,30 @@ def test_what_is_written_is_read_once_in_order(tmp_path: Path) -> None:
     assert [number for number, record in enumerate(found) if record.figures] == [63, 127]
     assert list(reader.read()) == [] and log.left_out == 0
     assert len(list(AccessReader(tmp_path).read())) == 130
+
+
+class Slow(int):
+    """A count that takes its time."""
+
+    def __add__(self, other: int) -> Slow:
+        time.sleep(0.05)
+        return Slow(int(self) + other)
+
+
+def test_what_callers_and_the_writing_thread_leave_out_at_once_is_all_counted(tmp_path: Path) -> None:
+    log = AccessLog(tmp_path, 100, dict)
+    log.close()
+    for _ in range(1024):
+        log.requested([1], 0, 5.0)  # no one writes any more
+    log._again_s = float("inf")
+    log.left_out = Slow()
+    asking = threading.Thread(target=log.requested, args=([1], 0, 5.0))
+    writing = threading.Thread(target=log._write, args=([b"{}", b"{}"],))
+    for thread in (asking, writing):
+        thread.start()
+    for thread in (asking, writing):
+        thread.join()
+    assert log.left_out == 3
 
 
 def test_a_segment_is_a_trace(tmp_path: Path) -> None:
@@ -125,6 +152,9 @@ def test_a_line_is_read_when_all_of_it_has_come(tmp_path: Path) -> None:
         b'{"timestamp": 1, "hash_ids": [1], "hits": 2, "capacity_blocks": 5}',
         b'{"timestamp": 1, "hash_ids": [1], "hits": 0, "capacity_blocks": 0}',
         b'{"timestamp": 1, "hash_ids": [1], "hits": 0, "capacity_blocks": 5, "figures": 3}',
+        b'{"timestamp": 1, "hash_ids": [5, 6, 5], "hits": 0, "capacity_blocks": 5}',
+        b'{"timestamp": 1, "hash_ids": [[5], [5]], "hits": 0, "capacity_blocks": 5}',
+        b'{"timestamp": 1e15, "hash_ids": [1], "hits": 0, "capacity_blocks": 5}',
     ],
 )  # fmt: skip
 def test_lines_that_are_no_requests_are_passed_over(tmp_path: Path, line: bytes) -> None:
@@ -135,6 +165,59 @@ def test_lines_that_are_no_requests_are_passed_over(tmp_path: Path, line: bytes)
     reader = AccessReader(tmp_path)
     assert len(list(reader.read())) == 2
     assert reader.damaged == 1
+
+
+def test_clocks_of_engines_may_be_hours_ahead(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    rows = [
+        {"timestamp": 1000 * time_s, "hash_ids": [time_s], "hits": 0, "capacity_blocks": 5}
+        for time_s in (700, 500_000, 80_000, 90_000)
+    ]
+    segment_path(tmp_path / "engine", 1).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = AccessReader(tmp_path, clock=Clock(1000.0))
+    assert [record.time_s for record in reader.read()] == [700.0, 80_000.0]
+    assert reader.damaged == 2
+
+
+@pytest.mark.parametrize("place", [1, 3, 4, 7])
+def test_who_stops_reading_goes_on_after_the_last_request(tmp_path: Path, place: int) -> None:
+    """The rest of what had been read, and the next requests of other engines, were lost without a word."""
+    for name, times in (("a", range(0, 20, 2)), ("b", range(1, 20, 2))):
+        (tmp_path / name).mkdir()
+        lines = [
+            f'{{"timestamp": {1000 * time_s}, "hash_ids": [{time_s}], "hits": 0, "capacity_blocks": 5}}\n'
+            for time_s in times
+        ]
+        lines.insert(3, "damaged\n")
+        segment_path(tmp_path / name, 1).write_text("".join(lines))
+    reader = AccessReader(tmp_path)
+    found = []
+    with pytest.raises(ZeroDivisionError):
+        for record in reader.read():
+            found.append(record.ids[0])
+            if len(found) == place:
+                raise ZeroDivisionError
+    assert found + [record.ids[0] for record in reader.read()] == list(range(20))
+    assert (reader.damaged, reader.lost) == (2, 0)
+
+
+def test_a_line_that_is_written_in_part_is_left_out_and_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes a part of it without an error. The next request was appended to that part."""
+    monkeypatch.setattr("gati.evict.learn.log._AGAIN_S", 0.0)
+    log = AccessLog(tmp_path, 100, dict)
+    log.requested([1, 2], 0, 0.0)
+    path = segment_path(log.folder, 1)
+    until(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
+    with full_at(path.stat().st_size + 30):
+        log.requested([3, 4], 0, 1.0)
+        until(lambda: log.failures == 1)
+    log.requested([5, 6], 0, 2.0)
+    log.close()
+    reader = AccessReader(tmp_path)
+    assert [record.ids for record in reader.read()] == [[1, 2], [5, 6]]
+    assert (log.left_out, log.failures, reader.damaged) == (1, 1, 1)
 
 
 def test_a_place_that_cannot_be_written_costs_only_the_log(tmp_path: Path) -> None:
@@ -169,6 +252,43 @@ def test_sweeping_removes_the_oldest_and_folders_that_are_empty(tmp_path: Path) 
     reader.sweep(1500)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")] == ["new/00000002.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_an_engine_whose_newest_segment_was_removed_begins_another(tmp_path: Path) -> None:
+    """It wrote on to a file that nobody could read."""
+    log = AccessLog(tmp_path, 100, dict)
+    reader = AccessReader(tmp_path)
+    found: list[int] = []
+
+    def read() -> bool:
+        found.extend(record.ids[0] for record in reader.read())
+        return len(found) == number
+
+    for number in (1, 2, 3):
+        log.requested([number], 0, float(number))
+        until(read)
+        reader.sweep(0)
+        assert list(tmp_path.iterdir()) == []
+    log.close()
+    assert found == [1, 2, 3] and reader.lost == log.left_out == 0
+
+
+def test_a_segment_may_begin_while_a_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = segment_path(tmp_path / "engine", 1)
+    old.parent.mkdir()
+    old.write_bytes(b"x" * 1000)
+    remove = Path.unlink
+
+    def slow(path: Path, missing_ok: bool = False) -> None:
+        remove(path, missing_ok)
+        path.with_name("00000002.jsonl").write_bytes(b"new")
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()))  # as it was a moment before
+    AccessReader(tmp_path).sweep(0)
+    assert old.with_name("00000002.jsonl").exists()
 
 
 @given(st.lists(st.integers(-(2**70), 2**70) | st.binary(max_size=40) | st.text(max_size=8), unique=True))
