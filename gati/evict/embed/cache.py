@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range
 from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
-from gati.evict.embed.replacing import EvictionLimits, RequestedRows, RowChanges
+from gati.evict.embed.replacing import RequestedRows, RowChanges, ServedRows
 from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
 from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
@@ -25,10 +24,10 @@ _KEPT_BYTES = 32 << 20  # of a thread's row buffer that stay allocated between b
 
 
 class _Plan(NamedTuple):
-    """How a batch changes the cache, decided for one version of its contents."""
+    """How a batch changes the cache, decided while the slow tier fetches its rows."""
 
-    version: int
-    limits: EvictionLimits
+    turn: int  # after which it was decided
+    served: ServedRows
     changes: RowChanges
 
 
@@ -52,7 +51,8 @@ class EmbeddingCache(nn.Module):
 
     The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
     are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
-    gradients. If a row changes in the slow tier, call `forget`.
+    gradients; `padding_idx` does not exist. If a row changes in the slow tier, call `forget`. A cache can be
+    neither copied nor pickled, and stays in a shared `pool`, with its rows, until `pool.leave(cache)`.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class EmbeddingCache(nn.Module):
         self._lock = threading.RLock()
         self._rooms = threading.local()
         self._version = 0  # changes with the cache's contents
+        self._turn = 0  # grows with every batch that is served, and with the version
         self._epoch = 0  # grows when rows are forgotten
         self._clock = 0  # ids requested
         self._counts = {"batches": 0, "requested": 0, "hits": 0, "distinct": 0, "fetched": 0, "evicted": 0}
@@ -110,25 +111,32 @@ class EmbeddingCache(nn.Module):
         """Return one row per bag, [bags, width].
 
         `input` is [bags, ids], or [n] with `offsets` [bags], where each bag begins. `per_sample_weights`, of
-        the shape of `input`, scale the rows of a sum.
+        the shape of `input`, scale the rows of a sum, and keep their gradients.
 
         Raises EvictError, with nothing changed, for ids out of range, offsets that fall, weights that do not
-        fit, and when the slow tier fails.
+        fit, and when the slow tier fails. While an `AskedTier` fails, its requests teach the policy when rows
+        return, but neither the cache nor the guard changes.
         """
         flat = check_ids(input)
         check_offsets(input, offsets, include_last=self.include_last_offset)
         check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
         check_range(flat, self.slow.rows)
-        rows, places = self._rows(distinct(flat.numpy()))
+        weights = per_sample_weights
+        if offsets is not None and len(offsets) == 0:  # no bags: torch may crash on ids that belong to none
+            input, flat = input[:0], flat[:0]  # noqa: A001
+            weights = None if weights is None else weights[:0]
         with torch.no_grad():
-            return nn.functional.embedding_bag(
-                torch.from_numpy(places).view_as(input),
-                rows,
-                None if offsets is None else offsets.to(torch.int64),
-                mode=self.mode,
-                per_sample_weights=per_sample_weights,
-                include_last_offset=self.include_last_offset,
-            )
+            rows, places = self._rows(distinct(flat.numpy()))
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            rows = rows.clone()  # the gradient needs them, but the next batch overwrites the buffer
+        return nn.functional.embedding_bag(
+            torch.from_numpy(places).view_as(input),
+            rows,
+            None if offsets is None else offsets.to(torch.int64),
+            mode=self.mode,
+            per_sample_weights=weights,
+            include_last_offset=self.include_last_offset,
+        )
 
     def allow(self, pages: int) -> None:
         """Hold at most `pages` pages of the pool: surplus rows are evicted, and the others compacted."""
@@ -141,7 +149,7 @@ class EmbeddingCache(nn.Module):
             if kept < self._slab.pages:
                 held = np.flatnonzero(self._sets.ids >= 0)
                 self._where[held] = self._slab.shrink(kept, self._where[held])
-            self._version += 1
+            self._changed()
 
     def forget(self, ids: torch.Tensor | None = None) -> None:
         """Drop rows that changed in the slow tier, by default all; running batches may still use them."""
@@ -153,7 +161,7 @@ class EmbeddingCache(nn.Module):
             self._sets.remove(held)
             self._drop(held)
             self._policy.forget(changed)
-            self._version += 1
+            self._changed()
             self._epoch += 1
 
     def figures(self) -> Mapping[str, Any]:
@@ -179,8 +187,12 @@ class EmbeddingCache(nn.Module):
             held = torch.from_numpy(self._where[slots[hits]])
             torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
         missing = np.flatnonzero(slots < 0)
-        waiting = self._asked(ids[missing]) if len(missing) else None
-        plan = None
+        waiting: Callable[[torch.Tensor], None] | None = None
+        plan: _Plan | None = None
+        if len(missing) and isinstance(self.slow, AskedTier):
+            waiting = self.slow.ask(ids[missing])
+        elif len(missing):
+            self._fetch(ids[missing], rows[len(hits) :])
         try:  # work that does not need the rows runs while the slow tier fetches them
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
@@ -189,36 +201,31 @@ class EmbeddingCache(nn.Module):
                 begin, self._clock = self._clock, self._clock + len(inverse)
                 batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
                 batch = self._policy.observe(batch)
-                if waiting is not None and isinstance(self.slow, AskedTier) and epoch == self._epoch:
-                    plan = self._planned(batch, slots, version)
+                if waiting is not None:
+                    if version != self._version:
+                        slots, version = self._sets.find(ids, places), self._version
+                    served = self._policy.serve(batch, slots)
+                    plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
             if waiting is not None:
-                try:
-                    waiting(rows[len(hits) :])
-                except BaseException:
-                    if plan is not None:  # what the policy takes for cached will not be
-                        with self._lock:
-                            self._policy.forget(ids[missing])
-                    raise
-        with self._lock:
+                waiting(rows[len(hits) :])
+        with self._lock:  # from here on, nothing fails
             self._count(batch, hits, len(missing))
-            if epoch == self._epoch:
-                if plan is None:
-                    plan = self._planned(batch, slots, version)
-                elif plan.version != self._version:  # another thread changed the cache meanwhile
+            if plan is not None and plan.turn == self._turn:
+                self._policy.commit(batch, plan.served)
+                changes = plan.changes
+            else:  # another thread was served meanwhile
+                if version != self._version:
                     slots = self._sets.find(ids, places)
-                    plan = plan._replace(changes=self._policy.plan(batch, slots, plan.limits))
-                self._keep(batch, plan.changes, rows, row_of)
-            elif plan is not None:
-                self._policy.forget(ids[missing])
+                served = self._policy.serve(batch, slots)
+                self._policy.commit(batch, served)
+                changes = self._policy.plan(batch, slots, served.limits)
+            self._turn += 1
+            if epoch == self._epoch:
+                self._keep(batch, changes, rows, row_of)
+            else:
+                self._policy.forget(ids[slots < 0])  # rows that may have changed since are not kept
         return rows, row_places
-
-    def _planned(self, batch: RequestedRows, slots: Ids, version: int) -> _Plan:
-        """Have the policy process a batch and decide which rows stay; the lock is held."""
-        if version != self._version:
-            slots = self._sets.find(batch.ids, batch.places)
-        limits = self._policy.serve(batch, slots)
-        return _Plan(self._version, limits, self._policy.plan(batch, slots, limits))
 
     def _room(self, count: int) -> torch.Tensor:
         """A buffer for rows [count, width], which the next batch of this thread overwrites.
@@ -232,11 +239,6 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
-    def _asked(self, ids: Ids) -> Callable[[torch.Tensor], None]:
-        if isinstance(self.slow, AskedTier):
-            return self.slow.ask(ids)
-        return partial(self._fetch, ids)
-
     def _fetch(self, ids: Ids, out: torch.Tensor) -> None:
         found = self.slow.fetch(ids)
         if found.shape != out.shape or found.dtype != out.dtype:
@@ -249,9 +251,14 @@ class EmbeddingCache(nn.Module):
     def _keep(self, batch: RequestedRows, changes: RowChanges, rows: torch.Tensor, row_of: Ids) -> None:
         placed = self._policy.replace(batch, changes)
         if len(changes.leaving.slots) or len(placed):
-            self._version += 1
+            self._changed()
         self._drop(changes.leaving.slots)
         self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[changes.kept])))
+
+    def _changed(self) -> None:
+        """The contents changed: slots that were found before may be wrong, and so may plans."""
+        self._version += 1
+        self._turn += 1
 
     def _drop(self, slots: Ids) -> None:
         """The rows of emptied slots may be overwritten."""

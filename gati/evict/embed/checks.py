@@ -60,8 +60,14 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
             f"offsets decrease from {int(offsets[at - 1])} to {int(offsets[at])} at position {at}; "
             "they must not decrease"
         )
-    if int(offsets[-1]) > ids.shape[0]:
-        raise EvictError(f"the last offset is {int(offsets[-1])}, but the input has {ids.shape[0]} ids")
+    last, count = int(offsets[-1]), ids.shape[0]
+    if last > count:
+        raise EvictError(f"the last offset is {last}, but the input has {count} ids")
+    if include_last and last < count:  # torch sums the other ids, too, or crashes, depending on the type
+        raise EvictError(
+            f"the last offset is {last}, but the input has {count} ids: with include_last_offset, the last "
+            "offset is the number of ids, so give the input without the others"
+        )
 
 
 def check_weights(ids: torch.Tensor, weights: torch.Tensor | None, mode: str, dtype: torch.dtype) -> None:

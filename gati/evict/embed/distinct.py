@@ -11,7 +11,7 @@ from gati.evict.embed.tiers import Ids
 
 
 class DistinctIds(NamedTuple):
-    """Distinct ids [n], sorted, of a batch [m]."""
+    """Distinct ids [n] of a batch [m], sorted as unsigned numbers."""
 
     ids: Ids
     inverse: Ids  # [m], the index of each id of the batch
@@ -20,7 +20,7 @@ class DistinctIds(NamedTuple):
 
 
 def distinct(batch: Ids) -> DistinctIds:
-    """Find the distinct ids of a batch of non-negative ids."""
+    """Find the distinct ids of a batch."""
     size = len(batch)
     ordered, places = _in_order(batch)
     begins: NDArray[np.bool_] = np.ones(size, dtype=np.bool_)
@@ -34,9 +34,9 @@ def distinct(batch: Ids) -> DistinctIds:
 
 def _in_order(batch: Ids) -> tuple[Ids, Ids]:
     """The ids in order, those that are equal as they come, and where in the batch each was."""
-    ordered, places = batch, np.arange(len(batch))
-    for shift in range(0, max(int(batch.max(initial=0)).bit_length(), 1), 16):
+    ordered, places = batch.view(np.uint64), np.arange(len(batch))
+    for shift in range(0, max(int(ordered.max(initial=0)).bit_length(), 1), 16):
         # a stable sort of 16 bits is a radix sort, which is several times as fast as others
-        order = np.argsort((ordered >> shift).astype(np.uint16), kind="stable")
+        order = np.argsort((ordered >> np.uint64(shift)).astype(np.uint16), kind="stable")
         ordered, places = ordered[order], places[order]
-    return ordered, places
+    return ordered.view(np.int64), places

@@ -8,8 +8,10 @@ part of LRU's queue that predictions may choose from is halved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,16 @@ from gati.evict.policy.guard import EXCESS_SHARE, slack
 _SHADOWED = 4  # maximum number of sets that the guard watches
 
 
+class _PhaseStep(NamedTuple):
+    """What a batch changes in the phases of all sets, [sets]."""
+
+    over: NDArray[np.bool_]  # whether a new phase begins
+    begin: int  # ids requested before it
+    requested: Ids
+    share: NDArray[np.float64]
+    safe: Ids  # predictions caught
+
+
 class LaruRows(RowPolicy):
     """LARU within each set."""
 
@@ -33,6 +45,7 @@ class LaruRows(RowPolicy):
         self._returns = returns
         self._cells = np.zeros(len(sets.ids), dtype=np.int16)  # by slot
         self._used_at = np.zeros(len(sets.ids))
+        self._by_slot = (sets.recency, self._cells, self._used_at)
         self._now = 0.0
         self._share = np.ones(sets.sets)  # lambda
         self._requested = np.zeros(sets.sets, dtype=np.int64)  # |D|
@@ -47,8 +60,12 @@ class LaruRows(RowPolicy):
         self._now = float(batch.end)
         return batch.of(self._returns.observe(batch))
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
+    def limits(self, batch: RequestedRows, slots: Ids) -> tuple[EvictionLimits, Callable[[], None]]:
         """Begin phases, and count caught predictions."""
+        step = self._step(batch, slots)
+        return EvictionLimits(step.safe, self._windows(step.share)), partial(self._record, step)
+
+    def _step(self, batch: RequestedRows, slots: Ids) -> _PhaseStep:
         homes, sets = batch.places.homes, self.sets
         caught = self._evicted_in_this_phase(batch, slots)
         known = sets.recency.take(slots) >= self._phase_began.take(homes)  # where there are slots
@@ -56,19 +73,25 @@ class LaruRows(RowPolicy):
         known |= caught
         requested = self._requested + np.bincount(homes[~known], minlength=sets.sets)
         over = requested > sets.room
-        self._requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
-        self._phase_began[over] = batch.begin
-        self._share[over] = 1.0
+        requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
+        safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
+        share = np.where(over, 1.0, self._share) * 0.5 ** np.minimum(safe, 64)
+        return _PhaseStep(over, batch.begin, requested, share, safe)
+
+    def _record(self, step: _PhaseStep) -> None:
+        over = step.over
+        self._requested, self._share = step.requested, step.share
+        self._phase_began[over] = step.begin
         self._evicted[over], self._evicted_count[over], self._evicted_tags[over] = -1, 0, False
         self._phases += int(np.count_nonzero(over))
-        safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
-        self._share *= 0.5 ** np.minimum(safe, 64)
-        self._caught += int(safe.sum())
-        return EvictionLimits(safe, self.windows())
+        self._caught += int(step.safe.sum())
 
     def windows(self) -> Ids:
         """The share of LRU's queue that predictions may choose from."""
-        return np.maximum((self._share * self.sets.room).astype(np.int64), 1)
+        return self._windows(self._share)
+
+    def _windows(self, share: NDArray[np.float64]) -> Ids:
+        return np.maximum((share * self.sets.room).astype(np.int64), 1)
 
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """Keep the cells of what is cached."""
@@ -126,6 +149,16 @@ class LaruRows(RowPolicy):
         return found
 
 
+class _GuardState(NamedTuple):
+    """What the guard has seen."""
+
+    shadow: _ShadowRows
+    excess: int = 0  # X
+    seen: int = 0  # n
+    alarms: int = 0
+    following: bool = True
+
+
 class GuardedRows(LaruRows):
     """`gati`: LARU, with LRU as a fallback if it missed more than LRU would have.
 
@@ -143,62 +176,73 @@ class GuardedRows(LaruRows):
     def __init__(self, sets: RowSets, returns: RowReturns) -> None:
         super().__init__(sets, returns)
         self._watched = min(sets.sets, _SHADOWED)
-        self._shadow = _ShadowRows()
-        self._excess = self._seen = self._alarms = 0
-        self._following = True
+        self._guard = _GuardState(_ShadowRows())
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
+    def limits(self, batch: RequestedRows, slots: Ids) -> tuple[EvictionLimits, Callable[[], None]]:
         """Compare with the shadow, then choose LARU's or LRU's plan."""
         watched = np.flatnonzero(batch.places.homes < self._watched)
-        held = self._shadow.serve(
+        shadow = copy(self._guard.shadow)
+        held = shadow.serve(
             batch.ids[watched],
             batch.places.homes[watched],
             batch.recency[watched],
             self.sets.room[: self._watched],
         )
-        self._excess += held - int(np.count_nonzero(slots[watched] >= 0))
-        self._seen += len(watched)
-        self._judge()
-        limits = super().limits(batch, slots)
-        none = np.zeros_like(limits.safe)
-        if not self._following:
-            return EvictionLimits(none, np.ones_like(limits.window))
-        if self._excess <= 0:
-            self._share[:] = 1.0
-            return EvictionLimits(none, self.windows())
-        return limits
+        excess = self._guard.excess + held - int(np.count_nonzero(slots[watched] >= 0))
+        guard = self._judged(
+            self._guard._replace(shadow=shadow, excess=excess, seen=self._guard.seen + len(watched))
+        )
+        step = self._step(batch, slots)
+        none = np.zeros_like(step.safe)
+        if not guard.following:
+            limits = EvictionLimits(none, np.ones_like(step.safe))
+        elif excess <= 0:
+            step = step._replace(share=np.ones_like(step.share))
+            limits = EvictionLimits(none, self._windows(step.share))
+        else:
+            limits = EvictionLimits(step.safe, self._windows(step.share))
+        return limits, partial(self._record_all, step, guard)
+
+    def _record_all(self, step: _PhaseStep, guard: _GuardState) -> None:
+        self._record(step)
+        self._guard = guard
 
     def windows(self) -> Ids:
         """LARU's, or LRU's."""
-        return super().windows() if self._following else RowPolicy.windows(self)
+        return super().windows() if self._guard.following else RowPolicy.windows(self)
 
     def forget(self, ids: Ids | None = None) -> None:
         """The shadow forgets, too; otherwise it would gain from every dropped row."""
         super().forget(ids)
-        self._shadow.forget(ids)
+        self._guard.shadow.forget(ids)
 
     def figures(self) -> Mapping[str, Any]:
         """The counts of LARU and of the guard."""
+        state = self._guard
         guard = {
-            "excess": self._excess,
-            "allowance": EXCESS_SHARE * self._seen,
-            "alarms": self._alarms,
-            "following": self._following,
+            "excess": state.excess,
+            "allowance": EXCESS_SHARE * state.seen,
+            "alarms": state.alarms,
+            "following": state.following,
         }
         return {**super().figures(), "guard": guard}
 
-    def _judge(self) -> None:
-        allowed = EXCESS_SHARE * self._seen
+    def _judged(self, guard: _GuardState) -> _GuardState:
+        """Switch between predictions and LRU if X requires it."""
+        allowed = EXCESS_SHARE * guard.seen
         room = int(self.sets.room[: self._watched].sum())
-        if self._following and self._excess >= allowed + slack(room):
-            self._following = False
-            self._alarms += 1
-        elif not self._following and self._excess <= allowed:
-            self._following = True
+        if guard.following and guard.excess >= allowed + slack(room):
+            return guard._replace(following=False, alarms=guard.alarms + 1)
+        if not guard.following and guard.excess <= allowed:
+            return guard._replace(following=True)
+        return guard
 
 
 class _ShadowRows:
-    """The contents of LRU in a few sets: the last used ids of each set."""
+    """The contents of LRU in a few sets: the last used ids of each set.
+
+    Its arrays are replaced, never changed, so that a copy of it may serve a batch in advance.
+    """
 
     def __init__(self) -> None:
         self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)  # by set, the latest first

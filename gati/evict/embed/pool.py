@@ -65,7 +65,7 @@ class PagePool:
             return self.limit_pages - len(self._free)
 
     def join(self, user: PageUser, *, share: float = 1.0) -> None:
-        """Add a user; its part of the budget is `share` divided by the sum of all shares."""
+        """Add a user, until it leaves; its part of the budget is `share` divided by the sum of all shares."""
         if not (share > 0.0 and math.isfinite(share)):
             raise EvictError(f"share is {share}: give a positive number")
         with self._resizing:

@@ -12,6 +12,8 @@ from gati.errors import EvictError
 from gati.evict.embed.redis_rows import AT_ONCE, commands, read_rows
 from gati.evict.embed.tiers import Ids
 
+_TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
+
 
 class RedisTier:
     """A table in Redis, under the keys `NAME:` and eight bytes of the id, and `NAME` for its shape.
@@ -23,6 +25,8 @@ class RedisTier:
     def __init__(self, url: str, name: str) -> None:
         """Find a table at `url` (`redis://host:port/0`, `unix:///path/redis.sock`).
 
+        A server that is silent for 5 seconds has failed; `?socket_timeout=SECONDS` in the URL changes that.
+        Until then, the client may try again a few times.
         Raises EvictError without the server, the table, or the package redis.
         """
         self._url, self._name = url, name
@@ -46,7 +50,10 @@ class RedisTier:
         tier = cls.__new__(cls)
         tier._url, tier._name, tier._prefix, tier._client = url, name, f"{name}:".encode(), _client(url)
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
+        former = int(tier._asked("HGET", name, "rows") or 0)
         tier._asked("DEL", name)
+        for begin in range(rows, former, AT_ONCE):
+            tier._asked("DEL", *tier._keys(np.arange(begin, min(begin + AT_ONCE, former))))
         content = weight.detach().contiguous().view(torch.uint8).numpy()
         for begin in range(0, rows, AT_ONCE):
             ids = np.arange(begin, min(begin + AT_ONCE, rows))
@@ -141,6 +148,6 @@ def _client(url: str) -> Any:
     except ImportError:
         raise EvictError("RedisTier needs the package redis: pip install 'gati[redis]'") from None
     try:
-        return redis.Redis.from_url(url)
+        return redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)  # what the URL says goes first
     except ValueError as error:
         raise EvictError(f"{url} is not a Redis URL ({error})") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -45,6 +45,15 @@ class EvictionLimits(NamedTuple):
     window: Ids
 
 
+class ServedRows(NamedTuple):
+    """What serving a batch changes before rows are replaced; `RowPolicy.commit` carries it out."""
+
+    limits: EvictionLimits
+    hits: Ids  # numbers in the batch
+    slots: Ids  # of the hits
+    record: Callable[[], None]  # has the policy count the batch
+
+
 class LeavingRows(NamedTuple):
     """What leaves: slots, numbers in the batch, and which ids LRU would have kept, with their sets."""
 
@@ -80,17 +89,31 @@ class RowPolicy:
 
     def __init__(self, sets: RowSets) -> None:
         self.sets = sets
+        self._by_slot: tuple[NDArray[Any], ...] = (sets.recency,)  # what changes where an id is used
 
-    def serve(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """Process a batch of which `slots` [n] says what is cached, -1 for what is not."""
+    def serve(self, batch: RequestedRows, slots: Ids) -> ServedRows:
+        """Process a batch; `slots` [n] says what is cached, -1 for what is not. Nothing changes yet."""
         hits = np.flatnonzero(slots >= 0)
-        limits = self.limits(batch, slots)
-        self.sets.recency[slots[hits]] = batch.recency[hits]
-        self.touch(batch, hits, slots[hits])
-        return limits
+        limits, record = self.limits(batch, slots)
+        return ServedRows(limits, hits, slots[hits], record)
+
+    def commit(self, batch: RequestedRows, served: ServedRows) -> None:
+        """Carry out what `serve` decided, with nothing changed since."""
+        served.record()
+        self._use(batch, served)
+
+    def foresee(self, batch: RequestedRows, slots: Ids, served: ServedRows) -> RowChanges:
+        """What `plan` will return once the batch is committed; nothing changes yet."""
+        before = [each[served.slots] for each in self._by_slot]
+        self._use(batch, served)
+        try:
+            return self.plan(batch, slots, served.limits)
+        finally:
+            for each, values in zip(self._by_slot, before, strict=True):
+                each[served.slots] = values
 
     def plan(self, batch: RequestedRows, slots: Ids, limits: EvictionLimits) -> RowChanges:
-        """Decide what a served batch replaces; nothing changes yet."""
+        """Decide what a committed batch replaces; nothing changes yet."""
         sets = self.sets
         fetched = np.flatnonzero(slots < 0)
         homes = batch.places.homes[fetched]
@@ -117,6 +140,10 @@ class RowPolicy:
         slots = self._leaving(count, limits, None, np.zeros(0, dtype=np.int64)).slots
         self.sets.remove(slots)
         return slots
+
+    def _use(self, batch: RequestedRows, served: ServedRows) -> None:
+        self.sets.recency[served.slots] = batch.recency[served.hits]
+        self.touch(batch, served.hits, served.slots)
 
     def _leaving(
         self, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
@@ -179,9 +206,9 @@ class RowPolicy:
         """
         return batch
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
-        """The eviction limits of the sets for this batch, which is not served yet."""
-        return EvictionLimits(np.zeros_like(self.sets.used), self.windows())
+    def limits(self, batch: RequestedRows, slots: Ids) -> tuple[EvictionLimits, Callable[[], None]]:
+        """The eviction limits of the sets for this batch, and a function that counts it."""
+        return EvictionLimits(np.zeros_like(self.sets.used), self.windows()), _nothing
 
     def windows(self) -> Ids:
         """The number of least recently used ids from which each set may choose, [sets]."""
@@ -203,3 +230,7 @@ class RowPolicy:
     def figures(self) -> Mapping[str, Any]:
         """The policy's counts, as JSON values."""
         return {}
+
+
+def _nothing() -> None:
+    """LRU counts nothing."""

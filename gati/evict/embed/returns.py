@@ -67,7 +67,7 @@ class RowReturns:
         self._settings = settings = settings or ReturnSettings()
         size = 1 << max(int(np.ceil(np.log2(max(settings.remembered * capacity, 64)))), 6)
         self._remembered = np.zeros(size, dtype=_ENTRY)
-        self._remembered["id"] = self._remembered["sample"] = -1
+        self._remembered["sample"] = -1
         self._mask = np.uint64(size - 1)
         window = settings.window
         self._cells = np.zeros(window, dtype=np.int16)  # of the samples, as all below
@@ -94,13 +94,14 @@ class RowReturns:
         before = self._remembered.take(at)
         gap, old_span, old_seen = now - before["last"], before["span"], before["seen"]
         known = before["id"] == batch.ids
+        known &= old_seen > 0.0  # any id may be requested: none says that an entry is empty
         counts = batch.counts.astype(np.float32)
         waited = gap.astype(np.float32)
         span, seen = old_span + waited, old_seen + counts
         np.copyto(span, np.float32(now - batch.begin), where=~known)
         np.copyto(seen, counts, where=~known)
         cells = _cells(span, seen)
-        stays = ~known & (before["id"] >= 0) & (waited * old_seen < self._settings.patience * old_span)
+        stays = ~known & (waited * old_seen < self._settings.patience * old_span)  # never if it is empty
         self._close(before["sample"], known, stays, gap, now)
         written = np.flatnonzero(~stays)
         fade = np.minimum(self._settings.occurrences / seen[written], 1.0)

@@ -6,6 +6,8 @@ evict the row of the smallest score, a whole number of 64 bits that came with it
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,9 +41,15 @@ class RowScores:
         self._returns = RowReturns(rows, seed=seed)
         self._clock = 0
 
-    def scores(self, ids: Ids) -> NDArray[np.uint64]:
-        """One score for each id [n] of a batch, with duplicates; the smallest is evicted first."""
-        asked = distinct(np.asarray(ids, dtype=np.int64))
+    def scores(self, ids: Ids | NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """One score for each id [n] of a batch, with duplicates; the smallest is evicted first.
+
+        Ids are any numbers of 64 bits, with or without sign. Raises EvictError for others.
+        """
+        given: NDArray[Any] = np.asarray(ids)
+        if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size > 0):
+            raise EvictError(f"ids have shape {given.shape} and type {given.dtype}; give whole numbers [n]")
+        asked = distinct(given.astype(np.int64))  # by their bits
         begin, self._clock = self._clock, self._clock + len(asked.inverse)
         batch = RequestedRows(
             asked.ids, hashed(asked.ids, 1), asked.counts, begin + asked.last, begin, self._clock

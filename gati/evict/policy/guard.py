@@ -35,6 +35,11 @@ After LRU has taken over, predictions that clearly win their duels are tried aga
 as long as X + D <= A + B + k, and until they have gained, X + D <= 0.005 n. The bound still holds: every miss
 beyond LRU was one of the D blocks, so X + D grows only by evictions that predictions chose.
 
+The shadow knows of no locks, but requests that are active at the same time lock blocks, so that LRU, too,
+must evict others sooner. A block that LRU evicts here although the shadow holds it, which happens for no
+other reason, then leaves the shadow: D grows by no eviction of LRU, and the bound holds whatever is locked.
+X leaves out the next miss of such a block. While predictions decide, X counts what they evict for locks, too.
+
 Where blocks differ in cost, X, D and the blocks gained and lost are costs, in requested blocks of the mean
 cost. Exact predictions then evict a block that is requested before another one only if it costs less, so
 this is not wrong. The bound is one on costs: B, k and the longest request count as blocks of its last depth.
@@ -278,23 +283,28 @@ class Gati(WeighedLaru):
             removed = super().evict(count, missing)
             if self._caught > caught:
                 self._wrong_at = self._caught_at = self._seen
+            self._left(removed, float(self._clock))
         else:
             removed = []
             self._take(count, self._by_recency(), removed)
+            self._left_lru(removed)
         self._scores = self._compared = None
-        self._left(removed, float(self._clock))
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that the engine dropped on its own."""
         removed = super().drop(run, count)
+        self._left_lru(removed)
+        return removed
+
+    def _left_lru(self, removed: list[int]) -> None:
+        """These blocks are not cached any more, and would not be by LRU, either."""
         for block in removed:
             self._above.pop(block, None)
         self._shadow.forget(removed)
-        return removed
 
     def _left(self, removed: list[int], clock: float) -> None:
-        """These blocks are not cached any more."""
+        """These blocks are not cached any more, because predictions chose them."""
         held, costs, above = self._shadow.held, self._costs, self._above
         for block in removed:
             place = above.pop(block, 0)

@@ -18,7 +18,7 @@ class ShadowLru:
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
         self.held: set[int] = set()  # all cached blocks
         self.left: list[int] = []  # those evicted by the last call
-        self._gone: set[int] = set()  # cached blocks that the engine dropped on its own
+        self._gone: set[int] = set()  # cached blocks that it would not have, see `forget`
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
         """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
@@ -43,7 +43,7 @@ class ShadowLru:
         return held
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """The engine dropped these blocks on its own: LRU would not have them, either."""
+        """LRU would not have these blocks, either: the engine dropped them, or locks made LRU evict them."""
         self._gone.update(self.held.intersection(blocks))
 
     def limit(self, capacity: int) -> None:

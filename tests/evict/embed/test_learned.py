@@ -85,8 +85,15 @@ class Driver:
         requested = RequestedRows(ids, places, counts, self.clock + last, self.clock, end)
         slots = sets.find(ids, places)
         requested = self.policy.observe(requested)
-        limits = self.policy.serve(requested, slots)
-        self.policy.replace(requested, self.policy.plan(requested, slots, limits))
+        served = self.policy.serve(requested, slots)
+        foreseen = self.policy.foresee(requested, slots, served)
+        self.policy.commit(requested, served)
+        changes = self.policy.plan(requested, slots, served.limits)
+        for one, other in zip(
+            (*foreseen.leaving, foreseen.kept), (*changes.leaving, changes.kept), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        self.policy.replace(requested, changes)
         self.clock = end
         self.fetched += int(np.count_nonzero(slots < 0))
         assert (sets.used <= sets.room).all()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +116,87 @@ def test_a_table_of_an_unknown_type_is_named(url: str) -> None:
     redis.Redis.from_url(url).hset("items", mapping={"rows": 1, "width": 1, "dtype": "load"})
     with pytest.raises(EvictError, match="unknown type load"):
         RedisTier(url, "items")
+
+
+def test_a_smaller_table_leaves_no_rows_of_the_one_that_it_replaces(url: str) -> None:
+    RedisTier.write(url, "items", torch.ones(2_500, 4))
+    RedisTier.write(url, "others", torch.ones(30, 4))
+    slow = RedisTier.write(url, "items", torch.zeros(7, 4))
+    assert torch.equal(slow.fetch(np.arange(7)), torch.zeros(7, 4))
+    client = redis.Redis.from_url(url)
+    assert len(client.keys("items:*")) == 7 and len(client.keys("others:*")) == 30
+
+
+class Mute:
+    """Passes everything on to a server until it is told to be silent; connections stay open."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.silent = threading.Event()
+        self.address, self.server = str(folder / "mute.sock"), server
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(self.address)
+        self.listening.listen()
+        self.open: list[socket.socket] = [self.listening]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client = self.listening.accept()[0]
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self.server)
+            self.open += [client, server]
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self.pass_on, args=pair, daemon=True).start()
+
+    def pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while content := one.recv(65_536):
+                if not self.silent.is_set():
+                    other.sendall(content)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for each in self.open:
+            each.close()
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_a_server_that_falls_silent_has_failed(
+    url: str, by_url: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that vanishes without closing its connections."""
+    monkeypatch.setattr("gati.evict.embed.redis_tier._TIMEOUT_S", 3600.0 if by_url else 0.3)
+    weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    RedisTier.write(url, "items", weight)
+    with tempfile.TemporaryDirectory() as folder:
+        mute = Mute(Path(folder), url.removeprefix("unix://"))
+        slow = RedisTier(f"unix://{mute.address}" + ("?socket_timeout=0.3" if by_url else ""), "items")
+        cache = EmbeddingCache(slow, 100, mode="sum")
+        ids = torch.arange(200).view(10, 20)
+        expected = cache(ids)
+        mute.silent.set()
+        with ThreadPoolExecutor(1) as threads:
+            serving = threads.submit(cache, torch.arange(100, 300).view(10, 20))
+            try:
+                with pytest.raises(EvictError, match="failed .*is the server running"):
+                    serving.result(timeout=20.0)
+            finally:
+                mute.close()
+        assert torch.equal(expected, torch.nn.functional.embedding_bag(ids, weight, mode="sum"))
+
+
+def test_a_server_that_accepts_and_never_answers_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gati.evict.embed.redis_tier._TIMEOUT_S", 0.2)
+    with socket.socket() as server, ThreadPoolExecutor(1) as threads:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        making = threads.submit(RedisTier, f"redis://127.0.0.1:{server.getsockname()[1]}/0", "items")
+        with pytest.raises(EvictError, match="failed .*is the server running"):
+            making.result(timeout=20.0)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
