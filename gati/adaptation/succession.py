@@ -15,23 +15,24 @@ from gati.composition.composition import Composition
 from gati.errors import GatiError, first_line
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
-from gati.guard.standing import Standing, identity_of, is_proven, of_rest
+from gati.guard.standing import Standing, created_s, identity_of, is_proven, of_rest
 from gati.guard.watch import Event, Watch
 
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
-Work = Callable[[Callable[[], None]], Any]
+Work = Callable[[Callable[[], None]], bool]
 
 
-def _at_once(job: Callable[[], None]) -> None:
+def _at_once(job: Callable[[], None]) -> bool:
     job()
+    return True
 
 
 class Succession(Roster[Deployed]):
     """The versions of a stream: those of `deployments`, all with one promise.
 
     `lock` is the caller's. `tell` is called with changes, `on_serving` with the version that serves from then
-    on. `leave` opens settings, possibly in the background; `figures` returns the composition with the
-    lookups' costs.
+    on. `leave` opens settings, possibly in the background, and returns whether there is room; `figures`
+    returns the composition with the lookups' costs.
     """
 
     def __init__(
@@ -115,8 +116,12 @@ class Succession(Roster[Deployed]):
         return str(post.version.number)
 
     def begin_opening(self, post: Post[Deployed], level: int, kind: RosterChange, counted: str) -> None:
-        """Open a setting, in the background if there is one."""
-        self._leave(partial(self._open, post, level, kind, counted))
+        """Open a setting, in the background if there is one.
+
+        If there is no room for it, the next request tries again.
+        """
+        if not self._leave(partial(self._open, post, level, kind, counted)):
+            post.opening = 0
 
     def figures(self, post: Post[Deployed]) -> Composition:
         """The composition with the lookups' costs, estimated if they were not measured."""
@@ -172,6 +177,7 @@ class Succession(Roster[Deployed]):
                 promise.accuracy,
                 proven=proven,
                 settings=max(settings, 1),
+                created_s=created_s(chosen),
                 on_event=partial(self._heard, identity, rest=rest),
             )
 

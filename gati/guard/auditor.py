@@ -69,10 +69,11 @@ class Decided(Generic[Version]):
     `may_hit`: the caches of `post` may answer, at the setting `deployed` of that proven `level`; `lookups`:
     they are looked up. `counting` is the watch that counts an audit of the answer. `shadows` are looked up in
     addition, with the watches that count them. `doubted`: the reference answers instead of caches that were
-    proven elsewhere, and they are judged by what they would have said. That is no audit of the answer given:
-    memory and the counts of audits would look better than they are. `alone`: the reference answers if memory
-    does not. `recalls`: memory may answer, before lookups only if caches are judged by what it leaves
-    (`after_memory`). `post` is None if the version has nothing to watch.
+    proven elsewhere. All such requests are looked up, and what these caches would have said is heard apart
+    from guards and proofs (`Counting.apart`), as they do not answer them: at most, caches stop. Nor are they
+    audits of the answer given: memory and the counts of audits would look better than they are. `alone`: the
+    reference answers if memory does not. `recalls`: memory may answer, before lookups only if caches are
+    judged by what it leaves (`after_memory`). `post` is None if the version has nothing to watch.
     """
 
     post: Post[Version] | None
@@ -196,8 +197,9 @@ class Auditor(Generic[Version]):
         `trial` is the version that waits to take over. `more_samples` is the share to sample now. `room`
         reserves a place in the queue; if it is full, the request is skipped, whatever its answer.
         `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up. `new_scene`:
-        what audits have proven, they did not prove on such a request, so the reference answers, and versions
-        are judged by it.
+        what audits have proven, they did not prove on such a request, so the reference answers. Versions on
+        trial, and settings that are not proven yet, will not answer such requests either: they are no part of
+        their proofs, however they were drawn.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
@@ -213,14 +215,15 @@ class Auditor(Generic[Version]):
             post,
             None if post is None else post.deployed,
             0 if post is None else post.level,
-            None if post is None else post.counting,
+            None if post is None else post.counting(new_scene=doubts),
             may_hit,
             lookups,
             drawn if self.guarded else drawn._replace(audit=False),
             tuple(
-                (each, each.counting)
+                (each, each.counting(new_scene=doubts))
                 for each in ((trial,) if may_hit else (post, trial))
-                if each is not None and (doubted or self._is_looked_up(each, post, drawn, lookups=lookups))
+                if each is not None
+                and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
             doubted,
@@ -236,11 +239,23 @@ class Auditor(Generic[Version]):
         return decided
 
     def _is_looked_up(
-        self, each: Post[Version], post: Post[Version] | None, drawn: Drawn, *, lookups: bool
+        self,
+        each: Post[Version],
+        post: Post[Version] | None,
+        drawn: Drawn,
+        *,
+        lookups: bool,
+        new_scene: bool,
     ) -> bool:
-        """Whether to look up `each`: more often if the reference answers anyway and a proof may be near."""
+        """Whether to look up `each`: more often if the reference answers anyway and a proof may be near.
+
+        In a new scene, always if it serves, but not there; otherwise only for the guard of what a certificate
+        lets answer there.
+        """
         if not self.guarded:
             return drawn.sample and each is post
+        if new_scene:
+            return each.watch.proven_on > 0 if each is post else drawn.audit and each.answers_new_scenes
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
@@ -304,11 +319,14 @@ class Auditor(Generic[Version]):
         """
         self.learn(decided, given, base)
         found = []
-        if decided.drawn.audit:
+        if self._is_audit(decided, given):
             found.append(self._audited(decided, given, base, own))
         left = given.prediction.exit if decided.lookups else None
         for post, counting, probed in shadows:
-            found.append(self._tried(post, counting, base, probed))
+            apart, tried = counting.apart, self._tried(post, counting, base, probed)
+            if apart:
+                continue  # it is no trial of what will answer
+            found.append(tried)
             if self.compare is not None:
                 self.compare(post, [each.exit for each in probed], left)
         return found
@@ -324,13 +342,17 @@ class Auditor(Generic[Version]):
         drawn = decided.drawn.audit
         if self.memory is not None and given.looked is not None and (drawn or decided.tried):
             self.memory.lost(given.looked, drawn=drawn)
-        if drawn:
+        if self._is_audit(decided, given):
             self.audits += 1
             self.losses += 1
         audited = self._of_caches(decided, given) if drawn else None
         for counting in (audited, *(counting for _, counting in shadows)):
             if counting is not None and self.guarded:
                 counting.audited([False] * counting.watch.settings)
+
+    def _is_audit(self, decided: Decided[Version], given: Given) -> bool:
+        """Whether the answer given was drawn for an audit; the reference's in place of caches is none."""
+        return decided.drawn.audit and (given.recalled or not decided.doubted)
 
     def _of_caches(self, decided: Decided[Version], given: Given) -> Counting | None:
         """What counts an audit of the answer of the version's engine; None if there is nothing to count."""

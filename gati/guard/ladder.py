@@ -18,6 +18,11 @@ alarm, it is withdrawn, with all looser ones, and with stricter ones down to the
 The loosest released setting answers, unless it is not open yet: then a stricter one does. Withdrawn settings
 must be proven again, with a further share of the delta that all attempts draw from
 (`gati.guard.proof.Spending`).
+
+In a new scene, the reference answers instead of settings that audits have proven. What these would have said
+there is no answer that they give, and is looked at more often than what they do answer: it counts for no
+proof and no guard, which would be diluted. Detectors of their own (`in_new_scene`) withdraw settings that
+know nothing of such a scene before they answer in it. They can only stop; a certificate stays valid.
 """
 
 from __future__ import annotations
@@ -66,6 +71,7 @@ class Ladder:
         self.agreement = agreement
         self._spend, self._of_all, self._lasts = spend, of_all, lasts
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
+        self._scouts = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]  # of new scenes
         self._proofs: list[Proof] = []
         self._left = [
             0
@@ -87,8 +93,12 @@ class Ladder:
         return self._guards[max(0, self.level - 1)]
 
     def in_alarm(self, level: int) -> bool:
-        """Whether the guard of the setting `level`, counted from 1, is in alarm."""
-        return self._guards[level - 1].alarmed
+        """Whether the guard of the setting `level`, counted from 1, or its detector of new scenes alarms."""
+        return self._guards[level - 1].alarmed or self._scouts[level - 1].alarmed
+
+    def has_evidence(self, at: int) -> bool:
+        """Whether audits say something good of the setting at that index: its proof has passed, or begun."""
+        return at >= self.certified and (at < self.level or self._proofs[at].audits > 0)
 
     def audited(
         self,
@@ -108,14 +118,30 @@ class Ladder:
             for guard, each in zip(self._guards[: self.level], agreed, strict=False):
                 if each is not None or self._of_all:
                     guard.audit(agreed=each is not False)
-            if self.level and self.guard.alarmed:
-                return self._withdraw(self.level)
-            if 0 < deployed < self.level and self.in_alarm(deployed):
-                return self._withdraw(deployed)
+            if (alarmed := self._in_alarm(deployed)) is not None:
+                return self._withdraw(alarmed, self._guards)
         for at, each in enumerate(agreed[:tested]):
             if at >= self.level and not self._proofs[at].passed:
                 self._count(at, each)
         return self._release()
+
+    def in_new_scene(self, agreed: Sequence[bool], *, deployed: int = 0) -> Judgement | None:
+        """Record what settings that audits have proven would have answered in a new scene.
+
+        The detectors are not saved: a scene is new for a few requests, and they begin anew with the next one
+        just as well. Returns what changes with it.
+        """
+        for at in range(self.certified, self.level):
+            self._scouts[at].audit(agreed=agreed[at])
+        alarmed = self._in_alarm(deployed)
+        return None if alarmed is None else self._withdraw(alarmed, self._scouts)
+
+    def _in_alarm(self, deployed: int) -> int | None:
+        """The setting to withdraw, as it may answer although it is in alarm; None if there is none."""
+        for level in (self.level, min(deployed, self.level)):
+            if level and self.in_alarm(level):
+                return level
+        return None
 
     def _count(self, at: int, agreed: bool | None) -> None:
         """Add an audit to a setting's proof, if it counts for it."""
@@ -148,7 +174,7 @@ class Ladder:
     def _release(self) -> Judgement | None:
         before = self.level
         while (proof := self.proof) is not None and proof.passed:
-            self._guards[self.level].reset()
+            self._reset(self.level)
             self.level += 1
         if self.level > before:
             proof = self._proofs[self.level - 1]
@@ -157,11 +183,11 @@ class Ladder:
             self._restart(self.level)
         return None
 
-    def _withdraw(self, level: int) -> Judgement:
-        """Withdraw the setting `level`, which is in alarm, with all looser ones."""
-        self.level = level
-        judgement = Judgement("withdrawn", self.guard.audits, self.guard.losses)
-        while self.level and self.guard.alarmed:
+    def _withdraw(self, level: int, heard: Sequence[Guard]) -> Judgement:
+        """Withdraw the setting `level`, which is in alarm, with all looser ones; `heard` raised it."""
+        self.level, alarmed = level, heard[level - 1]
+        judgement = Judgement("withdrawn", alarmed.audits, alarmed.losses)
+        while self.level and self.in_alarm(self.level):
             self.level -= 1
         self.certified = min(self.certified, self.level)
         self._restart(self.level)
@@ -177,7 +203,12 @@ class Ladder:
         for at in range(first, len(self)):
             self._proofs[at] = Proof(self.agreement, delta, self._lasts)
             self._left[at] = 0
-            self._guards[at].reset()
+            self._reset(at)
+
+    def _reset(self, at: int) -> None:
+        """What was heard of a setting says nothing about how it answers from now on."""
+        self._guards[at].reset()
+        self._scouts[at].reset()
 
     def to_json(self) -> dict[str, Any]:
         """The complete state, as JSON values."""
@@ -204,7 +235,15 @@ class Ladder:
             raise ValueError("the guard is in alarm, but the caches serve")
         if len({guard.agreement for guard in guards} | {proof.agreement for proof in proofs[level:]}) != 1:
             raise ValueError("the settings of a ladder must share one promise")
-        ladder = cls(len(guards), guards[0].agreement, spend, proven=True, lasts=lasts)
+        rate = guards[0].audits_to_false_alarm
+        ladder = cls(
+            len(guards),
+            guards[0].agreement,
+            spend,
+            proven=True,
+            audits_to_false_alarm=rate,
+            lasts=lasts,
+        )
         ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
         ladder.certified = 0
         if "left" in document:

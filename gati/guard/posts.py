@@ -22,22 +22,37 @@ _FASTER = 0.97  # a version on trial must take less than this share of the servi
 class Counting(NamedTuple):
     """The watch that counts a request, as of the `epoch` in which it was decided about.
 
-    `level` is the setting that may answer by then; 0 if none may.
+    `level` is the setting that may answer by then; 0 if none may. In a `new_scene`, the reference answers
+    instead of settings that audits have proven, so it is not what these are proven on, and not what they are
+    guarded by either. Only what a certificate covers answers there, and is guarded there, too.
     """
 
     watch: Watch
     epoch: int
     level: int = 0
+    new_scene: bool = False
 
     @property
     def is_current(self) -> bool:
         """Whether the request still counts."""
         return self.watch.epoch == self.epoch
 
+    @property
+    def apart(self) -> bool:
+        """Whether it counts for no proof and no guard, but only shows what does not suit the scene."""
+        return self.new_scene and self.watch.proven_on > 0
+
     def audited(self, agreed: Sequence[bool], *, looked_up: bool = True) -> None:
-        """Record an audit, as `Watch.audited`, if the request still counts."""
-        if self.is_current:
-            self.watch.audited(agreed=agreed, looked_up=looked_up, deployed=self.level)
+        """Record what all settings said, as `Watch.audited`, if the request still counts.
+
+        `looked_up` False: the network answered although its caches may.
+        """
+        if not self.is_current:
+            return
+        if self.apart:
+            self.watch.in_new_scene(agreed, deployed=self.level)
+        else:
+            self.watch.audited(agreed=agreed, proves=looked_up and not self.new_scene, deployed=self.level)
 
 
 class Post(Generic[Version]):
@@ -98,11 +113,15 @@ class Post(Generic[Version]):
             watch.left_by(self._memory_level)
         return watch
 
-    @property
-    def counting(self) -> Counting:
+    def counting(self, *, new_scene: bool = False) -> Counting:
         """The watch that counts the next request."""
         watch = self.watch
-        return Counting(watch, watch.epoch, self.level)
+        return Counting(watch, watch.epoch, self.level, new_scene)
+
+    @property
+    def answers_new_scenes(self) -> bool:
+        """Whether a certificate alone lets its caches answer."""
+        return self.may_hit and not self.watch.proven_on
 
     @property
     def level(self) -> int:

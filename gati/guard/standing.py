@@ -4,13 +4,14 @@
     watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
 
 The file holds the state and evidence of every watch and the delta spent so far; other components may store
-parts of their own in it (`keep`). It is written before a change of state takes effect, and otherwise at most
-once per second: a kill loses at most a second of evidence, whatever the audits showed.
+parts of their own in it (`keep`). It is written before a change of state, or another proof, takes effect, and
+whoever causes it waits for the disk. Otherwise it is written at most once per second: a kill loses at most a
+second of evidence, whatever the audits showed.
 
 Good evidence ages: what was proven on requests of more than a week ago has to be proven again. It also counts
 only where it was collected, if `origin` names the source of the requests. Bad evidence counts everywhere and
 does not age: stops and spent delta stay. Where the file was damaged, it is not known what was stopped, so
-versions that it does not name are on probation from then on.
+versions that it does not name are on probation from then on, unless they were made later.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +59,14 @@ def of_rest(identity: str) -> str:
     return f"{identity}-after-memory"
 
 
+def created_s(composition: Composition) -> float | None:
+    """When its caches were chosen, in seconds since 1970; None if it does not say so."""
+    try:
+        return datetime.fromisoformat(composition.created).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
     """Whether a certificate covers agreement of `accuracy` at `confidence`.
 
@@ -85,12 +95,14 @@ class _Spent:
 class _Kept:
     """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others.
 
-    `distrusted`: why an earlier file was lost; versions that are not among these are on probation.
+    `distrusted`: why an earlier file was lost, at `lost_s`; versions of before that are not among these are
+    on probation.
     """
 
-    versions: dict[str, dict[str, Any]]
+    versions: dict[str, Any]
     parts: dict[str, Any] = field(default_factory=dict)
     distrusted: str = ""
+    lost_s: float | None = None
 
 
 class Standing:
@@ -134,6 +146,7 @@ class Standing:
         self._certified: set[str] = set()  # never forgotten: without their state they would serve
         self.distrusted = ""  # why the saved state is not trusted
         self._lost = ""  # the same, if it concerns versions of which nothing is known, in later runs, too
+        self._lost_s = 0.0  # when that was found
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
@@ -151,15 +164,16 @@ class Standing:
         proven: bool,
         settings: int = 1,
         delta: float | None = None,
+        created_s: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Watch:
         """The watch of a version with that number of settings: the saved one, or a new one.
 
         If the saved watch had another promise or less confidence, or a certificate that is not valid any
-        more, or the file is damaged, the version is on probation. All its proofs together err with
-        probability at most `delta`, by default the model's.
+        more, or the file was damaged after the version was made (`created_s`), the version is on probation.
+        All its proofs together err with probability at most `delta`, by default the model's.
         """
-        was_certified, left = identity in self._certified, settings
+        was_certified, left, withdrawn_to = identity in self._certified, settings, None
         bound = self.spending.delta if delta is None else delta
         if proven:
             self._certified.add(identity)
@@ -188,11 +202,13 @@ class Standing:
                 proven = proven and watch.may_hit  # made for another promise: only stops carry over
                 if was_certified and watch.certified < watch.settings:
                     left = watch.certified if watch.settings == settings else 0
+                if watch.withdrawn_to is not None:
+                    withdrawn_to = watch.withdrawn_to if watch.settings == settings else 0
         self._deltas[identity] = bound
         watch = Watch(
             agreement,
             spend=spend,
-            proven=proven and not self.distrusted,
+            proven=proven and self._is_trusted(created_s),
             settings=settings,
             audits_to_false_alarm=self._audits_to_false_alarm,
             lasts=self._lasts,
@@ -200,6 +216,7 @@ class Standing:
         )
         if watch.may_hit and left < settings:
             watch.restrict(left)
+        watch.withdrawn_to = withdrawn_to
         return self._take(identity, watch)
 
     def hold_to(self, identity: str, watch: Watch, *, proven: bool, delta: float) -> None:
@@ -210,17 +227,18 @@ class Standing:
                 self._certified.discard(identity)
             watch.restrict(0)
         if delta < before - 1e-9:
-            watch.forget()
+            watch.begin_anew()
 
     def watch_only(self, identities: Collection[str]) -> None:
         """Keep the other versions' watches as they are in the file only, for when they are watched again."""
         names = {*identities, *map(of_rest, identities)}
-        for name in self._watches.keys() - names:
+        for name in [each for each in self._watches if each not in names]:
             self._kept[name] = self._written_down(name)
             del self._watches[name], self._said[name]
         others = [name for name in self._kept if name not in self._certified]
         for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
-            del self._kept[name], self._heard_s[name], self._deltas[name]
+            for of in (self._kept, self._heard_s, self._deltas):
+                of.pop(name, None)
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:
         """Include the JSON values that `state` returns in every snapshot from now on."""
@@ -236,7 +254,7 @@ class Standing:
     def audited(self) -> Snapshot | None:
         """Call after an audit: returns a snapshot to write, at most once per second.
 
-        Call it under the caller's lock; write the snapshot without, so that nothing waits for the disk.
+        Call it under the caller's lock; write the snapshot without, so that no audit waits for the disk.
         """
         if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
             return None
@@ -276,7 +294,9 @@ class Standing:
             del versions[name]
         parts = {name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()}
         spent = _Spent(delta=self.spending.delta, spent=self.spending.used)
-        kept = _Kept(versions=versions, parts={**self._kept_parts, **parts}, distrusted=self._lost)
+        lost_s = self._lost_s if self._lost else None
+        parts = {**self._kept_parts, **parts}
+        kept = _Kept(versions=versions, parts=parts, distrusted=self._lost, lost_s=lost_s)
         return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
 
     def _written_down(self, identity: str) -> dict[str, Any]:
@@ -325,25 +345,53 @@ class Standing:
         try:
             document = _KIND.read(path)
             spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
-            self.spending.used = max(0, spent.spent)
+        except AdaptError as error:
+            self.spending.used = _PRESUMED_SPENT
+            self._lose(error)
+            return
+        self.spending.used = max(0, spent.spent)
+        try:
             kept = _KIND.record(_Kept, document, where)
-            self._kept, self._kept_parts = kept.versions, kept.parts
-            self.distrusted = self._lost = kept.distrusted
-            if self._lost:
-                _log.warning("an earlier state of versions was lost; others are on probation: %s", self._lost)
             with _KIND.reading(where):
                 written_s = path.stat().st_mtime  # for files without times
-                for name, each in self._kept.items():
-                    self._deltas[name] = float(each.get("delta", spent.delta))  # missing in older files
-                    each["delta"] = self._deltas[name]
-                    self._heard_s[name] = float(each.get("heard_s", written_s))
-                    if each.get("certified", each.get("state") == "stopped"):  # missing in older files
-                        self._certified.add(name)
         except AdaptError as error:
-            self._distrust(str(error))
-            self._lost = str(error)
+            self._lose(error)
+            return
+        self._kept_parts = kept.parts
+        if kept.distrusted:
+            self.distrusted = self._lost = kept.distrusted
+            self._lost_s = written_s if kept.lost_s is None else kept.lost_s
+            _log.warning("an earlier state of versions was lost; others are on probation: %s", self._lost)
+        for name, each in kept.versions.items():
+            try:
+                with _KIND.reading(f"{where}: version {name}"):
+                    self._read_version(name, each, spent.delta, written_s)
+            except AdaptError as error:  # the others are believed
+                self._lose(error)
+
+    def _read_version(self, name: str, kept: dict[str, Any], model_delta: float, written_s: float) -> None:
+        """Take in one version. Raises like a mapping or a number if it is damaged, and leaves it out."""
+        delta = float(kept.get("delta", model_delta))  # missing in older files, like all others here
+        heard_s = float(kept.get("heard_s", written_s))
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta is {delta!r}")
+        self._kept[name] = {**kept, "delta": delta}
+        self._deltas[name], self._heard_s[name] = delta, heard_s
+        if kept.get("certified", kept.get("state") == "stopped"):
+            self._certified.add(name)
+
+    def _is_trusted(self, created_s: float | None) -> bool:
+        """Whether nothing that is known of a version, made at that time, can have been lost."""
+        if not self.distrusted:
+            return True
+        earliest_s = self._lost_s + _CLOCK_ERROR_S
+        return created_s is not None and earliest_s < created_s <= self._now() + _CLOCK_ERROR_S
+
+    def _lose(self, error: AdaptError) -> None:
+        """What was known of some versions is lost, for later runs, too."""
+        self._distrust(str(error))
+        self._lost = str(error)
 
     def _distrust(self, reason: str) -> None:
-        self.distrusted = reason
-        self.spending.used = max(self.spending.used, _PRESUMED_SPENT)
+        self.distrusted, self._lost_s = reason, self._now()
         _log.warning("the state of versions is unknown; they are on probation: %s", reason)

@@ -9,6 +9,10 @@ Evidence is never discarded for a free retry: proofs continue whatever happens t
 restarts (`to_json`, `from_json`). New proofs begin when proven settings are withdrawn, when the old ones have
 failed, or in another scene. Each takes a further share of delta, so all proofs together err with probability
 at most delta.
+
+Where memory answers the easy requests, evidence is of what it leaves, and this depends on the setting by
+which memory answers. Each setting's evidence counts next to the strictest of these that it was collected next
+to, and to still stricter ones, which leave easier requests.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gati.guard.ladder import Ladder
+from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import AT_ONCE, Duration, Proof
 
 State = Literal["serving", "probation", "stopped"]
+
+_STRICTEST = 1  # setting of memory
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,9 @@ class Watch:
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
         self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
-        self.memory_level: int | None = None  # None if no audit was of requests that memory leaves
+        self.withdrawn_to: int | None = None  # the fewest settings that its guard ever left; None if all
+        self._memory_level: int | None = None  # memory's setting now; None if this run was not told any
+        self._left_by: list[int | None] = [None] * settings  # that of each setting's evidence
         self.on_restart: Callable[[], None] | None = None  # called when proofs begin anew
 
     @property
@@ -113,20 +121,23 @@ class Watch:
         """Whether the guard of the setting `level`, counted from 1, is in alarm."""
         return self._ladder.in_alarm(level)
 
-    def audited(self, *, agreed: bool | Sequence[bool], looked_up: bool = True, deployed: int = 0) -> None:
+    def audited(self, *, agreed: bool | Sequence[bool], proves: bool = True, deployed: int = 0) -> None:
         """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
         Pass one bool for a version with one setting. A request that misses agrees, unless the network's own
-        answer differs from the reference's. `looked_up` False: the network answered although its caches may,
-        which says nothing about settings that are not proven yet. `deployed` is the setting that answers, if
-        the loosest proven one is not open; else 0.
+        answer differs from the reference's. `proves` False: it counts for guards only, as it says nothing
+        about settings that are not proven yet: they were not looked up, or would not answer there even if
+        they were proven. `deployed` is the setting that answers, if the loosest proven one is not open, else
+        0.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
+        if proves:
+            self._note_memory()
         if level:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
-        judged = self._ladder.audited(each, tested=None if looked_up else level, deployed=deployed)
+        judged = self._ladder.audited(each, tested=None if proves else level, deployed=deployed)
         if judged is None:
             proof = self.proof
             if self.state == "stopped" and proof is not None and proof.hopeless:
@@ -135,9 +146,17 @@ class Watch:
             self.proven_on = judged.audits
             self._change("serving", judged.audits, judged.losses)
         else:
-            state: State = "serving" if self.level else "stopped"
-            self._certified_only()
-            self._change(state, judged.audits, judged.losses, tightened=True)
+            self._withdrawn(judged)
+
+    def in_new_scene(self, agreed: Sequence[bool], *, deployed: int = 0) -> None:
+        """Record what each setting would have answered in a new scene, where the reference answers instead.
+
+        It is evidence for nothing, but settings that are wrong there stop before they answer there
+        (`gati.guard.ladder`). `deployed` as for `audited`.
+        """
+        judged = self._ladder.in_new_scene(agreed, deployed=deployed)
+        if judged is not None:
+            self._withdrawn(judged)
 
     def prove_anew(self) -> None:
         """Begin another proof with a further share of delta, unless the current one is better than none.
@@ -170,29 +189,45 @@ class Watch:
         A certificate stays valid. Stops, and the guard's evidence against certified caches, are kept.
         """
         proof = self.proof
-        if not self.proven_on and (proof is None or not proof.audits):
-            return
-        self._ladder.prove_anew()
-        self._restarted()
+        if self.proven_on or (proof is not None and proof.audits):
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """As `forget`, also if there is no evidence: proofs that have just begun are of a delta of before."""
+        if self.proven_on or self.proof is not None:
+            self._ladder.prove_anew()
+            self._restarted()
 
     def left_by(self, memory_level: int) -> bool:
         """From now on, memory leaves the requests by its setting `memory_level`.
 
-        Returns whether good evidence was forgotten: from a looser setting, memory leaves fewer and harder
-        requests. From a stricter one it leaves easier ones, too: what is proven stays, but a proof under way
-        then counts these, so it is no proof for the looser setting any more.
+        Returns whether good evidence was forgotten: that of settings with audits of requests which a stricter
+        one left, among which there are easier ones. Next to that stricter one, what is proven stays. Evidence
+        of which nobody knows what left it, as an earlier Gati wrote it, counts as left by the strictest.
         """
-        before = self.memory_level
-        if before is None or (memory_level < before and self.proof is not None):
-            self.memory_level = memory_level
-        if before is None or memory_level <= before:
+        before, self._memory_level = self._memory_level, memory_level
+        if before is not None and memory_level <= before:
             return False
-        self.memory_level, epoch = memory_level, self.epoch
-        self.forget()
-        if self.epoch > epoch:
-            return True
-        self.epoch += 1  # audits under way are of easier requests
+        for at, left in enumerate(self._left_by):
+            if self._ladder.has_evidence(at) and (left or _STRICTEST) < memory_level:
+                self._ladder.restrict(at)  # looser settings were proven no earlier
+                self._restarted()
+                return True
+        if before is not None:
+            self.epoch += 1  # audits under way are of easier requests
         return False
+
+    def _note_memory(self) -> None:
+        """Note for the proofs under way, which begin together, what leaves the request that they count."""
+        proof, now = self.proof, self._memory_level
+        if proof is None:
+            return
+        for at in range(self.level, self.settings):
+            left = self._left_by[at]
+            if not proof.audits:
+                self._left_by[at] = now
+            else:
+                self._left_by[at] = None if left is None or now is None else min(left, now)
 
     def _restarted(self) -> None:
         """Only what a certificate covers may answer."""
@@ -202,6 +237,12 @@ class Watch:
         self.epoch += 1
         if self.on_restart is not None:
             self.on_restart()
+
+    def _withdrawn(self, judged: Judgement) -> None:
+        """Some settings were withdrawn as they are wrong too often."""
+        self.withdrawn_to = min(self.level, self.settings if self.withdrawn_to is None else self.withdrawn_to)
+        self._certified_only()
+        self._change("serving" if self.level else "stopped", judged.audits, judged.losses, tightened=True)
 
     def _certified_only(self) -> None:
         """Forget the number of audits of a proof, unless it lets more answer than a certificate does."""
@@ -220,8 +261,20 @@ class Watch:
         if self.settings == 1:  # the format from before there were several settings
             ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
         counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
-        of_rest = {} if self.memory_level is None else {"memory_level": self.memory_level}
-        return {"state": self.state, **counted, **ladder, **of_rest}
+        withdrawn = {"withdrawn_to": self.withdrawn_to}
+        return {"state": self.state, **counted, **withdrawn, **ladder, **self._memory_json()}
+
+    def _memory_json(self) -> dict[str, Any]:
+        """What left the requests of each setting's evidence, if memory did.
+
+        `memory_level` is for earlier versions of Gati, which believe it of all settings.
+        """
+        evidence = [at for at in range(self.settings) if self._ladder.has_evidence(at)]
+        levels = [self._left_by[at] if at in evidence else None for at in range(self.settings)]
+        if self._memory_level is None and not any(levels):
+            return {}
+        strictest = min((levels[at] or _STRICTEST for at in evidence), default=self._memory_level)
+        return {"memory_level": strictest, "memory_levels": levels}
 
     @classmethod
     def from_json(
@@ -247,9 +300,21 @@ class Watch:
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
         watch.proven_on = proven_on
-        memory_level = document.get("memory_level")
-        watch.memory_level = None if memory_level is None else int(memory_level)
+        watch.withdrawn_to = _or_none(document.get("withdrawn_to", _withdrawn_before(ladder)))
+        levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
+        if len(levels) != len(ladder):
+            raise ValueError(f"{len(levels)} settings of memory do not fit {len(ladder)} settings")
+        watch._left_by = [_or_none(each) for each in levels]
         return watch
+
+
+def _or_none(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _withdrawn_before(ladder: Ladder) -> int | None:
+    """How many settings a guard may have left, in a document of before this was written down."""
+    return ladder.certified if ladder.certified < len(ladder) else None
 
 
 def _with_ladder(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,8 +70,9 @@ class ServedStanding(Standing):
         delta: float,
         on_event: OnEvent,
         settings: int = 1,
+        created_s: float | None = None,
     ) -> Watch:
-        """The watch of a version, shared by versions with equal caches and promise.
+        """The watch of a version, shared by versions with equal caches and promise; see `watch`.
 
         They may differ in their certificates and in `delta`: only what holds for all of them is believed.
         """
@@ -85,6 +86,7 @@ class ServedStanding(Standing):
                 proven=proven,
                 settings=settings,
                 delta=delta,
+                created_s=created_s,
                 on_event=lambda event: self._listeners[identity](event),
             )
             self._heed(identity, known)
@@ -125,15 +127,20 @@ class ServedStanding(Standing):
         withdrawn: dict[str, int] = {}
         for path in self._others:
             try:
-                versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
-                for name, each in versions.items():
-                    level = _left_of(each)
-                    if level is not None:
-                        withdrawn[name] = min(level, withdrawn.get(name, level))
+                versions = json.loads(path.read_text(encoding="utf-8"))["versions"].items()
             except FileNotFoundError:
                 continue  # that replica has never been started
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._warn_once(path, one_line(error))
+                continue
+            for name, each in versions:
+                try:
+                    level = _left_of(each)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    self._warn_once(path, f"{name}: {one_line(error)}")
+                    continue
+                if level is not None:
+                    withdrawn[name] = min(level, withdrawn.get(name, level))
         return withdrawn
 
     def _warn_once(self, path: Path, reason: str) -> None:
@@ -178,13 +185,24 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
 
 
 def _left_of(watch: Mapping[str, Any]) -> int | None:
-    """How many settings the saved watch still lets answer as certified; None if nothing was withdrawn."""
+    """How many settings the guard of a saved watch leaves; None if it has withdrawn none that is certified.
+
+    Settings that are on probation for other reasons are none of its doing: their certificate was revoked, or
+    the file was damaged.
+    """
     if watch["state"] == "stopped":
         return 0
+    if not watch.get("certified"):
+        return None  # it answers by what audits have proven there since
+    left = watch["withdrawn_to"] if "withdrawn_to" in watch else _left_before(watch)
+    return None if left is None else int(left)
+
+
+def _left_before(watch: Mapping[str, Any]) -> int | None:
+    """The same, as far as it can be told, of a file of before `withdrawn_to` was written."""
     level = watch.get("certified_level")
-    return (
-        int(level) if watch.get("certified") and level is not None and level < len(watch["guards"]) else None
-    )
+    settings = len(watch["guards"]) if "guards" in watch else 1
+    return level if level is not None and level < settings else None
 
 
 def _nothing() -> None:

@@ -9,13 +9,12 @@ from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.guard.posts import Post
-from gati.guard.standing import identity_of, of_rest
+from gati.guard.standing import created_s, identity_of, of_rest
 from gati.guard.watch import Event, Watch
 from services.inference.following import Answering, Shared
 from services.inference.opening import Opened
 
 _log = logging.getLogger("gati.inference")
-
 
 Heard = Callable[[str, Event, bool], None]
 IsAfterMemory = Callable[[Post[Answering]], bool]
@@ -61,6 +60,7 @@ class Watching:
             proven=proven,
             settings=max(1, len(opened.settings)),
             delta=(1.0 - (chosen.confidence or DEFAULT_CONFIDENCE)) / self._shared.settings.replicas,
+            created_s=created_s(chosen),
             on_event=lambda event: self._heard(identity, event, rest),
         )
 

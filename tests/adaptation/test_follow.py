@@ -442,3 +442,27 @@ def test_a_setting_that_cannot_be_opened_for_any_reason_is_tried_again() -> None
     requests.settle()
     requests.succession.give_up()  # as after every request
     assert requests.succession.serving.deployed.number == 1 and requests.succession.may_hit
+
+
+def test_a_setting_is_opened_later_if_there_is_no_room_for_it_now() -> None:
+    """It was marked as being opened for ever, and never answered."""
+    requests, jobs = Requests(), list[Callable[[], None]]()
+    room = False
+
+    def leave(job: Callable[[], None]) -> bool:
+        jobs.extend([job] if room else ())
+        return room
+
+    succession = requests.succession
+    succession._leave = leave
+    post = succession.serving
+    succession.begin_opening(post, 1, "loosened", "")
+    post.open.clear()
+    succession.settle()
+    assert not jobs and not post.opening and not post.may_hit
+    room = True
+    succession.give_up()  # as after every request
+    succession.give_up()
+    [job] = jobs
+    job()
+    assert post.may_hit

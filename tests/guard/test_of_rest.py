@@ -143,7 +143,7 @@ def test_a_proof_that_counts_easier_requests_is_none_for_harder_ones() -> None:
 def test_an_audit_of_an_easier_request_does_not_count_for_a_proof_on_harder_ones() -> None:
     run = Run(None)
     run.roster.follow_memory(SHARE, 1)
-    counting = run.post.counting
+    counting = run.post.counting()
     run.roster.follow_memory(SHARE, 2)
     counting.audited([True])
     assert run.post.watch.proof is not None and run.post.watch.proof.audits == 0
@@ -170,19 +170,80 @@ def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path
     assert not back.may_hit and back.of_all.may_hit
 
 
-def test_a_file_without_the_setting_of_memory_is_believed_for_the_one_that_it_goes_on_with(
-    tmp_path: Path,
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_file_without_the_setting_of_memory_is_believed_for_the_strictest(
+    tmp_path: Path, proven: bool
 ) -> None:
-    """As written by an earlier Gati."""
+    """As written by an earlier Gati: any setting may have left the requests, and those of it are easiest."""
+    path = tmp_path / "standing.json"
+    run = Run(path)
+    run.roster.follow_memory(SHARE, 2)
+    if proven:
+        run.prove()
+    else:
+        run.post.watch.audited(agreed=True)
+        run.standing.save()
+    document = json.loads(path.read_text())
+    kept = document["versions"][of_rest("library")]
+    assert kept.pop("memory_level") == 2 and kept.pop("memory_levels") == [2]
+    path.write_text(json.dumps(document))
+    for level, believed in ((1, True), (3, False)):
+        again = Run(path)
+        again.roster.follow_memory(SHARE, level)
+        proof = again.post.watch.proof
+        assert (proof is None or proof.audits == 1) == believed and again.post.may_hit == (
+            believed and proven
+        )
+        if level == 1:
+            path.write_text(json.dumps(document))
+
+
+def test_a_file_of_before_settings_had_levels_of_their_own_is_believed_as_it_says(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     run = Run(path)
     run.roster.follow_memory(SHARE, 2)
     run.prove()
     document = json.loads(path.read_text())
-    assert document["versions"][of_rest("library")].pop("memory_level") == 2
+    del document["versions"][of_rest("library")]["memory_levels"]
     path.write_text(json.dumps(document))
     again = Run(path)
-    again.roster.follow_memory(SHARE, 3)
+    again.roster.follow_memory(SHARE, 2)
     assert again.post.may_hit
-    again.roster.follow_memory(SHARE, 4)
+    again.roster.follow_memory(SHARE, 3)
     assert not again.post.may_hit
+
+
+@pytest.mark.parametrize("audits", [0, 5])
+def test_what_was_proven_stays_when_memory_tightens_and_comes_back(tmp_path: Path, audits: int) -> None:
+    """Only proofs that counted easier requests meanwhile begin anew: all settings were proven again."""
+    path = tmp_path / "standing.json"
+    run = Run(path, settings=3)
+    run.roster.follow_memory(SHARE, 2)
+    run.prove((True, False, False))
+    watch, spent = run.post.watch, run.standing.spending.used
+    run.roster.follow_memory(SHARE, 1)
+    for _ in range(audits):
+        watch.audited(agreed=[True, True, True])
+    run.standing.save()
+    again = Run(path, settings=3)
+    again.roster.follow_memory(SHARE, 2)
+    for each in (run, again):
+        each.roster.follow_memory(SHARE, 2)
+        assert each.post.watch.level == 1 and each.post.watch.may_hit
+        proof = each.post.watch.proof
+        assert proof is not None and (proof.audits == 0 or not audits)
+        assert each.standing.spending.used == spent + (audits > 0)
+        each.roster.follow_memory(SHARE, 3)
+        assert each.post.watch.level == 0, "these requests are harder than any that it was proven on"
+
+
+def test_a_setting_proven_on_easier_requests_alone_is_withdrawn() -> None:
+    run = Run(None, settings=2)
+    run.roster.follow_memory(SHARE, 2)
+    run.prove((True, False))
+    run.roster.follow_memory(SHARE, 1)
+    watch = run.post.watch
+    while watch.level == 1:
+        watch.audited(agreed=[True, True])
+    run.roster.follow_memory(SHARE, 2)
+    assert (watch.level, watch.state) == (1, "serving")

@@ -202,6 +202,67 @@ def test_a_file_of_another_replica_that_cannot_be_read_is_told_once(
     assert vars(told)["file"].endswith("small@1.json") and vars(told)["reason"].startswith("TypeError: list")
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_damaged_file_of_one_replica_stops_no_other(tmp_path: Path, count: int) -> None:
+    """Its versions are on probation, and were taken for such that its guard had stopped."""
+
+    def state(replica: int) -> str:
+        standing, unlock = open_standing(settings(state=tmp_path, replica=replica, replicas=2))
+        watch = standing.of("a", 0.9, proven=True, settings=count, delta=0.05, on_event=lambda event: None)
+        standing.close()
+        unlock()
+        return watch.state
+
+    assert [state(0), state(1)] == ["serving", "serving"]
+    (tmp_path / "small.json").write_text("{half")
+    assert [state(0), state(1), state(1)] == ["probation", "serving", "serving"]
+
+
+def test_a_revoked_certificate_of_one_replica_stops_no_other_though_it_is_certified_again(
+    tmp_path: Path,
+) -> None:
+    for proven in (True, False, True):
+        first = ServedStanding(tmp_path / "a.json")
+        first.of("a", 0.9, proven=proven, settings=3, delta=0.05, on_event=lambda event: None)
+        first.close()
+    other = ServedStanding(None, others=[tmp_path / "a.json"])
+    assert other.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None).level == 3
+
+
+@pytest.mark.parametrize("entry", ["certified", "damaged"])
+def test_no_other_version_in_the_file_of_a_replica_hides_what_its_guard_stopped(
+    tmp_path: Path, entry: str
+) -> None:
+    """A certified version with one setting, which serves, made the whole file unreadable."""
+    path = tmp_path / "other.json"
+    standing = ServedStanding(path)
+    for name in "0a":
+        watch = standing.of(name, 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    while watch.may_hit:
+        watch.audited(agreed=False)
+    standing.close()
+    document = json.loads(path.read_text())
+    assert list(document["versions"]) == ["0", "a"]
+    if entry == "damaged":
+        document["versions"]["0"] = []
+    path.write_text(json.dumps(document))
+    assert state_of(ServedStanding(None, others=[path])) == "probation"
+
+
+def test_what_the_guard_of_a_replica_withdrew_is_read_from_older_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    standing = ServedStanding(path)
+    watch = standing.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None)
+    while watch.level == 3:
+        watch.audited(agreed=[True, True, False])
+    standing.close()
+    document = json.loads(path.read_text())
+    assert document["versions"]["a"].pop("withdrawn_to") == 2
+    path.write_text(json.dumps(document))
+    other = ServedStanding(None, others=[path])
+    assert other.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None).level == 2
+
+
 class Run:
     """A service from its start: versions that are but watches, and which of them answers."""
 
@@ -366,3 +427,10 @@ def test_versions_with_equal_caches_are_proven_for_the_one_that_asks_for_most(tm
     assert of(0.01) is watch and watch.may_hit
     standings.close()
     assert of(0.01, ServedStanding(path)).may_hit and not of(0.001, ServedStanding(path)).may_hit
+
+
+def test_a_proof_that_has_not_begun_is_for_the_version_that_asks_for_most() -> None:
+    standings = ServedStanding(None)
+    for delta in (0.05, 0.001):
+        proof = standings.of("a", 0.9, proven=False, delta=delta, on_event=lambda event: None).proof
+        assert proof is not None and proof.delta < delta

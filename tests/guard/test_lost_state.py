@@ -1,0 +1,177 @@
+"""What is lost with a damaged file, what is not, and who withdrew what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gati.guard.standing import Standing, created_s
+from tests.guard.test_standing import composition
+
+NOW_S = 1e9
+DAY_S = 86_400.0
+
+
+def prove(standing: Standing, name: str) -> None:
+    watch = standing.watch(name, 0.9, proven=False)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+
+
+def change(path: Path, name: str, changed: Callable[[dict[str, Any]], Any]) -> None:
+    document = json.loads(path.read_text())
+    document["versions"][name] = changed(document["versions"][name])
+    path.write_text(json.dumps(document))
+
+
+# Less delta -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [1, 3])
+def test_a_proof_that_has_not_begun_takes_no_more_delta_than_is_asked_now(
+    tmp_path: Path, settings: int
+) -> None:
+    """It kept what the run before asked for, and was complete after a third of the audits."""
+    path = tmp_path / "standing.json"
+    before = Standing(0.2, path)
+    before.watch("a", 0.97, proven=False, settings=settings)
+    before.watch("certified", 0.97, proven=True, settings=settings)
+    before.save()
+    surer = Standing(0.001, path)
+    watch = surer.watch("a", 0.97, proven=False, settings=settings)
+    assert watch.proof is not None and watch.proof.delta < 0.001
+    certified = surer.watch("certified", 0.97, proven=True, settings=settings)
+    assert certified.level == settings and surer.spending.used == 2, "it has no proof that would begin anew"
+
+
+# Damage ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage", [{"delta": "x"}, {"delta": 0}, {"heard_s": []}, [], None], ids=lambda each: json.dumps(each)
+)
+def test_one_damaged_version_costs_the_others_nothing_in_any_run(tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "standing.json"
+    first = Standing(0.05, path)
+    for name in ("bad", "good"):
+        prove(first, name)
+    first.watch("certified", 0.9, proven=True)
+    first.save()
+    change(path, "bad", lambda kept: {**kept, **damage} if isinstance(damage, dict) else damage)
+    for _ in range(3):
+        again = Standing(0.05, path)
+        assert again.distrusted and again.spending.used == 2
+        assert again.watch("good", 0.9, proven=False).may_hit
+        assert again.watch("certified", 0.9, proven=True).may_hit
+        again.save()
+    assert set(json.loads(path.read_text())["versions"]) == {"good", "certified"}
+    assert not again.watch("bad", 0.9, proven=True).may_hit
+
+
+def test_versions_are_forgotten_in_turn_also_after_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was missing of those behind the damaged one ended the stream."""
+    monkeypatch.setattr("gati.guard.standing._MOST_VERSIONS", 1)
+    path = tmp_path / "standing.json"
+    first = Standing(0.05, path)
+    for name in ("bad", "b"):
+        first.watch(name, 0.9, proven=True)
+    for name in "cd":
+        first.watch(name, 0.9, proven=False)
+    first.save()
+    change(path, "bad", lambda kept: {**kept, "delta": "x"})
+    again = Standing(0.05, path)
+    again.watch("e", 0.9, proven=False)
+    again.watch_only(())
+    again.save()
+    assert set(json.loads(path.read_text())["versions"]) == {"b", "e"}
+
+
+def test_a_version_made_after_a_loss_is_believed_and_one_of_before_is_not(tmp_path: Path) -> None:
+    """Every later version was on probation, for as long as the file lived."""
+    path = tmp_path / "standing.json"
+    path.write_text("{half")
+    Standing(0.05, path, now=lambda: NOW_S).save()
+    for _ in range(2):
+        later = Standing(0.05, path, now=lambda: NOW_S + 10 * DAY_S)
+        later.save()
+
+    def may_hit(name: str, made_s: float | None) -> bool:
+        return later.watch(name, 0.9, proven=True, created_s=made_s).may_hit
+
+    assert may_hit("after", NOW_S + DAY_S)
+    assert not may_hit("before", NOW_S - DAY_S)
+    assert not may_hit("at that moment", NOW_S)
+    assert not may_hit("unknown", None)
+    assert not may_hit("of a clock that is wrong", NOW_S + 20 * DAY_S)
+
+
+def test_a_loss_of_unknown_time_was_before_the_file_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text("{half")
+    Standing(0.05, path).save()
+    document = json.loads(path.read_text())
+    del document["lost_s"]  # as an earlier Gati wrote it
+    path.write_text(json.dumps(document))
+    written_s = path.stat().st_mtime
+    later = Standing(0.05, path, now=lambda: written_s + DAY_S)
+    assert not later.watch("a", 0.9, proven=True, created_s=written_s - 1.0).may_hit
+    assert later.watch("b", 0.9, proven=True, created_s=written_s + 100.0).may_hit
+
+
+def test_the_time_of_a_composition_is_read() -> None:
+    then_s = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    assert created_s(composition()) == then_s
+    assert created_s(composition(created="")) is None
+
+
+# Who withdrew what ----------------------------------------------------------------------------------------
+
+
+def withdrawn(path: Path, name: str = "a") -> Any:
+    return json.loads(path.read_text())["versions"][name]["withdrawn_to"]
+
+
+def test_only_what_a_guard_withdrew_is_said_to_be_its_doing(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    watch = standing.watch("a", 0.9, proven=True, settings=3)
+    assert withdrawn(path) is None
+    watch.restrict(2)
+    standing.save()
+    assert withdrawn(path) is None
+    while watch.level == 2:
+        watch.audited(agreed=[True, False, False])
+    assert withdrawn(path) == 1
+    while watch.level < 3:
+        watch.audited(agreed=[True, True, True])
+    standing.save()
+    assert withdrawn(path) == 1
+    Standing(0.05, path).watch("a", 0.9, proven=True, settings=3)
+    assert withdrawn(path) == 1
+    Standing(0.05, path).watch("a", 0.95, proven=True, settings=3)
+    assert withdrawn(path) == 1, "also for another promise"
+    Standing(0.05, path).watch("a", 0.95, proven=True, settings=2)
+    assert withdrawn(path) == 0, "its settings are not known to be the same"
+
+
+@pytest.mark.parametrize("settings", [1, 3])
+def test_an_older_file_says_what_a_guard_may_have_withdrawn(tmp_path: Path, settings: int) -> None:
+    path = tmp_path / "standing.json"
+    first = Standing(0.05, path)
+    for name in "ab":
+        watch = first.watch(name, 0.9, proven=True, settings=settings)
+    while watch.may_hit:
+        watch.audited(agreed=[False] * settings)
+    for name in "ab":
+        change(path, name, lambda kept: {key: kept[key] for key in kept if key != "withdrawn_to"})
+    again = Standing(0.05, path)
+    for name in "ab":
+        again.watch(name, 0.9, proven=True, settings=settings)
+    assert (withdrawn(path, "a"), withdrawn(path, "b")) == (None, 0)
