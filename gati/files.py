@@ -9,6 +9,8 @@ import contextlib
 import errno
 import os
 import re
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +19,25 @@ from typing import Any
 from gati.errors import StorageError
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
+_MOST_LINKS = 40  # as in Linux; more are a loop
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file next to `path`, flush it to disk, then rename it into place.
 
-    A symbolic link stays one: what it leads to is written. A device or pipe is written to directly.
+    A symbolic link stays one: what it leads to is written. A device or pipe is written to directly; to an
+    open file of this process, such as `/dev/stdout`, the text is added where its next output would be.
 
     **Raises:** `StorageError` when the disk is full or the folder is not writable.
     """
-    path = Path(os.path.realpath(path))
     try:
+        if (descriptor := _own_descriptor(path)) is not None:
+            _add_to(descriptor, write)
+            return
         if path.exists() and not path.is_file() and not path.is_dir():
             write(path)
             return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         os.close(descriptor)
@@ -82,6 +89,35 @@ def lasting_source(source: Any, folder: Path = Path()) -> str:
         return f"{(folder / place).resolve()}{colon}{name}"
     path = folder / text
     return str(path.resolve()) if text.endswith(".pt2") or path.exists() else text
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """The number of the open file of this process that a path like `/dev/stdout` or `/dev/fd/63` leads to.
+
+    Such a path names no file that can be replaced: a pipe has no name, and with `> FILE` the shell would go
+    on writing to the old file.
+    """
+    own = (os.path.realpath("/proc/self/fd"), "/dev/fd")  # the second is no link on macOS
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder in own and path.name.isdecimal():
+            return int(path.name)
+        path = Path(folder, path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(folder, os.readlink(path))
+    return None
+
+
+def _add_to(descriptor: int, write: Callable[[Path], None]) -> None:
+    """Copy what `write` puts into a file to a descriptor: opened by name, a file would be emptied first."""
+    if descriptor == 1 and sys.stdout is not None:
+        sys.stdout.flush()  # what was printed before comes before
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "output"
+        write(temporary)
+        with temporary.open("rb") as source, os.fdopen(os.dup(descriptor), "wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,52 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode) and list(tmp_path.iterdir()) == [pipe]
+
+
+_PRINTS_AROUND = """
+import sys
+from pathlib import Path
+from gati.files import atomic_write_text
+print("before")
+atomic_write_text(Path(sys.argv[1]), "{}\\n")
+print("after")
+"""
+
+
+@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("piped", [True, False])
+def test_what_goes_to_standard_output_stands_between_what_is_printed(
+    tmp_path: Path, place: str, piped: bool
+) -> None:
+    """As `gati ... --json /dev/stdout`, with `| jq` or `> file`."""
+    command = [sys.executable, "-c", _PRINTS_AROUND, place]
+    printed = tmp_path / "printed.txt"
+    with printed.open("w") as file:
+        file.write("of the shell\n")
+        file.flush()
+        done = subprocess.run(command, stdout=subprocess.PIPE if piped else file, check=True, text=True)
+        file.write("of the shell again\n")
+    if piped:
+        assert done.stdout == "before\n{}\nafter\n"
+    else:
+        assert printed.read_text().startswith("of the shell\nbefore\n{}\nafter\n")
+    assert list(tmp_path.iterdir()) == [printed]
+
+
+def test_an_open_pipe_is_written_to_by_its_number(tmp_path: Path) -> None:
+    """As the shell's `>(command)`; also through a link."""
+    reading, writing = os.pipe()
+    link = tmp_path / "results.json"
+    link.symlink_to(f"/dev/fd/{writing}")
+    try:
+        atomic_write_text(Path(f"/dev/fd/{writing}"), "{}")
+        atomic_write_text(link, "[]")
+        assert os.read(reading, 10) == b"{}[]"
+    finally:
+        os.close(reading)
+        os.close(writing)
+    with pytest.raises(StorageError, match="cannot write .*: Bad file descriptor"):
+        atomic_write_text(Path(f"/dev/fd/{writing}"), "{}")
 
 
 @pytest.mark.parametrize(

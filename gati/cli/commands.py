@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from gati.errors import CompositionError, GatiError, StorageError
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
 
+_log = logging.getLogger(__name__)
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 app = typer.Typer(
@@ -240,9 +242,12 @@ def evaluate(
     render.promise(Composition.load(Library(directory).composition_path(composition)))
     if per_class:
         render.classes(evaluation)
+    try:
+        atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
+    except StorageError as error:  # what took minutes is shown, and may still go to --json
+        _log.warning("the evaluation is not kept for gati report: %s", error)
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
-    atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
 
 
 _verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")(

@@ -8,6 +8,7 @@ finer steps among strict settings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -130,14 +131,19 @@ def path_within(
     return path
 
 
-def worthwhile(contest: Contest, choice: ExactChoice, budget: float) -> ExactChoice:
-    """Return a choice of at most `budget` disagreements without the exits that save too little to be used."""
+def worthwhile(
+    contest: Contest, choice: ExactChoice, budget: float, limit_ms: float = math.inf
+) -> ExactChoice:
+    """Return a choice of at most `budget` disagreements without the exits that save too little to be used.
+
+    Exits without which the mean latency would be above `limit_ms` stay.
+    """
     instance = contest.instance
-    chosen = _without_trifles(instance, choice.chosen, budget)
+    chosen = _without_trifles(instance, choice.chosen, budget, limit_ms)
     return replace(choice, chosen=chosen, outcome=instance.outcome(chosen))
 
 
-def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
+def _without_trifles(instance: Instance, chosen: Chosen, budget: float, limit_ms: float = math.inf) -> Chosen:
     """Drop exits that save little once the others use the budget, or little for what they add to a miss.
 
     Each exit more is one more choice among many, and the best of many does better here than on new inputs.
@@ -151,7 +157,7 @@ def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chose
         fewer = improve_own(instance, fewer, budget)
         before, after = instance.outcome(chosen), instance.outcome(fewer)
         repaid = 1.0 + REPAYS * float(instance.penalty_ms[trial]) / instance.base_ms
-        if after.mean_latency_ms <= max(most_ms, repaid * before.mean_latency_ms):
+        if after.mean_latency_ms <= min(limit_ms, max(most_ms, repaid * before.mean_latency_ms)):
             chosen = fewer
     return chosen
 

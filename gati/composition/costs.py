@@ -1,8 +1,8 @@
 """Costs of the network and the lookups on a backend other than the one that `explore` measured.
 
 They are measured once and stored as `profiles/BACKEND.json` in the library; those of another processor or
-another number of threads are measured again. Lookups of the same architecture and shape of hidden output cost
-the same, so a few dozen measurements cover all trials.
+another number of threads are measured again, where that can be done. Lookups of the same architecture and
+shape of hidden output cost the same, so a few dozen measurements cover all trials.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def other_processor(library: Library) -> str:
         return ""
     here = processor_name(profile.device) or f"a machine without {profile.device}"
     return (
-        f"chosen by latencies that gati explore measured on another processor, {profile.processor}, not on "
-        f"{here}: explore again here, or give another --backend, whose latencies are measured here"
+        f"chosen by latencies that were measured on another processor, {profile.processor}, not on {here}: "
+        "explore again here, or give another --backend, whose latencies are measured here"
     )
 
 
@@ -148,7 +148,7 @@ def as_composed(library: Library, backend: str) -> Library:
 
 
 def kept_profile(library: Library, backend: str) -> Profile | None:
-    """Return the profile measured on `backend` before, as this process would measure it, or None.
+    """Return the profile of `backend` that was stored before and is of use here, as in `on_backend`, or None.
 
     Raises LibraryError if it is damaged.
     """
@@ -157,13 +157,17 @@ def kept_profile(library: Library, backend: str) -> Profile | None:
 
 
 def _kept(library: Library, backend: str) -> BackendCosts | None:
-    """The stored costs, if they were measured on this processor with as many threads as now."""
+    """The stored costs, if they were measured on this processor with as many threads as now.
+
+    Also those of a GPU that is not in this machine, which cannot measure them: `other_processor` tells.
+    """
     import torch
 
     costs = _read(library, backend)
-    if costs is None or costs.profile.threads != torch.get_num_threads() or not is_from_here(costs.profile):
-        return None
-    return costs
+    if costs is None or not processor_name(costs.profile.device):
+        return costs
+    same = costs.profile.threads == torch.get_num_threads() and is_from_here(costs.profile)
+    return costs if same else None
 
 
 def _read(library: Library, backend: str) -> BackendCosts | None:
@@ -180,8 +184,9 @@ def on_backend(
 ) -> Library:
     """Return the library with the latencies of `backend`, which are measured unless they are stored.
 
-    Stored ones must be of this processor and number of threads. Several calls can share `pieces`. Raises
-    BackendError for a backend that is unknown or not installed, and as `load_model`.
+    Stored ones must be of this processor and number of threads, or of a GPU that is not in this machine.
+    Several calls can share `pieces`. Raises BackendError for a backend that is unknown or not installed, and
+    as `load_model`.
     """
     if backend == library.manifest.profile.backend:
         return library

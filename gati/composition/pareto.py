@@ -208,23 +208,31 @@ def _fastest_within(contest: Contest, budget: int) -> ExactChoice:
 
 
 def _highest_agreement(contest: Contest, latency_ms: float, inputs: int) -> ExactChoice:
-    if latency_ms >= contest.instance.base_ms:
-        return _fastest_within(contest, 0)
-    low, high = -1, inputs
-    best = _fastest_within(contest, high)
+    """The composition of fewest disagreements within a latency that the search finds.
+
+    Exits that save little are dropped at the end only: without them, more disagreements may take longer.
+    """
+    instance, frontier = contest.instance, contest.frontier
+    budget = inputs if latency_ms < instance.base_ms else 0
+    best = solve_exact(instance, budget, frontier=frontier, prove=False)
     if best.outcome.mean_latency_ms > latency_ms:
         raise CompositionError(
             f"no composition has a mean latency of {latency_ms:g} ms: the fastest, at any agreement, has "
-            f"{best.outcome.mean_latency_ms:.4g} ms; the base model {contest.instance.base_ms:.4g} ms"
+            f"{best.outcome.mean_latency_ms:.4g} ms; the base model {instance.base_ms:.4g} ms"
         )
-    while high - low > 1:
-        middle = (low + high) // 2
-        choice = _fastest_within(contest, middle)
+    failed = -1  # the largest budget within which nothing was fast enough
+    while (fewest := round(best.outcome.disagreements)) > failed + 1:
+        budget = (failed + fewest) // 2
+        choice = solve_exact(instance, budget, frontier=frontier, prove=False)
         if choice.outcome.mean_latency_ms <= latency_ms:
-            high, best = middle, choice
+            best = choice
         else:
-            low = middle
-    return best
+            failed = budget
+    for chosen in sorted(frontier.found):  # a search for one budget may find what another missed
+        outcome = instance.outcome(chosen)
+        if outcome.mean_latency_ms <= latency_ms and outcome.disagreements < best.outcome.disagreements:
+            best = replace(best, chosen=chosen, outcome=outcome)
+    return worthwhile(contest, best, best.outcome.disagreements, latency_ms)
 
 
 def _best_contest(library: Library, settings: Settings, select: SplitOutcomes) -> Contest:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gati.costs.profile import measure_profile
 from gati.errors import ModelError, one_line
-from gati.model.blocks import find_blocks
+from gati.exploration.places import find_places
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs
 from gati.model.segments import trace
@@ -45,7 +45,7 @@ def blocks(
     """
     loaded = load_model(model, checkpoint)
     example = example_inputs(loaded, size)
-    names = find_blocks(loaded.module, pattern, example=example)
+    names = find_places(loaded.module, pattern, example, ()).names
     profile = measure_profile(trace(loaded.module, example, names), repetitions=_REPETITIONS)
     return ModelBlocks(profile, tuple(example.shape[1:]))
 

@@ -11,6 +11,7 @@ from gati.caches import reads_input
 from gati.errors import BlockError, VariantError
 from gati.model.blocks import find_blocks
 from gati.model.entry import INPUT, means_input
+from gati.model.segments import readable_blocks
 
 
 class FoundPlaces(NamedTuple):
@@ -29,8 +30,8 @@ def find_places(
 ) -> FoundPlaces:
     """Find the blocks that `pattern` selects, or all, and the input if a variant or a companion reads it.
 
-    If no blocks are found and there is no pattern, the input is the only position. `example` is an input
-    [B, ...] of the network.
+    Without a pattern, blocks whose output caches cannot read are left out, unless there are no others; if no
+    blocks are found, the input is the only position. `example` is an input [B, ...] of the network.
 
     **Raises:** `BlockError` if there is no position at all; `VariantError` if only the input would do, but
     the network has a module named `input`.
@@ -44,11 +45,18 @@ def find_places(
         if pattern is not None or reason or not at_the_input:
             raise
         return FoundPlaces((INPUT,), f"{error}; until then there are only caches at the input")
+    note = ""
+    readable = blocks if pattern is not None else readable_blocks(module, example, blocks)
+    if readable and len(readable) < len(blocks):
+        others = ", ".join(name for name in blocks if name not in readable)
+        note = f"left out {others}: caches read float32 tensors [batch, ...], which these do not return"
+        blocks = readable
     if not at_the_input:
-        return FoundPlaces(blocks)
+        return FoundPlaces(blocks, note)
     if not reason:
-        return FoundPlaces((INPUT, *blocks))
+        return FoundPlaces((INPUT, *blocks), note)
     if companions or len(reading) == len(variants):
         without = ", ".join((*reading, *companions))
         raise VariantError(f"{reason}, so {without} cannot be placed at the network's input; leave it out")
-    return FoundPlaces(blocks, f"left out {', '.join(reading)}: {reason}")
+    of_variants = f"left out {', '.join(reading)}: {reason}"
+    return FoundPlaces(blocks, f"{note}; {of_variants}" if note else of_variants)

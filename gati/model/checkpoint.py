@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,14 @@ _LISTED_KEYS = 5
 _DEEPEST = 5  # levels of containers
 
 
-def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
+def load_checkpoint(
+    path: str | Path, wanted: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Tensor], str]:
     """Read a state dict and the sha256 of the file that holds it.
 
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
-    containers (`state_dict`, `model`, ...) are unwrapped. Tensors are on the CPU.
+    containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
+    `wanted`, the network's state, is taken. Tensors are on the CPU.
 
     **Raises:** `CheckpointError` for a missing or damaged file, another format, or one that needs unpickling.
     """
@@ -49,7 +52,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
             f"cannot read checkpoint {path}: {error.strerror}; check its permissions"
         ) from error
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    return _unwrap(content, path), sha256
+    return _unwrap(content, path, wanted or {}), sha256
 
 
 def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
@@ -153,33 +156,34 @@ def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
     )
 
 
-def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
+def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
             "save it with torch.save(model.state_dict(), ...)"
         )
-    state = _state_in(content)
-    if state is None:
+    states = list(_states_in(content))
+    if not states:
         shown = ", ".join([str(key) for key in content][:_LISTED_KEYS]) or "none"
         raise CheckpointError(
             f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
             f"of {', '.join(_CONTAINERS[:4])}"
         )
-    return {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
+    return max(states, key=lambda state: len(fit_prefixes(state, wanted).keys() & wanted.keys()))
 
 
-def _state_in(content: Any, depth: int = _DEEPEST) -> Mapping[Any, Any] | None:
-    """The state dict in the innermost container, or `content` itself; None if there are no tensors.
+def _states_in(content: Any, depth: int = _DEEPEST) -> Iterator[dict[str, Tensor]]:
+    """The tensors in each container, innermost first, and those of `content` itself.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
     """
     if not isinstance(content, Mapping) or depth == 0:
-        return None
+        return
     for key in _CONTAINERS:
-        if (inner := _state_in(content.get(key), depth - 1)) is not None:
-            return inner
-    return content if any(isinstance(value, Tensor) for value in content.values()) else None
+        yield from _states_in(content.get(key), depth - 1)
+    own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if own:
+        yield own
 
 
 def _counted(word: str, keys: list[str]) -> str:

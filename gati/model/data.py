@@ -138,10 +138,10 @@ class _FolderData(Data):
             found = [
                 (path, number)
                 for number, each in enumerate(folders)
-                for path in files_with(IMAGE_SUFFIXES, each, "**/*")
+                for path in files_with(IMAGE_SUFFIXES, each, nested=True)
             ]
             if not classes:
-                found = [(path, -1) for path in files_with(IMAGE_SUFFIXES, folder, "*")]
+                found = [(path, -1) for path in files_with(IMAGE_SUFFIXES, folder, nested=False)]
         if not found:
             refuse_recordings(folder, what)
             raise DataError(

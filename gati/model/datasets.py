@@ -142,7 +142,7 @@ class DatasetData(Data):
             item = self._dataset[index]
         except DataError as error:  # already says what to do
             raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"
             ) from error

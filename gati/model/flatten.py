@@ -14,8 +14,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from io import StringIO
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -117,19 +116,31 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
 def _quiet() -> Iterator[None]:
     """Keep what `torch.export` prints about a network that it cannot trace off stderr: the error says it.
 
-    One thread at a time may be inside, which `plain_attention` ensures.
+    It logs a warning and prints the graph so far, by the only `print` of its module. That one is replaced:
+    redirecting stderr would also swallow what other threads and the network itself write. One thread at a
+    time may be inside, which `plain_attention` ensures.
     """
+    try:
+        from torch.export import _trace  # takes seconds to import
+
+        names = vars(_trace)
+    except ImportError:  # another torch has it elsewhere; its print is then seen
+        names = {}
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
-    def nothing(record: logging.LogRecord) -> bool:
+    def no_record(record: logging.LogRecord) -> bool:
         return False
 
-    logger.addFilter(nothing)
+    def no_print(*values: Any, **options: Any) -> None:
+        return None
+
+    logger.addFilter(no_record)
+    names["print"] = no_print
     try:
-        with redirect_stderr(StringIO()):
-            yield
+        yield
     finally:
-        logger.removeFilter(nothing)
+        names.pop("print", None)
+        logger.removeFilter(no_record)
 
 
 class _Lowering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +11,25 @@ from gati.errors import DataError
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The folders of a folder's classes, sorted by name. Raises `OSError` if one of them cannot be listed."""
-    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    for each in found:
-        next(each.iterdir(), None)  # `Path.glob` passes over folders without a word
-    return found
+    """The folders of a folder's classes, sorted by name. Raises `OSError` if `folder` cannot be listed."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def files_with(suffixes: Collection[str], folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder that match a pattern and have one of these lower-case suffixes, sorted."""
-    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in suffixes and path.is_file())
+def files_with(suffixes: Collection[str], folder: Path, *, nested: bool) -> list[Path]:
+    """The files of a folder that have one of these lower-case suffixes, sorted; `nested`: at any depth.
+
+    Raises `OSError` if a folder cannot be listed, which `Path.glob` passes over without a word.
+    """
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        found += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
+        if not nested:
+            folders.clear()
+    return sorted(path for path in found if path.is_file())
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 @contextmanager

@@ -99,8 +99,8 @@ def load_model(
     """
     source = str(source)
     recipe = _recipe(source)
-    state, sha256 = load_checkpoint(checkpoint) if checkpoint is not None else (None, "")
     module = _build(source, recipe, None)
+    state, sha256 = (None, "") if checkpoint is None else load_checkpoint(checkpoint, module.state_dict())
     if state is not None:
         classes = _other_class_count(module, state) if recipe.any_classes else None
         if classes is not None:

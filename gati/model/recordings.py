@@ -116,8 +116,10 @@ def _at_rate(sound: LogMel, recorded: tuple[int, NDArray[np.float32]], name: str
 
 
 def refuse_recordings(folder: Path, what: str) -> None:
-    """Raise `DataError` if a folder that should hold images has recordings."""
-    if files_with(RECORDING_SUFFIXES, folder, "**/*"):
+    """Raise `DataError` if a folder that should hold images has recordings, or cannot be read."""
+    with readable(folder, what):
+        recordings = files_with(RECORDING_SUFFIXES, folder, nested=True)
+    if recordings:
         raise DataError(
             f"{what}: {folder} holds recordings; describe the network's input: --sample-rate and --seconds"
         )
@@ -211,11 +213,13 @@ def _scaled(samples: NDArray[Any]) -> NDArray[Any]:
 
 def _by_folder(folder: Path) -> list[tuple[Path, str | None]]:
     every = class_folders(folder)
-    return [(path, entry.name) for entry in every for path in files_with(RECORDING_SUFFIXES, entry, "**/*")]
+    return [
+        (path, entry.name) for entry in every for path in files_with(RECORDING_SUFFIXES, entry, nested=True)
+    ]
 
 
 def _by_name(folder: Path) -> list[tuple[Path, str | None]]:
-    paths = files_with(RECORDING_SUFFIXES, folder, "*")
+    paths = files_with(RECORDING_SUFFIXES, folder, nested=False)
     matches = [_LABELLED.fullmatch(path.stem) for path in paths]
     labels = [match[1] for match in matches if match is not None]
     return list(zip(paths, labels if len(labels) == len(paths) else [None] * len(paths), strict=True))

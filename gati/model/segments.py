@@ -125,6 +125,9 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     with torch.inference_mode():
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
+    for name in inner:
+        if reason := _unreadable(name, captured, example):
+            raise CutError(reason)
     finder = _BlockFinder(captured)
     if mask_of(module) is None or not inner:
         program = lower(module, example, observe=finder.observe)
@@ -161,6 +164,13 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     )
 
 
+def readable_blocks(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> tuple[str, ...]:
+    """Those of `blocks` whose output caches can read: a float32 tensor with a batch dimension."""
+    with torch.inference_mode():
+        captured, _ = _run_with_hooks(module, example, blocks)
+    return tuple(name for name in blocks if not _unreadable(name, captured, example))
+
+
 def _check_traceable(module: nn.Module, example: Tensor) -> None:
     if example.ndim < 2 or example.shape[0] < 2:
         raise DataError(
@@ -195,20 +205,24 @@ def _run_with_hooks(
     finally:
         for handle in handles:
             handle.remove()
-    for name in blocks:
-        if name not in captured:
-            raise CutError(f"block '{name}' returned no tensor; choose blocks that return one tensor")
-        if captured[name].shape[:1] != example.shape[:1]:
-            raise CutError(
-                f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
-                f"dimension is not the batch of {example.shape[0]}; choose another block"
-            )
-        if captured[name].dtype != torch.float32:
-            raise CutError(
-                f"the output of block '{name}' is {str(captured[name].dtype).removeprefix('torch.')}, and "
-                "caches read float32; let the network compute in float32, or name others with --blocks"
-            )
     return captured, result
+
+
+def _unreadable(name: str, captured: dict[str, Tensor], example: Tensor) -> str:
+    """Why caches cannot read the output of a block, or an empty string."""
+    if name not in captured:
+        return f"block '{name}' returned no tensor; choose blocks that return one tensor"
+    if captured[name].shape[:1] != example.shape[:1]:
+        return (
+            f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
+            f"dimension is not the batch of {example.shape[0]}; choose another block"
+        )
+    if captured[name].dtype != torch.float32:
+        return (
+            f"the output of block '{name}' is {str(captured[name].dtype).removeprefix('torch.')}, and "
+            "caches read float32; let the network compute in float32, or name others with --blocks"
+        )
+    return ""
 
 
 def _submodule(module: nn.Module, name: str) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 
 from gati.composition.compose import compose
 from gati.composition.composition import Objective
-from gati.composition.costs import BackendCosts, as_composed, on_backend
+from gati.composition.costs import BackendCosts, as_composed, on_backend, other_processor
 from gati.costs import graph as graph_costs
 from gati.costs.hardware import cpu_name
 from gati.errors import BackendError, LibraryError, ModelError
@@ -169,6 +169,20 @@ def test_latencies_of_another_processor_are_measured_anew(library: Library) -> N
     keep(library, replace(costs, profile=replace(costs.profile, processor="abacus")))
     with pytest.raises((BackendError, ModelError)):  # the model of this library does not exist
         on_backend(library, "openvino")
+
+
+def test_latencies_of_a_gpu_that_is_not_here_are_kept_and_the_composition_says_so(library: Library) -> None:
+    costs = costs_of(library, "cuda-graph")
+    elsewhere = replace(
+        costs.profile, device="cuda:99", processor="abacus", threads=costs.profile.threads + 1
+    )
+    keep(library, replace(costs, profile=elsewhere))
+    found = on_backend(library, "cuda-graph")
+    assert found.manifest.profile == elsewhere
+    assert (
+        "measured on another processor, abacus, not on a machine without cuda:99: explore"
+        in other_processor(found)
+    )
 
 
 def test_costs_of_an_older_gati_count_as_measured_here(library: Library) -> None:

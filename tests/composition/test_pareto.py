@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,12 @@ import pytest
 from gati.composition import pareto as frontier
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
-from gati.composition.contests import REPAYS
+from gati.composition.contests import REPAYS, Contest
 from gati.composition.costs import CostedLibrary
+from gati.composition.instance import Chosen, Instance, make_instance
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
+from gati.composition.search import search_frontier
 from gati.errors import CompositionError
 from gati.exploration.library import SELECT, Library
 from gati.types import TrialId
@@ -92,6 +95,52 @@ def test_what_certifies_whatever_it_finds_needs_a_confidence(library):
             ask(library.directory, Settings(confidence=None))
     with pytest.raises(CompositionError, match="certifying every class needs a confidence"):
         pareto(library.directory, Settings(confidence=None, per_class=True))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_within_a_latency_no_composition_agrees_more(seed: int) -> None:
+    """Dropping exits that save little must cost neither agreement nor a composition that is fast enough."""
+    instance = _small(seed)
+    outcomes = [instance.outcome(chosen) for chosen in _every(instance)]
+    fastest_ms: dict[float, float] = {}  # by disagreements
+    for each in outcomes:
+        known_ms = fastest_ms.get(each.disagreements, np.inf)
+        fastest_ms[each.disagreements] = min(known_ms, each.mean_latency_ms)
+    for latency_ms in (*fastest_ms.values(), 0.9 * instance.base_ms, 1.1 * instance.base_ms):
+        contest = Contest("inline", (), instance, search_frontier(instance))
+        found = frontier._highest_agreement(contest, latency_ms, instance.inputs).outcome
+        fewest = min(each.disagreements for each in outcomes if each.mean_latency_ms <= latency_ms)
+        assert found.mean_latency_ms <= latency_ms
+        assert found.disagreements == fewest
+
+
+def _small(seed: int) -> Instance:
+    """Three exits, of which some save little; inputs that are hard for one are hard for all."""
+    random = np.random.default_rng(seed)
+    hardness = random.random(12)
+    score = 1.0 - hardness + random.normal(0.0, 0.2, (3, 12))
+    return make_instance(
+        block=[0, 1, 2],
+        score=score.astype(np.float32),
+        wrong=hardness + random.normal(0.0, 0.15, (3, 12)) > np.array([[0.5], [0.65], [0.8]]),
+        reach_ms=[1.0, 2.0, 3.0],
+        lookup_ms=[0.1, 0.1, 0.1],
+        penalty_ms=[0.1, 0.1, 0.1],
+        memory_bytes=[1, 1, 1],
+        base_ms=5.0,
+        memory_limit_bytes=None,
+        one_lookup_at_a_time=False,
+    )
+
+
+def _every(instance: Instance) -> Iterator[Chosen]:
+    """Every composition of an instance with one trial for each block."""
+    options = [
+        [None, *((trial, int(at) + 1) for at in np.flatnonzero(instance.may_cut[trial]))]
+        for trial in range(instance.trials)
+    ]
+    for picks in product(*options):
+        yield tuple(pick for pick in picks if pick is not None)
 
 
 @pytest.mark.slow

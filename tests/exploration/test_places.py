@@ -56,6 +56,32 @@ def test_the_input_comes_first_where_anything_reads_it() -> None:
     assert find_places(Net(), None, example, NOT_READING, ["companion(1)"]).names[0] == "input"
 
 
+class Mixed(Net):
+    """Its second block computes in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        for number, block in enumerate(self.blocks):
+            x = block(x.double() if number == 1 else x.float())
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+def test_found_blocks_that_caches_cannot_read_are_left_out_and_named_ones_are_not() -> None:
+    example = torch.randn(2, 1, 8, 8)
+    found = find_places(Mixed(), None, example, READING)
+    assert found.names == ("input", "blocks.0", "blocks.2", "blocks.3")
+    assert found.note == (
+        "left out blocks.1: caches read float32 tensors [batch, ...], which these do not return"
+    )
+    assert find_places(Mixed(), "blocks.*", example, NOT_READING).names == tuple(
+        f"blocks.{number}" for number in range(4)
+    )
+
+
 def test_a_module_called_input_keeps_its_name() -> None:
     example = torch.randn(2, 1, 8, 8)
     places = find_places(Named(), None, example, READING)

@@ -58,6 +58,27 @@ def test_a_container_without_tensors_is_passed_over(tmp_path: Path) -> None:
     assert state_sha256(target) == state_sha256(network())
 
 
+@pytest.mark.parametrize("unrelated", ["model", "net"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_mapping_called_like_a_container_is_passed_over_if_it_does_not_fit(
+    tmp_path: Path, unrelated: str, prefix: str
+) -> None:
+    weights = {prefix + key: value for key, value in network().state_dict().items()}
+    torch.save({**weights, unrelated: {"class_shares": torch.ones(2)}}, tmp_path / "weights.pth")
+    target = network(seed=1)
+    apply_checkpoint(target, load_checkpoint(tmp_path / "weights.pth", target.state_dict())[0], "weights.pth")
+    assert state_sha256(target) == state_sha256(network())
+
+
+def test_of_containers_that_fit_the_first_is_taken(tmp_path: Path) -> None:
+    """An average of weights is often longer by a count."""
+    average = {**network(seed=2).state_dict(), "updates": torch.ones(1)}
+    torch.save({"ema": average, "model": network().state_dict()}, tmp_path / "weights.pth")
+    target = network(seed=1)
+    apply_checkpoint(target, load_checkpoint(tmp_path / "weights.pth", target.state_dict())[0], "weights.pth")
+    assert state_sha256(target) == state_sha256(network())
+
+
 def test_a_container_that_holds_itself_ends(tmp_path: Path) -> None:
     content: dict[str, object] = {"epoch": 3}
     content["model"] = content

@@ -1,10 +1,12 @@
 """Every form of data, and one line for everything that can be wrong with it."""
 
 import io
+import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,19 +84,24 @@ def test_an_array_that_is_called_an_archive_is_one_line(tmp_path: Path) -> None:
     assert error_of(tmp_path / "val.npz").startswith(f"data: {tmp_path / 'val.npz'} is not a readable .npz (")
 
 
-@pytest.mark.parametrize("place", [".", "cat"])
+@pytest.mark.parametrize("place", [".", "cat", "cat/wild"])
 def test_a_folder_that_may_not_be_read_is_one_line(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a class folder passed over, the others would be numbered as before, and its inputs be missing."""
-    closed, iterdir = write_folder(tmp_path / "val") / place, Path.iterdir
+    closed = write_folder(tmp_path / "val") / place
+    closed.mkdir(exist_ok=True)
 
-    def refusing(path: Path) -> Iterator[Path]:
-        if path == closed:
-            raise PermissionError(13, "Permission denied", str(path))
-        return iterdir(path)
+    def refusing(listing: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
+        def of(path: str | Path) -> Any:
+            if Path(path) == closed:
+                raise PermissionError(13, "Permission denied", str(path))
+            return listing(path)
 
-    monkeypatch.setattr(Path, "iterdir", refusing)
+        return of
+
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
     message = f"data: cannot read {closed} (Permission denied); check its permissions"
     assert error_of(tmp_path / "val") == message
     assert (
@@ -405,6 +412,10 @@ def test_damaged_compressed_arrays_are_one_line(tmp_path: Path) -> None:
         (
             f"{HERE}:Broken",
             f"data: {HERE}:Broken: reading item 0 failed (OSError: disk gone); fix that dataset",
+        ),
+        (
+            f"{HERE}:Ending",
+            f"data: {HERE}:Ending: reading item 0 failed (SystemExit: 0); fix that dataset",
         ),
         (f"{HERE}:raising", f"data: {HERE}:raising failed (ValueError: no weights); fix that callable"),
         (

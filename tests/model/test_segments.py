@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from gati import zoo
 from gati.errors import CutError, DataError, ModelError
 from gati.model.blocks import find_blocks
-from gati.model.flatten import flatten
+from gati.model.flatten import export_program, flatten
 from gati.model.program import as_module
 from gati.model.segments import TracedModel, trace
 from gati.model.source import import_torchvision
@@ -336,6 +338,26 @@ def test_control_flow_on_values_is_refused_with_one_line(
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", ""), "torch prints a hundred lines"
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_only_what_torch_prints_is_kept_off_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    """While one thread traces, others log requests, and libraries of the network set up their logs."""
+    handlers: list[logging.StreamHandler[Any]] = []
+
+    class Talking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            print("of the network", file=sys.stderr)
+            other = threading.Thread(target=print, args=("of a request",), kwargs={"file": sys.stderr})
+            other.start()
+            other.join()
+            handlers.append(logging.StreamHandler())
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match="cannot trace Talking"):
+        export_program(ready(Talking()), torch.ones(2, 4))
+    assert capfd.readouterr().err == "of the network\nof a request\n"
+    assert [handler.stream for handler in handlers] == [sys.stderr]
+    assert "print" not in vars(torch.export._trace)
 
 
 def test_a_network_that_returns_no_class_scores_is_refused() -> None:
