@@ -211,7 +211,17 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gati, "explore", explore)
     run(
         ["explore", "timm:vit", "--checkpoint", "w.safetensors", "--data", "v.npz", "--train-data", "t.npz"]
-        + ["--out", "runs/v", "--blocks", "blocks.*", "--variants", "fc(512), conv(3,1)", "--device", "cuda"]
+        + [
+            "--out",
+            "runs/v",
+            "--unique",
+            "--blocks",
+            "blocks.*",
+            "--variants",
+            "fc(512), conv(3,1)",
+            "--device",
+            "cuda",
+        ]
         + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
         + ["--sample-rate", "16000", "--seconds", "1.5"]
         + ["--ray", "10.0.0.1:6379", "--ray-cores", "2", "--ray-gpus", "1"]
@@ -227,6 +237,7 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         "data": "v.npz",
         "train_data": "t.npz",
         "out": Path("runs/v"),
+        "unique": True,
         "blocks": "blocks.*",
         "variants": ("fc(512)", "conv(3,1)"),
         "device": "cuda",
@@ -289,9 +300,9 @@ def test_compose_reads_sizes_and_prints_what_was_chosen(
     assert "next: gati evaluate runs/x --data TEST --composition small" in shown
 
 
-def test_evaluate_writes_the_json_it_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a composition whose evaluation takes no time."""
     from gati.evaluation.evaluate import Evaluation, ExitCount, Latency
 
     measured = Evaluation(
@@ -312,12 +323,34 @@ def test_evaluate_writes_the_json_it_printed(
     )  # fmt: skip
     monkeypatch.setattr(gati, "evaluate", lambda *arguments, **options: measured)
     composition().save(tmp_path / "compositions" / "default.json")
-    assert run(["evaluate", str(tmp_path), "--data", "t.npz", "--json", str(tmp_path / "e.json")]) == 0
-    assert json.loads((tmp_path / "e.json").read_text())["latency_ms"]["p99"] == 1.1
+    return tmp_path
+
+
+def test_evaluate_writes_the_json_it_printed(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", str(evaluated), "--data", "t.npz", "--json", str(evaluated / "e.json")]) == 0
+    assert json.loads((evaluated / "e.json").read_text())["latency_ms"]["p99"] == 1.1
     shown = capsys.readouterr().out
     for expected in ("2.00x", "98.00 %", "-1.00 points", "layer1.0", "gain 2.00x", "tail ratio 1.05"):
         assert expected in shown
     assert "note: NOT CERTIFIED: nothing proves that at least 97 % of answers of composition 'small'" in shown
+
+
+def test_what_was_evaluated_is_shown_and_kept_wherever_it_can_be(
+    evaluated: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = ["evaluate", str(evaluated), "--data", "t.npz"]
+    (evaluated / "file").write_text("in the way")
+    assert run([*asked, "--json", str(evaluated / "file" / "e.json")]) == StorageError.exit_status
+    shown = capsys.readouterr()
+    assert "gain 2.00x" in shown.out and "file/e.json" in shown.err
+    kept = evaluated / "evaluations" / "default.json"
+    assert json.loads(kept.read_text())["gain"] == 2.0
+    kept.unlink()
+    kept.parent.rmdir()
+    kept.parent.write_text("in the way")
+    assert run([*asked, "--json", str(evaluated / "e.json")]) == 0
+    assert json.loads((evaluated / "e.json").read_text())["gain"] == 2.0
+    assert "the evaluation is not kept for gati report: cannot write" in caplog.text
 
 
 def composition() -> Composition:

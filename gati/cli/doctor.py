@@ -25,6 +25,7 @@ def doctor(
     ] = None,
     checkpoint: options.Checkpoint = None,
     train_data: Annotated[str | None, typer.Option(metavar="MORE", help="As for gati explore.")] = None,
+    unique: Annotated[bool, typer.Option("--unique", help="As for gati explore.")] = False,
     pattern: Annotated[
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
@@ -62,6 +63,7 @@ def doctor(
         checkpoint,
         data=data,
         train_data=train_data,
+        unique=unique,
         blocks=pattern,
         size=options.size_of(size),
         mean=options.numbers("--mean", mean),

@@ -30,6 +30,13 @@ def explore(
         str | None,
         typer.Option(metavar="MORE", help="More training inputs; the model's own training set will do."),
     ] = None,
+    unique: Annotated[
+        bool,
+        typer.Option(
+            "--unique",
+            help="Keep one copy of each input of VAL: for data that was oversampled or exported twice.",
+        ),
+    ] = False,
     pattern: Annotated[
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only matching blocks.")
     ] = None,
@@ -104,7 +111,8 @@ def explore(
     group. Latencies are measured on this machine: run it on the machine that will serve. See docs/ray.md.
 
     Certificates assume that VAL was drawn independently from what will be served: true for photographs, not
-    for frames of one video. Duplicates count only against the caches; inputs of VAL are left out of MORE.
+    for frames of one video. So copies in VAL must be draws of their own, such as queries that recur, or each
+    input must be there as often as the others: otherwise give --unique. Inputs of VAL are left out of MORE.
     """
     from gati.exploration.progress import open_progress
 
@@ -117,6 +125,7 @@ def explore(
             checkpoint=checkpoint,
             budget=budget,
             epochs=epochs,
+            unique=unique or None,
         )
         budget_s = parse_duration(more)
         library = gati.explore_more(
@@ -143,6 +152,7 @@ def explore(
         data=data,
         train_data=train_data,
         out=out,
+        unique=unique,
         blocks=pattern,
         variants=None if variants is None else options.split_list(variants),
         device=device,

@@ -10,11 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gati.composition.accuracy import AccuracyDrop
 from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
 from gati.documents import DocumentKind, key, values_of
+from gati.model.identity import CopyCounts
 
 FRESH_DATA = "certify on fresh data with gati certify --data NEW"
+COUNTED = " Copies, and inputs that were used before, are counted only where answers differ."
 
 
 class LossCounts(NamedTuple):
@@ -32,6 +37,20 @@ class Tested:
     inputs: int = field(metadata=key("n"))
     p_value: float
     passed: bool
+
+
+@dataclass(frozen=True)
+class NewInputs:
+    """The counts of the same setting over inputs that trained and chose nothing, each once: a sample."""
+
+    losses: int
+    inputs: int = field(metadata=key("n"))
+
+    @classmethod
+    def of(cls, lost: NDArray[np.bool_], copies: CopyCounts) -> NewInputs | None:
+        """Return the counts if these inputs are `lost` [n]; None if `copies` count each input once anyway."""
+        new = copies.same > 0
+        return None if copies.all_once else cls(int(lost[new].sum()), int(new.sum()))
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,8 @@ class Certificate:
     share: float = field(default=1.0, metadata=key("share_of_delta"))
     walked_on: WalkedOn | None = None
     accuracy_drop: AccuracyDrop | None = None
+    # if the counts are of copies, too, or of inputs that were used before: see `gati.composition.copies`
+    new_inputs: NewInputs | None = None
     engines: tuple[EngineWalk, ...] = ()
     use: int | None = None  # number of this use of the library's certify split, from 1
     attempt: AttemptCount | None = None
@@ -159,6 +180,8 @@ class Certificate:
     def sentence(self) -> str:
         """Return the certificate as a plain sentence, with caveats if the inputs were used before."""
         sentence = self._verdict()
+        if self.new_inputs is not None:
+            sentence += COUNTED
         if self.attempt is not None:
             sentence += of_attempts(self.attempt.number, self.level, self.delta)
             sentence += of_users(self.attempt.compositions)
@@ -172,7 +195,7 @@ class Certificate:
         if self.deployed is not None:
             return (
                 f"With {confidence} confidence at least {target} of answers are the base model's: "
-                f"{self.losses} of {self.inputs} inputs not used for choosing were answered differently."
+                f"{self.losses} of {self.inputs} {self._counted} were answered differently."
             )
         needed = required_inputs(self.accuracy, self.level)
         if self.inputs < needed:
@@ -191,6 +214,10 @@ class Certificate:
             f"setting answered {self.losses} of {self.inputs} inputs differently."
         )
 
+    @property
+    def _counted(self) -> str:
+        return "inputs not used for choosing" if self.new_inputs is None else "counted inputs"
+
     def _sentence_by_class(self, target: str, confidence: str) -> str:
         worst = max(self.by_class, key=lambda each: p_value(each.losses, each.inputs, self.accuracy))
         losses, inputs = worst.losses, worst.inputs
@@ -198,8 +225,8 @@ class Certificate:
         if self.deployed is not None:
             return (
                 f"With {confidence} confidence at least {target} of answers are the base model's in each of "
-                f"{len(self.by_class)} classes: {self.losses} of {self.inputs} inputs not used for choosing "
-                f"were answered differently, of {name} {losses} of {inputs}."
+                f"{len(self.by_class)} classes: {self.losses} of {self.inputs} {self._counted} were answered "
+                f"differently, of {name} {losses} of {inputs}."
             )
         needed = required_inputs(self.accuracy, self.level)
         if inputs < needed:
@@ -236,6 +263,8 @@ class Certificate:
         for part in (self.walked_on, self.attempt, self.recount):
             if part is not None:
                 values |= {name: value for name, value in values_of(part).items() if value is not None}
+        if self.new_inputs is not None:
+            values["new_inputs"] = values_of(self.new_inputs)
         if self.engines:
             values["engines"] = values_of(self.engines)
         if self.use is not None:

@@ -59,17 +59,18 @@ class Proposal:
     candidates: tuple[tuple[Candidate, ...], ...]  # of each setting of the path
     main: tuple[int, ...]  # settings that are always counted; others only if they could fail
 
-    def hoped_ms(self, inputs: int, share: float = 1.0) -> float | None:
+    def hoped_ms(self, inputs: int, share: float = 1.0, *, draws: int | None = None) -> float | None:
         """The mean latency that a walk over `inputs` should reach at a share of delta, by the select split.
 
         The expected error rate is the larger one of two: that on the select split, where thresholds were
-        chosen, and that of the risk model. None if no gain is expected.
+        chosen, and that of the risk model. Losses are expected among all `draws`, by default the `inputs`, of
+        which these are evidence. None if no gain is expected.
         """
         instance, count = self.contest.instance, len(self.select)
         if not self.path or inputs == 0:
             return None
         risky = replace(instance, loss=smoothed_loss(instance)) if instance.trials else instance
-        scale = inputs / count
+        scale, losses_scale = inputs / count, (inputs if draws is None else draws) / count
         replays: list[Replay] = []
 
         def expected() -> Iterator[list[LossCounts]]:
@@ -78,10 +79,9 @@ class Proposal:
                 risk = risky.outcome(choice.chosen).disagreements + self.select.lost_without_exits
                 parts = counts_of(self.library, self.settings, replays[-1], self.select)
                 unseen = max(0.0, risk - float(replays[-1].wrong.sum())) / len(parts)
-                sizes = [round(scale * size) for _, size in parts]
                 yield [
-                    LossCounts(min(size, round(scale * (lost + unseen))), size)
-                    for (lost, _), size in zip(parts, sizes, strict=True)
+                    _expected_counts(min(lost + unseen, size), size, scale, losses_scale)
+                    for lost, size in parts
                 ]
 
         reached = certify_every_class(
@@ -150,6 +150,12 @@ class Proposal:
     @property
     def _delta(self) -> float:
         return 1.0 - (self.settings.confidence or DEFAULT_CONFIDENCE)
+
+
+def _expected_counts(lost: float, size: int, scale: float, losses_scale: float) -> LossCounts:
+    """The counts to expect if `lost` of `size` are; what is evidence counts once if it is not lost."""
+    losses = round(losses_scale * lost)
+    return LossCounts(losses, max(losses, round(scale * size + (losses_scale - scale) * lost)))
 
 
 def plan_exact(

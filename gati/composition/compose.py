@@ -31,6 +31,7 @@ from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, ente
 from gati.composition.solvers import check_solver
 from gati.composition.verdicts import certify_published
 from gati.errors import BackendError, CompositionError
+from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.types import Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
@@ -72,9 +73,9 @@ def compose(
     are replayed, and the composition records whether they hold at `confidence`.
 
     `certify_data`, in any form that `explore` takes, with or without labels, is counted together with the
-    certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
-    left out. The network and the caches must still exist to answer them. Each such command is an attempt that
-    shares delta with all other attempts on the library, like `certify`.
+    certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen
+    count only if their answers differ. The network and the caches must still exist to answer them. Each such
+    command is an attempt that shares delta with all other attempts on the library, like `certify`.
 
     Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
     """
@@ -162,14 +163,15 @@ def compose_best(
     def proposed(of: Library) -> Proposal:
         return propose(of, settings, placements(of, settings), outcomes_of(of, SELECT), inputs)
 
-    certify = library.copies().of(library.base_outcomes().split == CERTIFY)
-    inputs = certify.evidence + (0 if further is None else further.copies.evidence)
+    copies = [library.copies().of(library.base_outcomes().split == CERTIFY)]
+    copies += [] if further is None else [further.copies]
+    inputs, draws = sum(each.evidence for each in copies), sum(each.draws for each in copies)
     hopes = []
     for other in others:
-        at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
+        at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST, draws=draws)
         if at_best_ms is not None:
             hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
-    entrants = enter(proposed(library), hopes, inputs)
+    entrants = enter(proposed(library), hopes, inputs, draws=draws)
     entrants = tuple(replace(each, share=share * each.share) for each in entrants)
     deployed, plan = deploy_one(entrants, lambda each: _to_certify_on(each.library, further, each.candidates))
     return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
@@ -234,7 +236,7 @@ def to_composition(
         per_class=settings.per_class,
     )
     warning = composition.warning if composition.exits else ""
-    notes = (composition.note, other_processor(library), warning)
+    notes = (composition.note, _copies_warning(library, best), other_processor(library), warning)
     return replace(composition, note="; ".join(note for note in notes if note))
 
 
@@ -337,6 +339,12 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
             f"{', '.join(measured) or 'none'}); explore again on a device that has it, or use auto"
         )
     return [settings.placement]
+
+
+def _copies_warning(library: Library, plan: CandidatePlan) -> str:
+    if plan.certificate is None or not library.has_outcomes:
+        return ""
+    return warning_of_copies(library.copies().of(library.base_outcomes().split == CERTIFY))
 
 
 def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:

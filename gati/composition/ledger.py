@@ -94,8 +94,8 @@ class AttemptResult:
 class EnteredAttempt:
     """An attempt to certify `composition` on `data`, both digests of their contents.
 
-    `given` is the digest of the data as given; `data` differs if inputs of earlier attempts were left out. It
-    is empty in entries of an older Gati, which left out nothing.
+    `given` is the digest of the data as given; `data` differs if some inputs are no evidence after earlier
+    attempts. It is empty in entries of an older Gati, to which all were.
     """
 
     key: str

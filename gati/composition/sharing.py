@@ -68,13 +68,16 @@ def shares(engines: int) -> tuple[float, ...]:
     return (FIRST, *((1.0 - FIRST) / (engines - 1),) * (engines - 1))
 
 
-def enter(reference: Proposal, others: Sequence[Hope], inputs: int) -> tuple[Entrant, ...]:
+def enter(
+    reference: Proposal, others: Sequence[Hope], inputs: int, *, draws: int | None = None
+) -> tuple[Entrant, ...]:
     """Return the engines that take part, the most promising first, from the select split alone.
 
-    `reference` is the proposal in float32, which always takes part; `inputs` is the number to certify on.
+    `reference` is the proposal in float32, which always takes part; `inputs` is the number to certify on, and
+    `draws` that of inputs that count if they are lost, by default the same.
     """
     profile = reference.library.manifest.profile
-    alone_ms = reference.hoped_ms(inputs)
+    alone_ms = reference.hoped_ms(inputs, draws=draws)
     float32 = Entrant(profile.backend, profile.base_ms if alone_ms is None else alone_ms, lambda: reference)
     limit_ms = WORTH_ASKING * float32.hoped_ms
     hopes = sorted((each for each in others if each.at_best_ms <= limit_ms), key=lambda each: each.at_best_ms)
@@ -85,7 +88,7 @@ def enter(reference: Proposal, others: Sequence[Hope], inputs: int) -> tuple[Ent
             proposal = hope.ask()
         except CompositionError:  # that precision cannot promise the accuracy
             continue
-        hoped_ms = proposal.hoped_ms(inputs, FIRST)
+        hoped_ms = proposal.hoped_ms(inputs, FIRST, draws=draws)
         if hoped_ms is not None and hoped_ms <= limit_ms:
             asked.append(Entrant(hope.backend, hoped_ms, partial(_same, proposal)))
     later = [Entrant(each.backend, each.at_best_ms, each.ask) for each in hopes]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gati.composition.accuracy import accuracy_drop
-from gati.composition.certificate import Certificate, LossCounts, WalkedOn
+from gati.composition.certificate import Certificate, LossCounts, NewInputs, WalkedOn
 from gati.composition.copies import counted
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import DEFAULT_CONFIDENCE, CandidatePlan, Settings, problem_of
@@ -97,8 +97,12 @@ def with_certificate(
         path_sha256=_fingerprint(path),
     )
     drop = None
+    if split is not None:
+        # if nothing is deployed, the counts are those of the strictest setting
+        setting = plan.choice.candidates if plan.exits else tuple(path[0])
+        outcome = replay_of(library, settings, setting, split)
+        certificate = replace(certificate, new_inputs=NewInputs.of(outcome.wrong, split.copies))
     if split is not None and plan.exits:
-        outcome = replay_of(library, settings, plan.choice.candidates, split)
         on = replace(
             on,
             mean_latency_ms=outcome.mean_latency_ms,

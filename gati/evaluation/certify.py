@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gati.composition.accuracy import AccuracyDrop, accuracy_drop
 from gati.composition.binomial import check_levels
-from gati.composition.certificate import AttemptCount, Certificate, LossCounts, Recount
+from gati.composition.certificate import AttemptCount, Certificate, LossCounts, NewInputs, Recount
 from gati.composition.composition import Composition
 from gati.composition.copies import counted
 from gati.composition.ledger import Attempt, Ledger
@@ -43,7 +43,10 @@ _SURPRISING = 0.05  # p-value below which two counts differ significantly
 
 @dataclass(frozen=True)
 class Recertification:
-    """The verdict on a composition from new data, compared with its earlier certificate."""
+    """The verdict on a composition from new data, compared with its earlier certificate.
+
+    `hit_rate` and `comparison` are about inputs that are new, each once.
+    """
 
     certificate: Certificate
     accuracy_drop: AccuracyDrop | None
@@ -141,12 +144,14 @@ def certify(
     identity = _identity(served.library, chosen)
     attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
     inputs, copies = named.data, fresh.copies.limited(attempt.rows)
-    answer, base_class, hits = _answers(served, inputs, progress)
-    rows = counted(answer != base_class, *copies)
+    answer, base_class, hit = _answers(served, inputs, progress)
+    lost = answer != base_class
+    rows = counted(lost, *copies)
     certificate = verdict(
         served.library, answer[rows], base_class[rows], target, delta, per_class=every_class,
         share=attempt.share, class_names=named.class_names,
     )  # fmt: skip
+    certificate = replace(certificate, new_inputs=NewInputs.of(lost, copies))
     labels = inputs.labels
     drop = (
         None
@@ -156,7 +161,7 @@ def certify(
     found = Recertification(
         certificate=certificate,
         accuracy_drop=drop,
-        hit_rate=hits / len(inputs),
+        hit_rate=float(hit[copies.same > 0].mean()),
         data=f"{given.name} {given.fingerprint}",
         previous=None if chosen.certificate is None else replace(chosen.certificate, previous=None),
         comparison=_comparison(chosen, certificate),
@@ -182,23 +187,23 @@ def _identity(library: Library, chosen: Composition) -> str:
 
 def _answers(
     served: Served, inputs: Data, progress: Callable[[int, int], None] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return Gati's classes [n], those of the user's module [n], and the number of early exits."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return Gati's classes, those of the user's module, and whether each input left early, [n] each."""
     answers: list[int] = []
     base: list[int] = []
-    hits = 0
+    hit: list[bool] = []
     with served.engine as engine:
         for start in range(0, len(inputs), _BATCH):
             rows = inputs.images(range(start, min(start + _BATCH, len(inputs))))
             rows = rows.to(engine.traced.device)
             predictions = engine(rows)
             answers += [prediction.class_index for prediction in predictions]
-            hits += sum(prediction.exit != BASE for prediction in predictions)
+            hit += [prediction.exit != BASE for prediction in predictions]
             with torch.inference_mode():
                 base += served.module(rows.clone()).argmax(1).tolist()
             if progress is not None:
                 progress(len(answers), len(inputs))
-    return np.array(answers), np.array(base), hits
+    return np.array(answers), np.array(base), np.array(hit)
 
 
 def verdict(
@@ -225,7 +230,11 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     before = chosen.certificate
     if before is None or not before.inputs:
         return "The composition had no certificate to compare with."
-    old, new = (before.losses, before.inputs), (certificate.losses, certificate.inputs)
+    # counts of copies, and of inputs used before, are no shares of what is served
+    old, new = (
+        (each.losses, each.inputs)
+        for each in (before.new_inputs or before, certificate.new_inputs or certificate)
+    )
     table = [[losses, inputs - losses] for losses, inputs in (old, new)]
     chance = float(fisher_exact(table).pvalue)
     counts = (

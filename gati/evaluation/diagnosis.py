@@ -92,7 +92,10 @@ class TargetForecast:
 
 @dataclass(frozen=True)
 class DataForecast:
-    """How `explore` would split the inputs; `exact` if duplicates were searched for."""
+    """How `explore` would split the inputs; `exact` if duplicates were searched for.
+
+    `certify` counts those that are evidence: none of their copies trains or selects.
+    """
 
     inputs: int
     train: int

@@ -36,6 +36,7 @@ from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
+from gati.exploration.library import SELECT
 from gati.exploration.places import find_places
 from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
@@ -63,6 +64,7 @@ def doctor(
     *,
     data: Any = None,
     train_data: Any = None,
+    unique: bool = False,
     blocks: str | None = None,
     size: tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
@@ -107,7 +109,7 @@ def doctor(
     )
     if loaded.note:
         examination.note("model", loaded.note)
-    given = _Given(data, train_data, confidence, seed)
+    given = _Given(data, train_data, unique, confidence, seed)
     inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
     loaded = loaded if inputs is None else inputs.loaded
     asked = inputs.sample if inputs is not None else None
@@ -190,6 +192,7 @@ class _Given:
 
     data: Any
     train_data: Any
+    unique: bool
     confidence: float
     seed: int
 
@@ -229,21 +232,20 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _F
     sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
     exact = len(held) + (0 if more is None else len(more)) <= _COUNTED
     if exact:
-        divided = split_inputs(held, more, given.seed)
-        select = int((divided.split == 0).sum())
-        train, certify = len(divided.train), len(divided.split) - select
-        training = divided.train
+        divided = split_inputs(held, more, given.seed, unique=given.unique)
+        select, certify = int((divided.split == SELECT).sum()), divided.evidence
+        training, measured_on = divided.train, len(divided.split)
         for note in (*divided.notes, warning_of_neighbours(held)):
             if note:
                 examination.note("data", note)
     else:
         train, select, certify = parts_of(len(held), separate)
         training = held.subset(range(train)) if more is None else more
-        train = len(training)
+        measured_on = select + certify
         examination.note("data", f"more than {_COUNTED:,} inputs: duplicates were not searched for")
     targets = forecast_targets(certify, given.confidence, separate)
-    forecast = DataForecast(len(held), train, select, certify, exact, given.confidence, targets)
-    return _FoundInputs(loaded, sample, training, select + certify, forecast)
+    forecast = DataForecast(len(held), len(training), select, certify, exact, given.confidence, targets)
+    return _FoundInputs(loaded, sample, training, measured_on, forecast)
 
 
 @torch.inference_mode()
@@ -295,7 +297,7 @@ def _specifications(
 ) -> tuple[Specification, ...]:
     """Return what `explore` would train at these blocks by default, with the cost of each lookup."""
     asked = for_tokens(wanted(None, blocks, students_for(budget_s)), cut.traced, loaded.preprocessing.tensors)
-    measure = measured_costs(cut.traced, loaded.module)
+    measure = measured_costs(cut.traced, loaded.module, cut.profile.base_ms)
     return specify(cut.traced, loaded.module, cut.profile, asked, measure)
 
 

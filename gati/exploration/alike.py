@@ -1,22 +1,31 @@
-"""A warning about sequential inputs, such as frames of a video, which a certificate does not cover.
+"""Warnings about inputs that a certificate does not cover: sequential ones, and copies that are no draws.
 
 Neighbours in the data are compared with random pairs of the same label. On the traffic videos of the
 benchmarks, adjacent frames differ at most a fifth as much as random pairs, and frames five apart up to half
 as much. Neighbours among independent images differ as much as random pairs, or three quarters as much if
 similar images were sorted together (scikit-learn's digits). A shuffled sequence cannot be detected this way.
+
+Nor does the data say where copies come from (`gati.composition.copies`). So the warning about them says what
+to do if they are not draws of their own; where they are few, it hardly matters.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from gati.model.identity import group_copies
-from gati.model.sequence import Data
+import numpy as np
+
+from gati.model.identity import CopyCounts, group_copies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gati.model.sequence import Data
 
 _PAIRS = 100
 _NEARLY = 0.4  # neighbours that differ by less than this share of random pairs are nearly the same
 _LEAST = 30
+_MANY_COPIES = 0.1  # share of the certify split that has copies elsewhere
 
 
 def warning_of_neighbours(data: Data) -> str:
@@ -40,6 +49,16 @@ def warning_of_neighbours(data: Data) -> str:
     return (
         f"neighbours in {data.name} are nearly the same, like frames of a video: a certificate assumes "
         "inputs drawn independently from those that will be served"
+    )
+
+
+def warning_of_copies(certify: CopyCounts) -> str:
+    """Return a warning if many inputs of the certify split have copies that train or select, else ""."""
+    if certify.seen <= _MANY_COPIES * certify.draws:
+        return ""
+    return (
+        f"{certify.seen} of {certify.draws} inputs to certify on have copies that train or select: if "
+        "data was oversampled or exported twice, certificates may be false; explore with --unique then"
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import platform
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,13 @@ from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs, students_for
+from gati.exploration.splits import content_hash
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.files import lasting_source
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
-from gati.model.sequence import Data
 from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
 
@@ -47,6 +48,7 @@ def explore(
     data: Any,
     train_data: Any | None = None,
     out: str | Path,
+    unique: bool = False,
     blocks: str | None = None,
     variants: Sequence[str] | None = None,
     device: str = "cpu",
@@ -86,11 +88,13 @@ def explore(
     - `model`, `checkpoint`: what `gati.model.load.load_model` takes.
     - `data`: inputs the network was *not* trained on. Without `train_data`, a third of them is for training.
       `seed` splits the others into inputs to select on and inputs to certify on: one half each up to 800,
-      one third and two thirds from 1,200 on. Copies of an input stay together. Certificates assume that
-      these inputs were drawn independently from those that will be served.
+      one third and two thirds from 1,200 on. Certificates assume that these inputs were drawn independently
+      from those that will be served. So copies must be draws of their own (queries that recur), or each input
+      must be there as often as the others.
     - `train_data`: more inputs, only for training predictors; they may be the network's own training set.
       Inputs that are also in `data` are left out.
     - `out`: the cache library's directory.
+    - `unique`: keep one copy of each input of `data`, for data that was oversampled or exported twice.
     - `blocks`: a pattern over module names; exits are trained at all matching blocks. By default blocks are
       detected, and a few of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`; all are trained, at all blocks. `"student"` means
@@ -151,7 +155,7 @@ def explore(
     more = train_data
     if train_data is not None and not isinstance(train_data, str | Path):
         more = load_data(train_data, loaded.preprocessing, what="--train-data")
-    sources = _source_of(data, held), None if train_data is None else _source_of(train_data, more)
+    sources = _sources({"data": (data, held), "train_data": (train_data, more)})
     candidates = load_companions(companions, loaded, held.tensors)
     with (
         locked(directory),
@@ -164,6 +168,7 @@ def explore(
                 reporter.note(note)
         settings = {
             **_settings(loaded, sources, blocks, asked.variants, target, epochs, budget_s, seed),
+            **({"unique": True} if unique else {}),
             **_named(class_names, label_map),
             **_accompanied(candidates),
             **trained_on(ray, ray_cores, ray_gpus),
@@ -188,6 +193,7 @@ def explore(
             seed=seed,
             state=state,
             progress=reporter,
+            unique=unique,
             class_names=class_names,
             label_map=label_map,
             clock=clock,
@@ -239,16 +245,26 @@ def _check_nothing_depends_on(library: Library, claim: RunState | None = None) -
         )
 
 
-def _source_of(source: Any, opened: Any) -> str:
-    """What identifies inputs in the next process, too: their path, or the content of an object."""
-    if isinstance(source, str | Path) or not isinstance(opened, Data):
-        return lasting_source(source)
-    return f"{type(source).__name__} of {len(opened)} inputs, {opened.fingerprint}"
+def _sources(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """What identifies inputs in the next process, too, by argument: their path, or the content of an object.
+
+    `given` has each source, and the `Data` of an object. "objects" names those that no later command finds.
+    """
+    found: dict[str, Any] = {}
+    objects = []
+    for name, (source, opened) in given.items():
+        if source is None or isinstance(source, str | Path):
+            found[name] = None if source is None else lasting_source(source)
+        else:
+            content = hashlib.sha256(f"{opened.fingerprint} {content_hash(opened)}".encode()).hexdigest()
+            found[name] = f"{type(source).__name__} of {len(opened)} inputs, {content}"
+            objects.append(name)
+    return {**found, "objects": objects} if objects else found
 
 
 def _settings(
     loaded: LoadedModel,
-    sources: tuple[str, str | None],
+    sources: Mapping[str, Any],
     blocks: str | None,
     variants: Sequence[str],
     device: torch.device,
@@ -261,8 +277,7 @@ def _settings(
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
         "preprocessing": loaded.preprocessing.to_json(),
-        "data": sources[0],
-        "train_data": sources[1],
+        **sources,
         "blocks": blocks,
         "variants": list(variants),
         "device": str(device),
@@ -311,7 +326,7 @@ def _manifest(
         counts={
             "train": len(inputs.train),
             "select": int((inputs.split == 0).sum()),
-            "certify": int((inputs.split == 1).sum()),
+            "certify": inputs.evidence,
         },
         data={
             "held_out": f"{inputs.held_out.name} {inputs.held_out.fingerprint}",

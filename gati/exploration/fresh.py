@@ -1,4 +1,4 @@
-"""Finding inputs that explore has not seen: only these are evidence for a composition, each once."""
+"""Finding inputs that explore has not seen: if their answers agree, only these are evidence, each once."""
 
 from __future__ import annotations
 

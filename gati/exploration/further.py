@@ -43,7 +43,7 @@ from gati.exploration.prepare import (
 )
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import check_epochs
-from gati.exploration.splits import Inputs, left_over, recorded_inputs
+from gati.exploration.splits import Inputs, left_over, part_to_train_on, recorded_inputs
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
@@ -244,19 +244,32 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
             "run gati explore again"
         )
     preprocessing = library.preprocessing
-    source = manifest.settings["data"] if data is None else data
+    source = _source(manifest.settings, "data", data)
     held = load_data(source, preprocessing, what="--data")
     measured_on = recorded_inputs(held, record, source)
-    more = manifest.settings.get("train_data") if train_data is None else train_data
-    train = held if more is None else load_data(more, preprocessing, what="--train-data")
-    # Without separate training data, copies of a held-out input are held out, too.
-    train = left_over(train, record.identities if more is None else held.identities)
-    if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
+    more = _source(manifest.settings, "train_data", train_data)
+    if more is None:
+        unique = bool(manifest.settings.get("unique"))
+        # an older Gati held out all copies of a held-out input
+        found = [part_to_train_on(held, manifest.seed, unique=unique), left_over(held, record.identities)]
+    else:
+        found = [left_over(load_data(more, preprocessing, what="--train-data"), held.identities)]
+    explored = manifest.data["train"].rpartition(" ")[2]
+    train = next((each for each in found if each.fingerprint == explored), None)
+    if train is None:
         raise DataError(
             f"the training inputs in {source if more is None else more} differ from those of the "
             "exploration; restore the old ones, or explore again"
         )
     return Inputs(train, measured_on, library.base_outcomes().split, record)
+
+
+def _source(settings: Mapping[str, Any], name: str, given: Any | None) -> Any:
+    """The inputs `given`, or where those of the exploration are; `name` is the argument."""
+    if given is None and name in settings.get("objects", ()):
+        was = settings[name].partition(",")[0]
+        raise DataError(f"the library was explored from an object ({was}): pass {name}= again")
+    return settings.get(name) if given is None else given
 
 
 def _seed(seed: int, number: int) -> int:

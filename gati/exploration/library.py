@@ -67,7 +67,7 @@ class InputRecord(NamedTuple):
 
     rows: npt.NDArray[np.int64]  # [n], the index in the data of each held-out input
     identities: npt.NDArray[np.uint64]  # [n], of the held-out inputs
-    copies: npt.NDArray[np.int64]  # [n], number of copies of each certify input; 1 in the select split
+    copies: npt.NDArray[np.int64]  # [n], how many draws of the certify split it is; 1 in the select split
     seen: npt.NDArray[np.uint64]  # identities of all inputs used to train, select or certify, sorted
     new: npt.NDArray[np.bool_]  # [n], whether no copy of a certify input was used to train or select
 

@@ -146,6 +146,7 @@ def prepare(
     seed: int,
     state: RunState,
     progress: Progress,
+    unique: bool = False,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[str] = (),
@@ -157,12 +158,13 @@ def prepare(
     have no specification.
     """
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
-    inputs = split_inputs(held, more, seed)
+    inputs = split_inputs(held, more, seed, unique=unique)
     given = {"--data": held} if more is None else {"--data": held, "--train-data": more}
     contents = {option: content_hash(data) for option, data in given.items()}
     stored = state.costs()
     if stored is not None:
         _check_same_inputs(stored.get("contents", contents), contents)
+        _check_same_split(stored.get("split", ""), inputs, held, state)
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
@@ -190,7 +192,8 @@ def prepare(
     if stored is None:
         progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
         profile = profile_at_lengths(traced)
-        specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
+        costs = measured_costs(traced, module, profile.base_ms)
+        specifications = specify(traced, module, profile, asked, costs)
         expected = MeasuringTimes(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),
@@ -202,6 +205,7 @@ def prepare(
                 "specifications": [asdict(item) for item in specifications],
                 "expected": expected,
                 "contents": contents,
+                "split": inputs.split_hash(),
                 "probe": values_of(probe),
             }
         )
@@ -234,6 +238,19 @@ def _check_same_inputs(before: dict[str, str], now: dict[str, str]) -> None:
                 f"the inputs of {option}, or their order, have changed since this exploration began: "
                 "restore them, or choose another --out"
             )
+
+
+def _check_same_split(before: str, inputs: Inputs, held: Data, state: RunState) -> None:
+    """Refuse another split of the same inputs, by another version: it trained on what would certify now.
+
+    Versions that stored no hash, "", split inputs without copies in the same way.
+    """
+    same = before == inputs.split_hash() if before else len(np.unique(held.identities)) == len(held)
+    if not same:
+        raise LibraryError(
+            "this exploration began with another version of Gati, which split copies among the inputs of "
+            f"--data differently: choose another --out, or delete {state.directory} to start again"
+        )
 
 
 def _check_same_network(before: NetworkProbe, now: NetworkProbe, device: torch.device) -> None:

@@ -16,16 +16,17 @@ simulated best, because selectors and variants, which the simulation leaves out,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gati.errors import DataError
+from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from gati.model.data import load_data
-from gati.model.identity import Identities, group_copies
+from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
 
 _LEAST_HELD_OUT = 60
@@ -47,40 +48,44 @@ class Inputs:
     record: InputRecord
     notes: tuple[str, ...] = ()
 
+    @property
+    def evidence(self) -> int:
+        """How many inputs to certify on are evidence: those of which no copy trained or selected."""
+        return int(self.record.new[self.split == CERTIFY].sum())
+
+    def split_hash(self) -> str:
+        """Return a hash of which inputs are in which part."""
+        content = self.record.rows.tobytes() + self.split.tobytes() + self.record.new.tobytes()
+        return hashlib.sha256(content + self.train.fingerprint.encode()).hexdigest()
+
 
 def inputs_to_select_on(count: int) -> int:
     """Return how many of `count` held-out inputs are for selecting; the others certify."""
     return count // 2 if count <= TWICE_ENOUGH else max(ENOUGH, count // 3)
 
 
-def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
+def split_inputs(held: Data, more: Data | None, seed: int, *, unique: bool = False) -> Inputs:
     """Split `held` into select and certify, and into a third part for training if `more` is None.
 
     What certifies is drawn copy by copy, so that common inputs are as common there as in `held`; all other
-    copies of an input go to the same part. Inputs of `held` are left out of `more`.
+    copies of an input go to the same part. With `unique`, only the first copy of each input is kept: for data
+    whose copies are not draws of their own (`gati.composition.copies`). Inputs of `held` are left out of
+    `more`.
 
     **Raises:** `DataError` if there is too little data, or if `more` has only inputs of `held`.
     """
     notes: list[str] = []
     train = None if more is None else _without(more, held, notes)
-    first, _ = group_copies(held.identities)
-    distinct = int((first == np.arange(len(held))).sum())
-    if distinct < len(held):
-        notes.append(
-            f"{len(held) - distinct} of {len(held)} inputs of --data are copies of others: the certificate "
-            "counts an input once if its answer agrees and no copy was used to train or to choose, and every "
-            "copy if it differs"
-        )
-    part = _parts(np.random.default_rng((seed, 0)).permutation(len(held)), first, third=more is None)
+    part = _parts(held.identities, seed, third=more is None, unique=unique)
     certifies = np.flatnonzero(part == CERTIFY)
     own, copies = group_copies(held.identities[certifies])
     firsts = own == np.arange(len(certifies))
-    new = ~np.isin(held.identities, held.identities[part != CERTIFY])
+    new = ~np.isin(held.identities, held.identities[(part == _TRAIN) | (part == SELECT)])
     of_all = np.ones(len(held), dtype=np.int64)
     of_all[certifies] = copies
     # keep the order of the inputs, which may be that of files on disk
     rows = np.sort(np.concatenate([np.flatnonzero(part == SELECT), certifies[firsts]]))
-    _check_enough(held, rows, first, part[rows], new[rows])
+    _check_enough(held, rows, part[rows], new[rows])
     split = part[rows].astype(np.uint8)
     trained = held.subset(np.flatnonzero(part == _TRAIN)) if train is None else train
     seen = held.identities if more is None else np.concatenate([held.identities, more.identities])
@@ -91,7 +96,14 @@ def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
         np.unique(seen),
         new[rows] | (split == SELECT),
     )
-    return Inputs(trained, held.subset(rows), split, record, tuple(notes))
+    found = Inputs(trained, held.subset(rows), split, record)
+    return replace(found, notes=(*notes, *_notes_of_copies(held, found, unique=unique)))
+
+
+def part_to_train_on(held: Data, seed: int, *, unique: bool) -> Data:
+    """Return the part of `held` that `split_inputs` trains on if there are no other training inputs."""
+    part = _parts(held.identities, seed, third=True, unique=unique)
+    return held.subset(np.flatnonzero(part == _TRAIN))
 
 
 def content_hash(inputs: Data) -> str:
@@ -99,7 +111,7 @@ def content_hash(inputs: Data) -> str:
     return hashlib.sha256(inputs.identities.tobytes()).hexdigest()
 
 
-_TRAIN = -1
+_TRAIN, _LEFT_OUT = -1, -2
 
 
 def _without(more: Data, held: Data, notes: list[str]) -> Data:
@@ -133,7 +145,18 @@ def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64])
     return order[np.argsort(place[first[order]], kind="stable")]
 
 
-def _parts(
+def _parts(identities: Identities, seed: int, *, third: bool, unique: bool) -> npt.NDArray[np.int64]:
+    """Return the part of each input, [n]: SELECT, CERTIFY, _TRAIN (a `third`), or _LEFT_OUT."""
+    first, _ = group_copies(identities)
+    every = np.arange(len(first))
+    kept = np.flatnonzero(first == every) if unique else every
+    order = np.random.default_rng((seed, 0)).permutation(len(kept))
+    part = np.full(len(first), _LEFT_OUT, dtype=np.int64)
+    part[kept] = _parts_of(order, np.searchsorted(kept, first[kept]), third=third)
+    return part
+
+
+def _parts_of(
     order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], *, third: bool
 ) -> npt.NDArray[np.int64]:
     """Return the part of each input, [n]. Copies that do not certify go to the part of their first one."""
@@ -152,29 +175,55 @@ def _parts(
 def _check_enough(
     held: Data,
     rows: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
     part: npt.NDArray[np.int64],
     new: npt.NDArray[np.bool_],
 ) -> None:
-    left = len(np.unique(first[rows]))
-    if left < _LEAST_HELD_OUT or not (part == SELECT).any() or not (new & (part == CERTIFY)).any():
-        different = len(np.unique(first))
+    left = len(np.unique(held.identities[rows]))
+    if left < _LEAST_HELD_OUT or not (part == SELECT).any() or not (part == CERTIFY).any():
+        different = len(np.unique(held.identities))
         what = "" if different == len(held) else f", {different} of them different"
         raise DataError(
             f"{held.name} has {len(held)} inputs{what}; only {left} are left to measure on: "
             f"give enough for at least {_LEAST_HELD_OUT} (several thousand for a certificate)"
         )
+    if not (new & (part == CERTIFY)).any():
+        raise DataError(
+            f"every input of {held.name} to certify on has a copy that trains or selects, so nothing can be "
+            "certified: make the inputs unique (--unique)"
+        )
+
+
+def _notes_of_copies(held: Data, inputs: Inputs, *, unique: bool) -> list[str]:
+    copied = len(held) - len(np.unique(held.identities))
+    if copied == 0:
+        return []
+    told = f"{copied} of {len(held)} inputs of --data are copies of others"
+    if unique:
+        return [f"{told}: each input is kept once"]
+    certify = inputs.split == CERTIFY
+    told += (
+        f": {inputs.evidence} inputs are evidence for a certificate; further copies, and inputs of which a "
+        "copy trains or selects, count only if their answers differ"
+    )
+    copies = CopyCounts(inputs.record.copies, inputs.record.new.astype(np.int64)).of(certify)
+    warning = warning_of_copies(copies)
+    return [told, warning] if warning else [told]
 
 
 def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     """Return the held-out inputs that `explore` measured on, and their split (SELECT or CERTIFY, uint8 [n]).
 
-    **Raises:** `DataError` when they are no longer where explore found them, or have changed.
+    **Raises:** `DataError` when they are no longer where explore found them, have changed, or were an object.
     """
-    manifest = library.manifest
-    source = manifest.settings.get("data")
+    settings = library.manifest.settings
+    source = settings.get("data")
     if not source:
         raise DataError("the manifest does not say where the held-out inputs are; run gati explore again")
+    if "data" in settings.get("objects", ()):
+        raise DataError(
+            f"the library was explored from an object ({source.partition(',')[0]}), so its held-out inputs "
+            "cannot be read again; explore from a file, a folder or package.module:callable"
+        )
     held = load_data(source, library.preprocessing, what="held-out data")
     record = library.input_record()
     if record is None:

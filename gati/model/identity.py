@@ -51,6 +51,21 @@ class CopyCounts(NamedTuple):
         """How many inputs count if no answer differs."""
         return int(self.same.sum())
 
+    @property
+    def draws(self) -> int:
+        """How many inputs count if every answer differs: all of them, copies included."""
+        return int(self.differs.sum())
+
+    @property
+    def seen(self) -> int:
+        """How many of the draws count only if their answers differ, because of what they were used for."""
+        return int(self.differs[self.same == 0].sum())
+
+    @property
+    def all_once(self) -> bool:
+        """Whether each input counts once, whatever its answer: counts are then those of a plain sample."""
+        return bool((self.differs == 1).all() and (self.same == 1).all())
+
 
 def identity_of(content: NDArray[Any]) -> int:
     """Return a 64-bit hash of an input's dtype, shape and values.

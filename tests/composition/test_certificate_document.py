@@ -14,6 +14,7 @@ from gati.composition.certificate import (
     Certificate,
     EngineWalk,
     FurtherCount,
+    NewInputs,
     Recount,
     WalkedOn,
 )
@@ -55,6 +56,7 @@ COMPLETE = replace(
     use=2,
     attempt=AttemptCount(3, 2),
     further=FurtherCount("more.npz 12ab", 100, "left 3 inputs out"),
+    new_inputs=NewInputs(1, 390),
 )
 RENEWED = replace(
     certify([(3, 300)], 0.97, 0.05, share=0.75),

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import gati
+from gati.composition.certified import propose
 from gati.composition.composition import Composition
+from gati.composition.outcomes import outcomes_of
+from gati.composition.plans import Settings
 from gati.errors import LibraryError
-from gati.exploration.library import CERTIFY, InputRecord, Library
+from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from tests.composition.libraries import make_library
 
 
@@ -21,6 +24,17 @@ def with_copies(directory: Path, copies: int) -> Library:
     rows = np.arange(len(split))
     identities, new = rows.astype(np.uint64), np.ones(len(rows), dtype=np.bool_)
     library.write_input_record(InputRecord(rows, identities, count, identities, new))
+    return library
+
+
+def with_seen(directory: Path, seen: int) -> Library:
+    """A library of which copies of this many inputs to certify on trained or selected."""
+    library = with_copies(directory, 1)
+    record = library.input_record()
+    assert record is not None
+    new = record.new.copy()
+    new[np.flatnonzero(library.base_outcomes().split == CERTIFY)[:seen]] = False
+    library.write_input_record(record._replace(new=new))
     return library
 
 
@@ -43,6 +57,37 @@ def test_a_lost_input_counts_as_often_as_it_occurs(tmp_path: Path, per_class: bo
     strictest = [certificate.tested[0] for certificate in (once, four)]
     assert strictest[1].losses == 4 * strictest[0].losses > 0
     assert four.losses / 4 <= once.losses, "where copies disagree, less is certified"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_certificate_says_what_it_counted_and_compositions_warn_of_many_copies(
+    tmp_path: Path, per_class: bool
+) -> None:
+    plain = composed(with_seen(tmp_path / "plain", 0), per_class=per_class)
+    few, many = (composed(with_seen(tmp_path / str(seen), seen)) for seen in (60, 61))
+    assert plain.certificate is not None and plain.certificate.new_inputs is None
+    assert "inputs not used for choosing were answered" in plain.certificate.sentence()
+    for found, new in ((few, 540), (many, 539)):
+        counts = found.certificate
+        assert counts is not None and counts.new_inputs is not None
+        assert counts.new_inputs.inputs == new
+        assert new - counts.new_inputs.losses == counts.inputs - counts.losses, "who agrees is new"
+        assert f"{counts.losses} of {counts.inputs} counted inputs were answered" in counts.sentence()
+        assert "not used for choosing" not in counts.sentence()
+        assert "are counted only where answers differ." in counts.sentence()
+    assert few.note == plain.note == ""
+    assert many.note.startswith("61 of 600 inputs to certify on have copies that train or select")
+
+
+@pytest.mark.slow
+def test_hopes_count_every_copy_that_is_lost(tmp_path: Path) -> None:
+    library = make_library(tmp_path)
+    proposal = propose(
+        library, Settings(accuracy=0.8), ["inline"], outcomes_of(library, SELECT), 600
+    )  # fmt: skip
+    hoped = [proposal.hoped_ms(600, draws=draws) or np.inf for draws in (None, 600, 1200, 6000)]
+    assert hoped[0] == hoped[1] < hoped[2] < hoped[3]
 
 
 def test_a_record_of_another_library_is_refused(tmp_path: Path) -> None:

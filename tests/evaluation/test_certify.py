@@ -193,10 +193,28 @@ def test_inputs_that_explore_has_seen_count_only_against_the_caches_and_it_says_
     alone, both = (certify(directory, tmp_path / f"{name}.npz") for name in ("new", "both"))
     assert alone.note == ""
     assert both.note.startswith("gati explore has already seen 150 of 230 inputs: they count only if their")
+    assert both.hit_rate == alone.hit_rate
     lost = more[1]  # of those that it has seen
     assert alone.certificate.inputs == 80 and lost > 0
     assert both.certificate.inputs == 80 + lost
     assert both.certificate.losses == alone.certificate.losses + lost
+
+
+def test_inputs_that_explore_has_seen_do_not_make_new_ones_look_harder(
+    directory: Path, more: tuple[Path, int], tmp_path: Path
+) -> None:
+    """They are counted if they are lost only, which is no share of anything."""
+    alone, both = images(230)[150:], images(230)
+    np.savez(tmp_path / "new.npz", images=alone)
+    np.savez(tmp_path / "both.npz", images=both)
+    lost = losses_of(directory, tmp_path / "new.npz")
+    rewrite(directory, certificate=walk([(10 * lost, 800)], 0.97, 0.05))
+    remember(directory, more[0])
+    found = certify(directory, tmp_path / "both.npz", write=True)
+    assert f"now ({lost} of 80): the difference is within chance" in found.comparison
+    assert "counted only where answers differ" in found.sentence()
+    again = certify(directory, tmp_path / "both.npz")
+    assert f"when composed ({lost} of 80)" in again.comparison
 
 
 def test_a_library_without_a_record_is_used_and_says_what_is_unknown(

@@ -98,6 +98,19 @@ def test_inputs_are_divided_as_explore_divides_them(found: Diagnosis) -> None:
     assert [target.losses_allowed is not None for target in found.data.targets] == 5 * [True] + 2 * [False]
 
 
+def test_inputs_that_are_no_evidence_are_not_promised(files: dict[str, str], tmp_path: Path) -> None:
+    images = np.load(files["data"])["images"]
+    data, options = tmp_path / "twice.npz", {**files, **about_the_data_alone()}
+    np.savez(data, images=np.concatenate([images, images]))
+    twice = gati.doctor(NET, **{**options, "data": str(data)})
+    once = gati.doctor(NET, **{**options, **about_the_data_alone(), "data": str(data), "unique": True})
+    assert twice.data is not None and once.data is not None
+    assert (once.data.select, once.data.certify, once.data.train) == (400, 500, 897)
+    assert twice.data.certify < 500
+    told = " ".join(each.message for each in twice.findings if each.about == "data")
+    assert f"{twice.data.certify} inputs are evidence" in told and "explore with --unique" in told
+
+
 def test_the_forecast_names_what_explore_would_train(found: Diagnosis) -> None:
     forecast = found.explore
     assert forecast is not None

@@ -193,7 +193,8 @@ def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_p
     split, record = library.base_outcomes().split, library.input_record()
     assert record is not None and library.manifest.counts["train"] == 897
     certify = split == CERTIFY
-    assert library.manifest.counts["certify"] == certify.sum() < record.copies[certify].sum()
+    assert library.manifest.counts["certify"] == record.new[certify].sum() < record.copies[certify].sum()
+    assert any("explore with --unique" in note for note in said.notes)
     select = set(record.identities[split == SELECT].tolist())
     assert not select & set(record.identities[certify & record.new].tolist())
     assert select >= set(record.identities[certify & ~record.new].tolist())
@@ -242,6 +243,33 @@ def test_a_run_does_not_go_on_with_other_inputs(changed: str, files: dict[str, s
     option = "--" + changed.replace("_", "-")
     with pytest.raises(DataError, match=f"the inputs of {option}, or their order, have changed"):
         explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+
+
+@pytest.mark.parametrize("copies", [0, 50])
+def test_a_run_that_another_version_began_goes_on_only_with_the_same_split(
+    copies: int, files: dict[str, str], tmp_path: Path
+) -> None:
+    """Before, all copies of an input were in one part: what trained then could count as new now."""
+    images = np.load(files["data"])["images"]
+    np.savez(tmp_path / "val.npz", images=np.concatenate([images, images[:copies]]))
+    options: dict[str, Any] = {"checkpoint": files["checkpoint"], "data": str(tmp_path / "val.npz")}
+    options |= {"out": tmp_path / "out", "variants": ["grid(8)"], "epochs": 0.1}
+    with pytest.raises(Killed):
+        explore(NET, **options, progress=KilledAfter(10))
+    state = RunState(tmp_path / "out")
+    stored = state.costs()
+    assert stored is not None
+    state.write_costs({name: value for name, value in stored.items() if name != "split"})
+    if copies:
+        with pytest.raises(
+            LibraryError, match=r"split copies .* differently: choose another --out, or delete"
+        ):
+            explore(NET, **options)
+    state.write_costs({**stored, "split": "another"})
+    with pytest.raises(LibraryError, match="split copies among the inputs of --data differently"):
+        explore(NET, **options)
+    state.write_costs(stored if copies else {**stored, "split": ""})
+    explore(NET, **options)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["not told", "told"])
@@ -317,6 +345,9 @@ def test_a_run_on_datasets_is_resumed_with_others_of_the_same_content(
     library = explore(NET, **given(600), out=tmp_path)
     assert "object at" not in json.dumps(library.manifest.settings)
     assert explore(NET, **given(600), out=tmp_path, progress=KilledAfter(1)).manifest == library.manifest
+    held[7] = held[601]  # not one of the few whose pixels are compared with a second reading
+    with pytest.raises(Killed):
+        explore(NET, **given(600), out=tmp_path, progress=KilledAfter(1))
 
 
 class _Slow(KilledAfter):

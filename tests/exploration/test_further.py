@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch.utils.data import Dataset
 
 import gati
 from gati.composition.composition import Composition
@@ -23,6 +25,8 @@ from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
 from gati.exploration.further import explore_more, named_in_round, with_round
 from gati.exploration.library import Library
+from gati.exploration.splits import held_out
+from gati.model.data import load_data
 from gati.types import Trial, TrialId
 from tests.engine.served import composed, exit_at
 from tests.exploration.killing import Killed, KilledAfter
@@ -143,6 +147,74 @@ def test_a_round_interrupted_again_and_again_goes_on_and_ends_with_the_same_cach
         assert all(torch.equal(one[key], two[key]) for key in one), name
     for path in (whole / "outcomes").iterdir():
         assert filecmp.cmp(path, broken / "outcomes" / path.name, shallow=False), path.name
+
+
+@pytest.fixture(scope="module")
+def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    write_digits(folder)
+    save_file(trained_state(), folder / "net.safetensors")
+    return folder
+
+
+def shortly(folder: Path, data: Any, out: Path, **options: Any) -> Library:
+    return explore(
+        NET, folder / "net.safetensors", data=data, out=out, blocks="blocks.1", variants=("grid(16)",),
+        epochs=0.05, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_what_trained_is_found_again_where_inputs_have_copies(
+    digit_files: Path, tmp_path: Path, unique: bool
+) -> None:
+    images = np.load(digit_files / "val.npz")["images"]
+    np.savez(tmp_path / "val.npz", images=np.concatenate([images, images[:60]]))
+    library = shortly(digit_files, str(tmp_path / "val.npz"), tmp_path / "out", unique=unique)
+    record = library.input_record()
+    assert record is not None and record.new.all() == unique
+    explore_more(library.directory, epochs=0.05)
+    assert json.loads((library.directory / "training" / "rounds.json").read_text())["rounds"]
+
+
+def test_an_older_library_which_held_out_all_copies_is_trained_further(
+    digit_files: Path, tmp_path: Path
+) -> None:
+    images = np.load(digit_files / "val.npz")["images"]
+    data = tmp_path / "val.npz"
+    np.savez(data, images=np.concatenate([images, images[:60]]))
+    library = shortly(digit_files, str(data), tmp_path / "out")
+    record, held = library.input_record(), load_data(data, library.preprocessing)
+    assert record is not None
+    train = held.subset(np.flatnonzero(~np.isin(held.identities, record.identities)))
+    told = {**library.manifest.data, "train": f"val.npz {train.fingerprint}"}
+    assert told != library.manifest.data
+    library.write_manifest(replace(library.manifest, data=told))
+    explore_more(library.directory, epochs=0.05)
+
+
+class _Pictures(Dataset[Any]):
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.images[index]
+
+
+def test_what_was_explored_from_an_object_needs_it_again(digit_files: Path, tmp_path: Path) -> None:
+    images = np.load(digit_files / "val.npz")["images"]
+    more = np.load(digit_files / "more.npz")["images"]
+    directory = shortly(digit_files, _Pictures(images), tmp_path, train_data=_Pictures(more)).directory
+    with pytest.raises(DataError, match=r"from an object \(_Pictures of 900 inputs\): pass data= again"):
+        explore_more(directory, epochs=0.05)
+    with pytest.raises(DataError, match=r"from an object \(_Pictures of .* inputs\): pass train_data= again"):
+        explore_more(directory, epochs=0.05, data=_Pictures(images))
+    with pytest.raises(DataError, match="from an object .* cannot be read again; explore from a file"):
+        held_out(Library.open(directory))
+    explore_more(directory, epochs=0.05, data=_Pictures(images), train_data=_Pictures(more))
 
 
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:

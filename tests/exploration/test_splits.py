@@ -12,7 +12,7 @@ from gati.composition.accuracy import accuracy_drop
 from gati.composition.copies import counted
 from gati.errors import DataError
 from gati.exploration.library import CERTIFY, SELECT
-from gati.exploration.splits import Inputs, inputs_to_select_on, split_inputs
+from gati.exploration.splits import Inputs, inputs_to_select_on, part_to_train_on, split_inputs
 from gati.model.data import Data, load_data
 from gati.model.identity import CopyCounts
 from gati.model.preprocess import Preprocessing
@@ -122,6 +122,75 @@ def test_training_data_with_nothing_of_its_own_is_refused(tmp_path: Path, rows: 
     message = "^(--train-data and --data are the same 200|all 40 inputs of --train-data are also in --data)"
     with pytest.raises(DataError, match=message):
         split_inputs(held, data_of(tmp_path, pictures(200)[rows], "more"), 0)
+
+
+def oversampled(seed: int) -> np.ndarray:
+    """Easy inputs (dark), and as many hard ones (light), each of them ten times."""
+    random = np.random.default_rng(seed)
+    easy, hard = (random.integers(low, low + 128, (600, 3, 3, 1), dtype=np.uint8) for low in (0, 128))
+    return np.concatenate([easy, np.repeat(hard, 10, axis=0)])
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_data_that_was_oversampled_is_warned_of_and_certifies_nothing_false_once_it_is_unique(
+    tmp_path: Path, third: bool
+) -> None:
+    """Caches know what trained or selected them, and err on 40 % of hard inputs: 0.8 agree, not 0.9."""
+    more = None if third else data_of(tmp_path, pictures(60, 1), "more")
+    passed = {False: 0, True: 0}
+    for draw in range(20):
+        images = oversampled(draw)
+        held = data_of(tmp_path, images)
+        for unique in passed:
+            inputs = split_inputs(held, more, draw, unique=unique)
+            warned = [note for note in inputs.notes if "explore with --unique" in note]
+            assert len(warned) == (not unique)
+            certify, record = inputs.split == CERTIFY, inputs.record
+            hard = images[record.rows[certify]].min(axis=(1, 2, 3)) >= 128
+            new = record.new[certify]
+            lost = hard & new & (np.random.default_rng(draw).random(len(hard)) < 0.4)
+            rows = counted(lost, record.copies[certify], new.astype(np.int64))
+            passed[unique] += binom.cdf(lost[rows].sum(), len(rows), 0.1) <= 0.05
+    assert passed[False] > 4, "why it is warned of"
+    assert passed[True] == 0
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_unique_keeps_each_input_once_as_if_the_copies_had_never_been(tmp_path: Path, third: bool) -> None:
+    random = np.random.default_rng(0)
+    images = np.repeat(pictures(200), random.integers(1, 9, 200), axis=0)[::-1]
+    _, first = np.unique(images.reshape(len(images), -1), axis=0, return_index=True)
+    once = images[np.sort(first)]
+    more = None if third else data_of(tmp_path, pictures(50, 1), "more")
+    held, held_once = data_of(tmp_path, images), data_of(tmp_path, once, "once")
+    inputs, alone = split_inputs(held, more, 3, unique=True), split_inputs(held_once, more, 3)
+    assert parts_of(inputs, held) == parts_of(alone, held_once)
+    assert np.array_equal(held.identities[inputs.record.rows], alone.record.identities)
+    assert set(inputs.record.copies.tolist()) == {1} and inputs.record.new.all()
+    assert inputs.notes == (f"{len(images) - 200} of {len(images)} inputs of --data are copies of others: "
+                            "each input is kept once",)  # fmt: skip
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_what_trains_is_found_again_by_the_seed(tmp_path: Path, unique: bool) -> None:
+    held = data_of(tmp_path, np.concatenate([pictures(300), pictures(80)]))
+    inputs = split_inputs(held, None, 5, unique=unique)
+    assert part_to_train_on(held, 5, unique=unique).fingerprint == inputs.train.fingerprint
+
+
+def test_it_says_how_much_evidence_copies_leave(tmp_path: Path) -> None:
+    few = split_inputs(data_of(tmp_path, np.concatenate([pictures(900), pictures(20)])), None, 0)
+    assert f"920 inputs of --data are copies of others: {few.evidence} inputs are evidence" in few.notes[0]
+    assert len(few.notes) == 1, "few copies do no harm"
+    many = split_inputs(data_of(tmp_path, np.repeat(pictures(1000), 2, axis=0)), None, 0)
+    assert many.evidence < 300 and "explore with --unique" in many.notes[1]
+
+
+def test_inputs_that_all_have_copies_that_train_or_select_are_refused(tmp_path: Path) -> None:
+    held = data_of(tmp_path, np.repeat(pictures(100), 40, axis=0))
+    with pytest.raises(DataError, match=r"every input of val.npz to certify on has a copy .* \(--unique\)$"):
+        split_inputs(held, None, 0)
+    assert split_inputs(held, None, 0, unique=True).evidence == 34
 
 
 def test_many_copies_of_few_inputs_are_few_inputs(tmp_path: Path) -> None:
