@@ -25,8 +25,8 @@ _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
-# Settings of a process that this server starts; a running service has its own.
 _ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
+# Settings of a process that this server starts; a running service has its own.
 _OF_PROCESS = (
     "size",
     "threads",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+from torch import Tensor, nn
 
 from gati.costs.graph import GraphCosts
-from gati.costs.profile import InTurns, measure_profile
+from gati.costs.profile import InTurns, measure_in_turns, measure_profile
 from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import Profile
@@ -45,6 +48,31 @@ def mean_costs(parts: Sequence[tuple[float, GraphCosts]], traced: TracedModel) -
     names = parts[0][1].lookup_ms
     lookup_ms = {name: sum(share * costs.lookup_ms[name] for share, costs in parts) for name in names}
     return GraphCosts(profile, if_ms, lookup_ms)
+
+
+def lookup_at_lengths(
+    traced: TracedModel,
+    cache: nn.Module,
+    hidden: Callable[[TracedModel], Tensor],
+    base_ms: float,
+    notes: list[str] | None = None,
+) -> float:
+    """Return the mean milliseconds of a lookup over inputs, as `of_base`.
+
+    `hidden` returns what `cache` reads, [1, ...], of the network at one length. `notes` is as for
+    `measure_in_turns`.
+    """
+    parts = []
+    for share, each in at_lengths(traced):
+        run = partial(_whole, each)
+        parts.append((share, measure_in_turns(cache, hidden(each), run, notes=notes)))
+    return of_base(base_ms, parts)
+
+
+def _whole(traced: TracedModel) -> Tensor:
+    """Run the whole network once."""
+    found: Tensor = traced.base(traced.example())
+    return found
 
 
 def of_base(base_ms: float, parts: Sequence[tuple[float, InTurns]]) -> float:

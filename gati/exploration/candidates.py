@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
@@ -33,8 +32,7 @@ from gati.caches import (
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
-from gati.costs.lengths import of_base
-from gati.costs.profile import measure_in_turns
+from gati.costs.lengths import lookup_at_lengths
 from gati.errors import VariantError, one_line
 from gati.exploration.schedule import (
     MOST_BYTES,
@@ -50,7 +48,6 @@ from gati.exploration.schedule import (
 )
 from gati.model.entry import INPUT_KIND
 from gati.model.inputs import TensorInputs
-from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
@@ -132,18 +129,13 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
             place = None if reads_input(variant) else _block_of_shape(traced, shape)
-            parts = [
-                (
-                    share,
-                    measure_in_turns(
-                        cache,
-                        each.example() if place is None else each.hidden_example(place),
-                        partial(_whole, each),
-                    ),
-                )
-                for share, each in at_lengths(traced)
-            ]
-            known[variant, shape] = UntrainedCosts(_weights(cache), of_base(base_ms, parts))
+            lookup_ms = lookup_at_lengths(
+                traced,
+                cache,
+                lambda each: each.example() if place is None else each.hidden_example(place),
+                base_ms,
+            )
+            known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
     return measure
@@ -155,12 +147,6 @@ def _block_of_shape(traced: TracedModel, shape: tuple[int, ...]) -> str:
     return next(
         name for name, own in traced.hidden_shapes.items() if own == shape and kinds[name] != INPUT_KIND
     )
-
-
-def _whole(traced: TracedModel) -> Tensor:
-    """Run the whole network once."""
-    found: Tensor = traced.base(traced.example())
-    return found
 
 
 def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> nn.Module:

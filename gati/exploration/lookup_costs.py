@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from gati.caches import LearnedCache, is_reduced
 from gati.caches.selectors import BASELINE
-from gati.costs.lengths import of_base
-from gati.costs.profile import InTurns, measure_in_turns, measure_overlap
+from gati.costs.lengths import lookup_at_lengths
+from gati.costs.profile import measure_overlap
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification
-from gati.model.lengths import TracedSequences, at_lengths
+from gati.model.lengths import TracedSequences
 from gati.model.segments import TracedModel
 
 
@@ -35,16 +35,9 @@ def lookup_costs(
     `base_ms` is the base model's time. For sequences of varying length, the first is the mean over the
     lengths; lookups are never overlapped.
     """
-    inline_ms = of_base(
-        base_ms, [(share, _in_turns(each, block, cache, notes)) for share, each in at_lengths(traced)]
-    )
+    inline_ms = lookup_at_lengths(traced, cache, lambda each: each.hidden_example(block), base_ms, notes)
     if isinstance(traced, TracedSequences):
         return inline_ms, None, None
     # As in serving, the lookup's worker takes a core from the base model; the penalty includes that.
     overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
-
-
-def _in_turns(traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None) -> InTurns:
-    request, hidden = traced.example(), traced.hidden_example(block)
-    return measure_in_turns(cache, hidden, lambda: traced.base(request.clone()), notes=notes)

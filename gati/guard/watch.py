@@ -203,7 +203,7 @@ class Watch:
 
         Returns whether good evidence was forgotten: that of settings with audits of requests which a stricter
         one left, among which there are easier ones. Next to that stricter one, what is proven stays. Evidence
-        of which nobody knows what left it, as an earlier Gati wrote it, counts as left by the strictest.
+        of which it is not known what left it, as an earlier Gati wrote it, counts as left by the strictest.
         """
         before, self._memory_level = self._memory_level, memory_level
         if before is not None and memory_level <= before:

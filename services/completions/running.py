@@ -88,7 +88,7 @@ class RunningCompletion:
                 write = self._tokens.writer(request.prompt)  # the engine has checked its tokens
                 self._writers.append(TextWriter(write, self._asked.stops))
                 self._counts.append(0)
-        except BaseException:  # of any type: nobody would read what the others generate
+        except BaseException:  # of any type: what the others generate would not be read
             self._cancel()
             raise
         return self

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from gati.model.preprocess import Preprocessing
 
@@ -145,3 +146,16 @@ def _trained_state(network: type[nn.Module]) -> dict[str, Tensor]:
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()
     return {name: tensor.detach() for name, tensor in net.state_dict().items()}
+
+
+class Pictures(Dataset[Any]):
+    """Arrays of bytes, which the preset prepares."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.images[index]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
 from gati.exploration import candidates, stages
@@ -33,7 +33,7 @@ from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
-from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.networks import Pictures, trained_state, write_digits
 from tests.exploration.quick import quick_selectors
 
 pytestmark = pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_presets_preparation_is_not_taken_for_that_of_tensors() -> None:
     assert fitted(preset, tensors)[0].preprocessing.unknown
     assert not fitted(told, tensors)[0].preprocessing.unknown
     images = np.zeros((4, 32, 32, 3), np.uint8)
-    assert not fitted(preset, _Pictures(images))[0].preprocessing.unknown
+    assert not fitted(preset, Pictures(images))[0].preprocessing.unknown
 
 
 def test_that_a_library_will_take_no_images_is_said_before_training(
@@ -315,19 +315,6 @@ def test_that_a_library_will_take_no_images_is_said_before_training(
     assert any("take only tensors; give --mean, --std and --resize" in note for note in said.notes)
 
 
-class _Pictures(Dataset[Any]):
-    """Arrays of bytes, which the preset prepares."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.images[index]
-
-
 def test_a_run_on_datasets_is_resumed_with_others_of_the_same_content(
     files: dict[str, str], tmp_path: Path
 ) -> None:
@@ -336,11 +323,11 @@ def test_a_run_on_datasets_is_resumed_with_others_of_the_same_content(
     options: dict[str, Any] = {"checkpoint": files["checkpoint"], "variants": ["grid(8)"], "epochs": 0.1}
 
     def given(count: int) -> dict[str, Any]:
-        return {"data": _Pictures(held[:count]), "train_data": _Pictures(more), **options}
+        return {"data": Pictures(held[:count]), "train_data": Pictures(more), **options}
 
     with pytest.raises(Killed):
         explore(NET, **given(600), out=tmp_path, progress=KilledAfter(10))
-    with pytest.raises(LibraryError, match=r"another data \('_Pictures of 600 inputs, .* '_Pictures of 599"):
+    with pytest.raises(LibraryError, match=r"another data \('Pictures of 600 inputs, .* 'Pictures of 599"):
         explore(NET, **given(599), out=tmp_path)
     library = explore(NET, **given(600), out=tmp_path)
     assert "object at" not in json.dumps(library.manifest.settings)

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch.utils.data import Dataset
 
 import gati
 from gati.composition.composition import Composition
@@ -30,7 +29,7 @@ from gati.model.data import load_data
 from gati.types import Trial, TrialId
 from tests.engine.served import composed, exit_at
 from tests.exploration.killing import Killed, KilledAfter
-from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.networks import Pictures, trained_state, write_digits
 
 pytestmark = pytest.mark.slow
 
@@ -193,28 +192,17 @@ def test_an_older_library_which_held_out_all_copies_is_trained_further(
     explore_more(library.directory, epochs=0.05)
 
 
-class _Pictures(Dataset[Any]):
-    def __init__(self, images: np.ndarray) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.images[index]
-
-
 def test_what_was_explored_from_an_object_needs_it_again(digit_files: Path, tmp_path: Path) -> None:
     images = np.load(digit_files / "val.npz")["images"]
     more = np.load(digit_files / "more.npz")["images"]
-    directory = shortly(digit_files, _Pictures(images), tmp_path, train_data=_Pictures(more)).directory
-    with pytest.raises(DataError, match=r"from an object \(_Pictures of 900 inputs\): pass data= again"):
+    directory = shortly(digit_files, Pictures(images), tmp_path, train_data=Pictures(more)).directory
+    with pytest.raises(DataError, match=r"from an object \(Pictures of 900 inputs\): pass data= again"):
         explore_more(directory, epochs=0.05)
-    with pytest.raises(DataError, match=r"from an object \(_Pictures of .* inputs\): pass train_data= again"):
-        explore_more(directory, epochs=0.05, data=_Pictures(images))
+    with pytest.raises(DataError, match=r"from an object \(Pictures of .* inputs\): pass train_data= again"):
+        explore_more(directory, epochs=0.05, data=Pictures(images))
     with pytest.raises(DataError, match="from an object .* cannot be read again; explore from a file"):
         held_out(Library.open(directory))
-    explore_more(directory, epochs=0.05, data=_Pictures(images), train_data=_Pictures(more))
+    explore_more(directory, epochs=0.05, data=Pictures(images), train_data=Pictures(more))
 
 
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:

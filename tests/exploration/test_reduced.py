@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from gati.caches import ReducedNetwork, default_reduced, load_cache
 from gati.composition.load import open_model
-from gati.costs.profile import InTurns
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import VariantError
@@ -76,8 +75,7 @@ class Flattened(Pooled):
 def _short() -> Iterator[None]:
     """Networks so small cost what calls cost: here what is measured decides nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        cheap = InTurns(lookup_ms=1e-3, base_ms=1.0)
-        patch.setattr("gati.exploration.candidates.measure_in_turns", lambda *_, **__: cheap)
+        patch.setattr("gati.exploration.candidates.lookup_at_lengths", lambda *_: 1e-3)
         patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
         quick_selectors(patch)
         yield

@@ -34,23 +34,13 @@ def path_for(
     for leaving in exits:
         check_placement(leaving, backend)
     with prepared_on(backend):
-        return _prepared(backend, traced, exits, outputs_kind, graphs)
-
-
-def _prepared(
-    backend: str,
-    traced: TracedModel,
-    exits: Sequence[EngineExit],
-    outputs_kind: OutputsKind,
-    graphs: tuple[Path, Path] | None,
-) -> RequestPath:
-    executes = get_backend(backend)
-    if isinstance(executes, GraphBackend):
-        return GraphPath(executes, traced, exits, outputs_kind, graphs)
-    executes = segment_backend(backend)
-    ready = made_ready(executes, traced, exits, outputs_kind)
-    overlapped = any(leaving.placement == "overlapped" for leaving in exits)
-    pieces = finest_pieces(executes, traced, exits) if overlapped else ready.segments
-    if single := ReplayedPath.single(executes, traced, pieces, exits, ready.stages):
-        return ReplayedPath(ready, single, exits)
-    return OverlappedPath(ready, traced.device, pieces, exits) if overlapped else SegmentsPath(ready)
+        executes = get_backend(backend)
+        if isinstance(executes, GraphBackend):
+            return GraphPath(executes, traced, exits, outputs_kind, graphs)
+        executes = segment_backend(backend)
+        ready = made_ready(executes, traced, exits, outputs_kind)
+        overlapped = any(leaving.placement == "overlapped" for leaving in exits)
+        pieces = finest_pieces(executes, traced, exits) if overlapped else ready.segments
+        if single := ReplayedPath.single(executes, traced, pieces, exits, ready.stages):
+            return ReplayedPath(ready, single, exits)
+        return OverlappedPath(ready, traced.device, pieces, exits) if overlapped else SegmentsPath(ready)

@@ -134,7 +134,7 @@ class AccessLog:
 
     def _opened(self) -> IO[bytes]:
         if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
-            self._end_segment()  # the service removed it, for room: nobody would read what follows
+            self._end_segment()  # the service removed it, for room: what follows would not be read
         if self._file is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._number += 1

@@ -36,7 +36,7 @@ as long as X + D <= A + B + k, and until they have gained, X + D <= 0.005 n. The
 beyond LRU was one of the D blocks, so X + D grows only by evictions that predictions chose.
 
 The shadow knows of no locks, but requests that are active at the same time lock blocks, so that LRU, too,
-must evict others sooner. A block that LRU evicts here although the shadow holds it, which happens for no
+must evict others earlier. A block that LRU evicts here although the shadow holds it, which happens for no
 other reason, then leaves the shadow: D grows by no eviction of LRU, and the bound holds whatever is locked.
 X leaves out the next miss of such a block. While predictions decide, X counts what they evict for locks, too.
 

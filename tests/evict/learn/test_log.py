@@ -255,7 +255,7 @@ def test_sweeping_removes_the_oldest_and_folders_that_are_empty(tmp_path: Path) 
 
 
 def test_an_engine_whose_newest_segment_was_removed_begins_another(tmp_path: Path) -> None:
-    """It wrote on to a file that nobody could read."""
+    """It wrote on to a file that was never read."""
     log = AccessLog(tmp_path, 100, dict)
     reader = AccessReader(tmp_path)
     found: list[int] = []
