@@ -81,6 +81,18 @@ class OperatingPoint:
     accuracy: float  # agreement with the base model among those; 1.0 where nothing hits
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What latencies depend on besides the network: processor, number of threads, versions of the software.
+
+    A name is empty if an older Gati measured them, which did not store it.
+    """
+
+    processor: str
+    threads: int
+    software: str
+
+
 @dataclass(frozen=True)
 class Profile:
     """Latencies of the base model on one backend, as measured when the library was written."""
@@ -92,3 +104,11 @@ class Profile:
     blocks: tuple[BlockProfile, ...] = field(default_factory=tuple)
     disturbance: str = ""  # why these may be wrong: what else the machine did meanwhile
     processor: str = ""  # the name of the CPU or GPU; an older Gati did not store it
+    # The packages that run networks, with versions; an older Gati did not store them, and ledgers know
+    # profiles by their `repr`.
+    software: str = field(default="", repr=False)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What these latencies depend on besides the network."""
+        return Conditions(processor=self.processor, threads=self.threads, software=self.software)

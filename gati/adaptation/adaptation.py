@@ -27,13 +27,14 @@ from typing import Any, Self
 from torch import Tensor
 
 from gati.adaptation.answering import AnsweringEngines
-from gati.adaptation.background import Background, Inline, Worker
+from gati.adaptation.background import in_background, in_line
+from gati.adaptation.counts import RequestCounts
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
-from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
+from gati.adaptation.references import open_networks, reference_of
 from gati.adaptation.renewal import Renewal, RenewalOutcome, candidate_blocks, promise_of
 from gati.adaptation.rest import Rest
 from gati.adaptation.samples import Sample, recorded, restored
@@ -63,9 +64,6 @@ from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
 from gati.versions.repository import ModelRepository
 
-_AUDITS_WAITING = 512
-_JOBS_WAITING = 8  # retrainings, and openings of proven settings
-_MEMORY = 0.99  # decay of the running hit rate
 WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
 
@@ -95,77 +93,43 @@ class Adaptation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         asked = settings or AdaptSettings()
-        promise = promise_of(served, asked)
+        self._promise = promise_of(served, asked)
         self.settings = replace(asked, window_inputs=asked.window_inputs or WINDOW_INPUTS)
-        self._accuracy = promise.accuracy
-        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
-        store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
-        self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
-        timer = (lambda: 0.0) if deterministic else time.thread_time  # the time of training must not matter
-        self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock
         self._lock, self._answering = threading.RLock(), RunningRequests()
+        self._counts, self._rest = RequestCounts(), Rest()
+        self._networks = open_networks(served, timed=not deterministic)
+        self._answer = AnsweringEngines(self._networks.base, self._networks.reference)
+        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
+        store = repository or ModelRepository(self._folder / "repository")
+        self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
+        timer = (lambda: 0.0) if deterministic else time.thread_time  # the time of training must not matter
+        self._renewal = Renewal(self._deployments, served, self.settings, self._promise, clock=timer)
         self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
-        self._base, exact = base_of(served), is_exact(served.engine)
-        self._reference = self._base if exact else reference_of(served)
-        self._answer = AnsweringEngines(self._base, self._reference)
-        example = served.engine.traced.example()[:1].clone()
-        self._reference.base(example)  # warm it up, so that it is ready when caches stop
-        cost = reference_cost(self._reference, self._base, None if deterministic else example)
-        self._auditing: Worker = Inline()
-        self._training: Worker = Inline()
-        if not deterministic:
-            self._auditing = Background("gati-audits", limit=_AUDITS_WAITING, requests=self._answering)
-            self._training = Background(
-                "gati-retraining", limit=_JOBS_WAITING, on_error=self._failed, requests=self._answering
-            )
-        false_alarm = self.settings.audits_to_false_alarm
-        lasts = Duration(self.settings.proof_s, lambda: self._now_s)
-        standings = Standing(
-            1.0 - promise.confidence, standing, audits_to_false_alarm=false_alarm, lasts=lasts, origin=origin
-        )
-        self._rest = Rest()
-        self._requests = self._hits = self._recalled = 0
-        self._hit_rate = 0.0  # running mean over all requests
-        self._now_s = 0.0
+        self._workers = in_line() if deterministic else in_background(self._answering, self._failed)
+        standings = self._open_standing(standing, origin)
         self._succession = Succession(
-            *(self._deployments, promise, standings, self._lock),
+            *(self._deployments, self._promise, standings, self._lock),
             tell=self._tell,
             on_serving=self._serves,
-            leave=self._training.submit,
+            leave=self._workers.training.submit,
             figures=self._renewal.figures,
         )
-        self._recall: Recall | None = None
-        checkpoint, delta = served.composition.checkpoint_sha256, standings.spending.delta
-        identity = memory_identity(checkpoint, promise.accuracy, delta)
+        network = served.composition.checkpoint_sha256
+        identity = memory_identity(network, self._promise.accuracy, standings.spending.delta)
         self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
-        if self.settings.enabled and self.settings.recall:
-            self._recall = Recall(
-                promise.accuracy,
-                standings.spending.next,
-                false_alarm,
-                leave=self._auditing.submit,
-                on_change=self._recalling,
-                alone=self.settings.rest and exact,
-                known=self._keeper.known(),
-            )
-            self._keeper.watch(self._recall)
+        self._recall = self._open_memory() if self.settings.enabled and self.settings.recall else None
         self._follow = FollowUp(
-            Draws(
-                self.settings.audit_budget / cost,
-                self.settings.sampling if self.settings.enabled or writer is not None else 0.0,
-                self.settings.probation,
-                seed=self.settings.seed if deterministic else None,
-            ),
+            self._open_draws(seed=self.settings.seed if deterministic else None),
             self._succession,
             self._samples,
-            Shadow(self._reference if deterministic else reference_of(served)),
-            self._auditing,
+            Shadow(self._networks.reference if deterministic else reference_of(served)),
+            self._workers.auditing,
             self._lock,
-            exact=exact,
+            exact=self._networks.exact,
             recall=self._recall,
             on_sample=None if writer is None else self._write,
             on_audit=on_audit,
@@ -174,6 +138,40 @@ class Adaptation:
         self._renewing = False
         self._scenes = len(self._deployments.scenes())
         self._fitted = self._succession.begin(len(self._samples))  # to this stream
+
+    def _open_standing(self, path: Path | None, origin: str) -> Standing:
+        """The watches of all versions, whose proofs take their time on the clock of requests."""
+        return Standing(
+            1.0 - self._promise.confidence,
+            path,
+            audits_to_false_alarm=self.settings.audits_to_false_alarm,
+            lasts=Duration(self.settings.proof_s, lambda: self._counts.now_s),
+            origin=origin,
+        )
+
+    def _open_memory(self) -> Recall:
+        """The memory of an earlier run, or an empty one; its proofs share the delta of all."""
+        recall = Recall(
+            self._promise.accuracy,
+            self._succession.standing.spending.next,
+            self.settings.audits_to_false_alarm,
+            leave=self._workers.auditing.submit,
+            on_change=self._recalling,
+            alone=self.settings.rest and self._networks.exact,
+            known=self._keeper.known(),
+        )
+        self._keeper.watch(recall)
+        return recall
+
+    def _open_draws(self, *, seed: int | None) -> Draws:
+        """Draws within the budget; nothing is sampled if samples are neither learned from nor stored."""
+        sampled = self.settings.enabled or self._writer is not None
+        return Draws(
+            self.settings.audit_budget / self._networks.cost,
+            self.settings.sampling if sampled else 0.0,
+            self.settings.probation,
+            seed=seed,
+        )
 
     @classmethod
     def open(
@@ -205,19 +203,28 @@ class Adaptation:
     def status(self) -> Status:
         """The current counts."""
         with self._lock:
-            follow, serving = self._follow, self._succession.serving
+            counts, follow, serving = self._counts, self._follow, self._succession.serving
             return Status(
-                *(serving.deployed.number, serving.watch.state, self._requests, self._hits, self._recalled),
-                *(self._recent_hit_rate, follow.audits, follow.losses, follow.left_out),
-                *(len(self._samples), self._renewing, self._succession.how_far),
-                self._accuracy if self._succession.may_hit or self._remembers else None,
+                version=serving.deployed.number,
+                state=serving.watch.state,
+                requests=counts.requests,
+                hits=counts.hits,
+                recalled=counts.recalled,
+                hit_rate=counts.recent_hit_rate,
+                audits=follow.audits,
+                losses=follow.losses,
+                left_out=follow.left_out,
+                samples=len(self._samples),
+                retraining=self._renewing,
+                proof=self._succession.how_far,
+                promise=self._promise.accuracy if self._succession.may_hit or self._remembers else None,
             )
 
     def base_ms(self, x: Tensor) -> float:
         """How long the base model takes to answer an input [1, ...], on the same backend and all cores."""
         with self._answering, self._answer.released():
             began = self._clock()
-            self._base.base(x)
+            self._networks.base.base(x)
             return 1e3 * (self._clock() - began)
 
     def answer(
@@ -251,25 +258,20 @@ class Adaptation:
         latency_ms = 1e3 * (self._clock() - began)
         hit = prediction.exit != BASE
         with self._lock:
-            self._now_s = time_s
-            self._requests += 1
-            self._hits += hit
-            self._hit_rate = _MEMORY * self._hit_rate + (1.0 - _MEMORY) * hit
-            if prediction.exit == RECALL:
-                self._recalled += 1
-            elif decided.may_hit:
+            self._counts.answered(prediction.exit, time_s)
+            if prediction.exit != RECALL and decided.may_hit:
                 self._reached(prediction, lookups=decided.lookups, time_s=time_s)
-        ticket = Ticket(x, self._requests, time_s, source, prediction, looked)
+        ticket = Ticket(x, self._counts.requests, time_s, source, prediction, looked)
         agreed = self._follow.answered(ticket, decided, base) or None
         self._after(time_s)
         if self._keeper.is_due():
-            self._auditing.submit(self._keeper.save)
+            self._workers.auditing.submit(self._keeper.save)
         drawn = decided.drawn
         return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number, agreed)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
         """Wait for background work, at most `deadline_s` seconds per thread; returns whether all is done."""
-        return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
+        return self._workers.wait(deadline_s)
 
     def close(self) -> None:
         """Stop the background work and remove local files; stored versions and samples are kept.
@@ -278,8 +280,7 @@ class Adaptation:
         that answers.
         """
         self._answer.close()
-        self._auditing.close(_FAREWELL_S)
-        self._training.close(_FAREWELL_S)
+        self._workers.close(_FAREWELL_S)
         self._keeper.save()
         self._succession.standing.save()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -292,16 +293,11 @@ class Adaptation:
     ) -> None:
         self.close()
 
-    @property
-    def _recent_hit_rate(self) -> float | None:
-        """Hit rate of about the last hundred requests; None before the first."""
-        return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
-
     def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
         """Count a request that the network answered while its caches may answer."""
         if lookups:
             hit = prediction.exit != BASE
-            self._triggers.answered(self._requests, hit=hit, time_s=time_s)
+            self._triggers.answered(self._counts.requests, hit=hit, time_s=time_s)
         instead = 0.0
         if self._recall is not None:
             instead = self._recall.more_alone(after_memory=self._succession.after_memory)
@@ -311,7 +307,7 @@ class Adaptation:
 
     def _sampling(self) -> float:
         """The share of requests to sample now: more if few hit and samples are needed, at no extra cost."""
-        share, hit_rate = self.settings.sampling, self._recent_hit_rate
+        share, hit_rate = self.settings.sampling, self._counts.recent_hit_rate
         fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
         if not self.settings.enabled or hit_rate is None or (fits and self._succession.may_hit):
             return share
@@ -341,7 +337,7 @@ class Adaptation:
                 return
             self._renewing = True
             changed_at = self._triggers.changed_at if reason == "hit rate" else None
-        self._training.submit(lambda: self._renew(reason, time_s, changed_at))
+        self._workers.training.submit(lambda: self._renew(reason, time_s, changed_at))
 
     def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
         taken = self._samples.taken
@@ -353,7 +349,7 @@ class Adaptation:
             outcome = self._renewal(current, self._samples, reason, changed_at, unproven=unproven)
             tried = outcome is not None
             with self._lock:
-                if outcome is not None and self._auditing.threaded:
+                if outcome is not None and self._workers.auditing.threaded:
                     self._take(outcome)
                 elif outcome is not None:
                     self._due = (time_s + self.settings.delay_s, outcome)
@@ -379,7 +375,7 @@ class Adaptation:
         where = "where no lookups are made" if alone else "next to caches"
         counted = f"{judged.losses} of {judged.audits} audits disagree"
         self._succession.standing.save()
-        self._auditing.submit(self._keeper.save)
+        self._workers.auditing.submit(self._keeper.save)
         if judged.kind == "released":
             self._tell("recalling", f"memory answers by setting {level} of {len(MOST)} {where}: {counted}")
         elif level:
@@ -397,4 +393,6 @@ class Adaptation:
     def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:
             version = self._succession.serving.deployed.number
-            self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
+            self._on_change(
+                Change(kind, self._counts.now_s, self._counts.requests, version, message, details or {})
+            )

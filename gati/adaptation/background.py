@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gati.engine.graph.apart import converting_apart
 from gati.engine.threads import work_alongside
@@ -17,6 +17,8 @@ from gati.priority import RunningRequests, alongside, let_requests_pass, take_tu
 Job = Callable[[], None]
 
 _NICENESS = 10
+_AUDITS_WAITING = 512
+_JOBS_WAITING = 8  # retrainings, and openings of proven settings
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +164,35 @@ class Background:
                 return None
             self._busy = True
             return self._jobs.popleft()
+
+
+class Workers(NamedTuple):
+    """The background work of a stream: audits in one, retrainings and what opens engines in another."""
+
+    auditing: Worker
+    training: Worker
+
+    def wait(self, deadline_s: float) -> bool:
+        """Wait at most `deadline_s` seconds for each; returns whether all jobs are done."""
+        return self.auditing.wait(deadline_s) and self.training.wait(deadline_s)
+
+    def close(self, deadline_s: float) -> None:
+        """Close both; each running job has `deadline_s` seconds to finish."""
+        self.auditing.close(deadline_s)
+        self.training.close(deadline_s)
+
+
+def in_line() -> Workers:
+    """Workers for simulated time."""
+    return Workers(Inline(), Inline())
+
+
+def in_background(requests: RunningRequests, on_error: Callable[[Exception], None]) -> Workers:
+    """Workers in threads that let `requests` pass; `on_error` gets the errors of retrainings."""
+    return Workers(
+        Background("gati-audits", limit=_AUDITS_WAITING, requests=requests),
+        Background("gati-retraining", limit=_JOBS_WAITING, on_error=on_error, requests=requests),
+    )
 
 
 _open = 0

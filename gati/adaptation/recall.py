@@ -20,12 +20,14 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
+from gati.adaptation.recall_rows import FeatureRows
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
@@ -40,7 +42,9 @@ _FIT_EVERY = 10  # new labels, and at least a share of all labels
 _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests that thresholds are computed from
 _PLACES = 64
+_LARGEST = 1e30  # of squared sketches: distances between larger ones overflow
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
+_NOTHING_CHECKED = CheckedDistances()
 
 
 class Looked(NamedTuple):
@@ -49,7 +53,8 @@ class Looked(NamedTuple):
     `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
     has what each ladder says. `scene` is the scene it belongs to; None: it begins one, as it is far from all
     that is remembered of its place, or as the place is new and others are not. `new_scene`: proofs by earlier
-    requests say nothing of it, as its scene is new. `number` counts lookups.
+    requests say nothing of it, as its scene is new. `number` counts lookups. `asked` False: memory must not
+    answer it, and proves nothing by it.
     """
 
     place: str
@@ -61,10 +66,11 @@ class Looked(NamedTuple):
     scene: int | None = 0
     new_scene: bool = False
     number: int = 0
+    asked: bool = True
 
     def where(self, *, alone: bool) -> Looked:
         """The same lookup, where the reference (`alone`) or caches answer the request if memory does not."""
-        return self._replace(confident=self.intents[0 if alone else -1].confident)
+        return self._replace(confident=self.asked and self.intents[0 if alone else -1].confident)
 
     @property
     def taken(self) -> bool:
@@ -87,7 +93,8 @@ class Remembered(NamedTuple):
     `places` have sketches [n, size] with their answers and scenes, oldest first. `labelled` are features with
     whether the remembered answer was wrong and its scene, `looked` the features of recent requests.
     `new_scenes` are the scenes that are still new, with the number of requests that each has shown. `names`
-    are places learned from, also of an earlier memory whose contents are not trusted any more.
+    are places learned from, also of an earlier memory whose contents are not trusted any more; `settled`: so
+    much was learned that places which are not among them are late.
     """
 
     state: Mapping[str, Any]
@@ -96,13 +103,14 @@ class Remembered(NamedTuple):
     looked: NDArray[np.float64]
     new_scenes: Sequence[tuple[int, int]] = ()
     names: Sequence[str] = ()
+    settled: bool = False
 
     @classmethod
-    def only(cls, names: Sequence[str]) -> Self:
+    def only(cls, names: Sequence[str], *, settled: bool) -> Self:
         """No contents, only the names of places."""
         nothing = np.empty((0, FEATURES))
         labelled = nothing, np.empty(0, np.bool_), np.empty(0, np.int64)
-        return cls({}, {}, labelled, nothing, names=names)
+        return cls({}, {}, labelled, nothing, names=names, settled=settled)
 
 
 class Recall:
@@ -134,13 +142,14 @@ class Recall:
         self._most_places = places
         self._places: dict[str, Memory] = {}  # most recently used last
         self.forgotten = 0  # places
-        self._labelled = _Rows(_LABELS)
-        self._looked = _Rows(_RECENT)
+        self._labelled = FeatureRows(_LABELS)
+        self._looked = FeatureRows(_RECENT)
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
         self._checked: dict[int, CheckedDistances] = {}  # by scene
-        self._scenes = Scenes(places, () if known is None else known.names)
+        names, settled = ((), False) if known is None else (known.names, known.settled)
+        self._scenes = Scenes(places, names, settled=settled)
         self._cautious: dict[str, int] = {}  # how many more requests of a place are not answered
         cases = (True, False) if alone else (False,)
         new = partial(RecallLadder, agreement, spend, audits_to_false_alarm)
@@ -193,15 +202,15 @@ class Recall:
             return alone
         return max(0.0, alone - others) / max(1.0 - others, 1e-9)
 
-    def look(self, x: Tensor, place: str | None, *, alone: bool = False) -> Looked | None:
-        """Look up an input [1, ...] of that place; None without a place, or if the input is not finite.
+    def look(self, x: Tensor, place: str | None, *, alone: bool = False, asked: bool = True) -> Looked | None:
+        """Look up an input [1, ...] of that place; None without a place, or if the input is no usual number.
 
         `alone`: the reference answers the request if memory does not; if that is decided later, see
-        `Looked.where`.
+        `Looked.where`. `asked` False: only to know its scene, and to learn from it.
         """
-        if place is None or not np.isfinite(sketched := sketch(x)).all():
+        if place is None or not _is_usual(sketched := sketch(x)):
             with self._lock:
-                for ladder in self._ladders:
+                for ladder in self._ladders if asked else ():
                     ladder.passed()
             return None
         with self._lock:
@@ -212,18 +221,19 @@ class Recall:
             risk, covered, scene = 1.0, False, self._scenes.of(place, memory, seen)
             if seen is not None:
                 self._looked.add(seen.features)
-                if self._risk is not None:
-                    risk = float(self._risk(seen.features))
-                if (checked := self._checked.get(seen.scene)) is not None:
-                    covered = checked.covers(seen.distance)
-                    scene = None if checked.is_jump(seen.distance) else scene
+            if seen is not None and self._risk is not None:
+                risk = float(self._risk(seen.features))
+                checked = self._checked.get(seen.scene, _NOTHING_CHECKED)
+                covered = checked.covers(seen.distance)
+                scene = None if checked.is_jump(seen.distance) else scene
             if (left := self._cautious.pop(place, 0)) > 0:
                 covered = False
                 self._cautious[place] = left - 1
             new, number = self._scenes.show(place, scene), self._scenes.lookups
-            intents = tuple(ladder.judge(risk, covered=covered) for ladder in self._ladders)
-            confident, known = intents[0 if alone else -1].confident, any(each.known for each in intents)
-            return Looked(place, sketched, seen, confident, known, intents, scene, new, number)
+            intents = tuple(ladder.judge(risk, covered=covered, asked=asked) for ladder in self._ladders)
+            known = any(each.known for each in intents)
+            looked = Looked(place, sketched, seen, False, known, intents, scene, new, number, asked)
+            return looked.where(alone=alone)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Learn from the base model's answer to a request.
@@ -235,18 +245,8 @@ class Recall:
         with self._lock:
             audited = drawn or tried
             changes = self._audited(looked, wrong=looked.wrong(base), drawn=drawn) if audited else []
-            if drawn or not looked.known:
-                if (seen := looked.seen) is not None:
-                    wrong = looked.wrong(base)
-                    self._labelled.add(seen.features, wrong, seen.scene)
-                    self._since_fit += 1
-                    if any(each.meant for each in looked.intents):
-                        checked = self._checked.setdefault(seen.scene, CheckedDistances())
-                        checked.add(seen.distance, wrong=wrong)
-                        if wrong:
-                            self._cautious[looked.place] = _CAUTIOUS
-                scene = self._scenes.learned(looked.place, looked.scene, looked.number)
-                self._memory(looked).add(looked.sketched, base, scene)
+            if (drawn or not looked.known) and bool(torch.isfinite(base.probabilities).all()):
+                self._remember(looked, base)
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
             wanted = due and not self._fitting
@@ -255,6 +255,18 @@ class Recall:
             self._fitting = False
         for change in changes:
             self._on_change(*change)
+
+    def _remember(self, looked: Looked, base: Prediction) -> None:
+        if (seen := looked.seen) is not None:
+            wrong, meant = looked.wrong(base), any(each.meant for each in looked.intents)
+            self._labelled.add(seen.features, wrong, seen.scene)
+            self._since_fit += 1
+            checked = self._checked.setdefault(seen.scene, CheckedDistances())
+            checked.add(seen.distance, wrong=wrong, meant=meant)
+            if meant and wrong:
+                self._cautious[looked.place] = _CAUTIOUS
+        scene = self._scenes.learned(looked.place, looked.scene, looked.number)
+        self._memory(looked).add(looked.sketched, base, scene)
 
     def lost(self, looked: Looked, *, drawn: bool) -> None:
         """Count an audit for which the base model has no answer, as if the remembered one were wrong."""
@@ -266,7 +278,7 @@ class Recall:
     def _audited(self, looked: Looked, *, wrong: bool, drawn: bool) -> list[tuple[Judgement, int, bool]]:
         """Count an audit for the ladders; returns what changes."""
         found = []
-        for ladder, each in zip(self._ladders, looked.intents, strict=True):
+        for ladder, each in zip(self._ladders, looked.intents, strict=True) if looked.asked else ():
             judged = ladder.audited(each, wrong=wrong, steers=drawn)
             if judged is not None:
                 found.append((judged, ladder.level, ladder.alone))
@@ -274,7 +286,7 @@ class Recall:
 
     def _fit(self) -> None:
         with self._lock:
-            self._since_fit = 0
+            self._since_fit, self._fitting = 0, False  # first: one that fails must not be the last
             features, wrong, scenes = self._labelled.all()
             recent = self._looked.all()[0]
         risk = Risk(features, wrong, FURTHER)
@@ -285,12 +297,11 @@ class Recall:
                 ladder.expect(risks)
             meant = own < max(ladder.highest_risk for ladder in self._ladders)
             self._checked = {
-                scene: CheckedDistances(features[rows, 0].tolist(), wrong[rows].tolist())
+                scene: CheckedDistances(features[of, 0].tolist(), wrong[of].tolist(), meant[of].tolist())
                 for scene in np.unique(scenes).tolist()
-                for rows in (meant & (scenes == scene),)
+                for of in (scenes == scene,)
             }
             self._scenes.settle()
-            self._fitting = False
 
     def state(self) -> dict[str, Any]:
         """Its ladders, as JSON values."""
@@ -302,13 +313,19 @@ class Recall:
         with self._lock:
             places = {name: memory.contents() for name, memory in self._places.items()}
             contents = self.state(), places, self._labelled.all(), self._looked.all()[0]
-            return Remembered(*contents, self._scenes.new, self._scenes.names)
+            return Remembered(*contents, self._scenes.new, self._scenes.names, self._scenes.settled)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The places learned from, to know which are new after a restart."""
         with self._lock:
             return self._scenes.names
+
+    @property
+    def settled(self) -> bool:
+        """Whether so much was learned that a place which is new from now on is late."""
+        with self._lock:
+            return self._scenes.settled
 
     def _resumed(
         self, known: Remembered, new: Callable[..., RecallLadder], cases: Sequence[bool]
@@ -347,6 +364,11 @@ class Recall:
         return self._places[looked.place]
 
 
+def _is_usual(sketched: NDArray[np.float32]) -> bool:
+    """Whether distances from it are finite: one that is not would spoil the regression for all places."""
+    return bool(np.square(sketched, dtype=np.float64).sum() <= _LARGEST)
+
+
 def _filled(
     sketches: NDArray[np.float32], answers: Sequence[Prediction], scenes: NDArray[np.int64]
 ) -> Memory:
@@ -354,25 +376,3 @@ def _filled(
     for sketched, answer, scene in zip(sketches, answers, scenes.tolist(), strict=True):
         memory.add(sketched, answer, scene)
     return memory
-
-
-class _Rows:
-    """The last `limit` features, with labels and scenes; the order is lost."""
-
-    def __init__(self, limit: int) -> None:
-        self._features = np.empty((limit, FEATURES))
-        self._labels = np.zeros(limit, dtype=np.bool_)
-        self._scenes = np.zeros(limit, dtype=np.int64)
-        self._taken = 0
-
-    def __len__(self) -> int:
-        return min(self._taken, len(self._features))
-
-    def add(self, features: NDArray[np.float64], label: bool = False, scene: int = 0) -> None:
-        at = self._taken % len(self._features)
-        self._features[at], self._labels[at], self._scenes[at] = features, label, scene
-        self._taken += 1
-
-    def all(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
-        count = len(self)
-        return self._features[:count].copy(), self._labels[:count].copy(), self._scenes[:count].copy()

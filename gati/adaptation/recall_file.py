@@ -12,7 +12,8 @@ hour, or from another network, promise or source of requests, memory and proofs 
 memory resumes with contents at most half a minute old; later audits still count, and the guard continues.
 
 The names of places are kept next to the proofs, and do not age: what audits prove of caches lives longer than
-contents, and a place that is added meanwhile is still new.
+contents, and a place that is added meanwhile is still new. So is one whose contents are dropped: it may show
+something else by now.
 """
 
 from __future__ import annotations
@@ -71,18 +72,19 @@ class MemoryKeeper:
 
     def known(self) -> Remembered | None:
         """What an earlier run saved: names of places, and the contents if trusted; None without either."""
-        names, contents = self._names(), self._contents()
+        (names, settled), contents = self._names(), self._contents()
         if contents is not None:
-            return contents._replace(names=names)
-        return Remembered.only(names) if names else None
+            return contents._replace(names=names, settled=settled)
+        return Remembered.only(names, settled=settled) if settled else None
 
-    def _names(self) -> tuple[str, ...]:
-        """The places learned from by earlier runs, if they were of the same origin."""
+    def _names(self) -> tuple[tuple[str, ...], bool]:
+        """The places learned from by earlier runs of the same origin, and whether these learned enough."""
         kept = self._standing.kept(_PLACES_PART, math.inf)
         if not isinstance(kept, dict) or kept.get("origin") != self._standing.origin:
-            return ()
-        names = kept.get("names")
-        return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+            return (), False
+        listed = kept.get("names")
+        names = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
+        return names, kept.get("settled") is True or bool(names)
 
     def _contents(self) -> Remembered | None:
         """The contents saved by an earlier run; None if they are missing or not trusted."""
@@ -105,7 +107,10 @@ class MemoryKeeper:
         if self._path is not None:
             origin = self._standing.origin
             self._standing.keep(_PART, lambda: {"identity": self._identity, **recall.state()})
-            self._standing.keep(_PLACES_PART, lambda: {"origin": origin, "names": list(recall.names)})
+            self._standing.keep(
+                _PLACES_PART,
+                lambda: {"origin": origin, "names": list(recall.names), "settled": recall.settled},
+            )
 
     def is_due(self) -> bool:
         """Whether it is time to save. If so, schedules the next save half a minute later."""
@@ -149,7 +154,8 @@ class MemoryKeeper:
         labelled = arrays["features"], arrays["wrong"], np.asarray(arrays["scenes"], dtype=np.int64)
         if labelled[0].shape[1:] != (FEATURES,) or arrays["looked"].shape[1:] != (FEATURES,):
             raise ValueError("its features have another shape")
-        if len({len(each) for each in labelled}) > 1:
+        finite = np.isfinite(arrays["features"]).all() and np.isfinite(arrays["looked"]).all()
+        if len({len(each) for each in labelled}) > 1 or not finite:
             raise ValueError("its features are damaged")
         new = arrays["new_scenes"].tolist() if "new_scenes" in arrays else ()  # missing in older files
         return Remembered(state, places, labelled, arrays["looked"], [(scene, shown) for scene, shown in new])

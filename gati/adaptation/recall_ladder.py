@@ -96,14 +96,15 @@ class RecallLadder:
         """The loosest setting answers inputs of a lower risk."""
         return self._settings[-1].threshold
 
-    def judge(self, risk: float, *, covered: bool = True) -> Intent:
+    def judge(self, risk: float, *, covered: bool = True, asked: bool = True) -> Intent:
         """What the settings do with an input whose remembered answer is wrong with probability `risk`.
 
-        `covered`: inputs as far away have been checked.
+        `covered`: inputs as far away have been checked. `asked` False: memory must not answer this one.
         """
         would = tuple(covered and risk < setting.threshold for setting in self._settings)
         confident = self.level > 0 and would[self.level - 1]
-        self.share += (1.0 - _MEMORY) * (confident - self.share)
+        if asked:
+            self.share += (1.0 - _MEMORY) * (confident - self.share)
         meant = risk < self.highest_risk
         takes = would[max(self.level - 1, 0)]
         return Intent(would, confident, any(would[: self.tested]), self._epoch, meant, takes)

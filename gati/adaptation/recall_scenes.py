@@ -2,9 +2,8 @@
 
 What audits have proven was proven on what places showed then. So the first requests of a new scene are
 protected: the base model answers them instead of caches that were proven before (`gati.guard.auditor`). A
-place that is new after others have been learned from begins with a new scene.
-
-The names of learned places outlive the memory of what they showed: proofs of caches live longer than it.
+place that is new after others have been learned from begins with a new scene. So does one of which no more
+than the name is known: proofs of caches live longer than the memory of what it showed.
 """
 
 from __future__ import annotations
@@ -14,20 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from gati.adaptation.memory import Memory, Seen
 
 _NEW_SCENE = 20  # requests of a scene that is still new
-_NEW_SCENES = 100  # most whose requests are counted
+_NEW_SCENES = 100  # most whose requests are counted, besides one of each place
 
 
 class Scenes:
     """The scenes of at most `most_places` places. Not thread-safe.
 
-    `names` are the places that an earlier run has learned from. If there are more names than places, as where
-    a place is a user, a new place is nothing special: else the base model would answer nearly all requests.
+    `names` are the places that an earlier run has learned from; `settled`: it has learned enough. If there
+    are more names than places, as where a place is a user, a new place is nothing special: else the base
+    model would answer nearly all requests.
     """
 
-    def __init__(self, most_places: int, names: Iterable[str] = ()) -> None:
+    def __init__(self, most_places: int, names: Iterable[str] = (), *, settled: bool = False) -> None:
         self._most_places = most_places
         self._names = dict.fromkeys(names)  # learned from first come first
-        self._settled = bool(self._names)  # so much was learned that a place that comes now is late
+        self._only_names = set(self._names)  # what they show may have changed since
+        self._settled = settled or bool(self._names)  # a place that comes now is late
         self._count = 0  # begun by jumps and by late places
         self._new: dict[int, int] = {}  # how many requests each has shown so far
         self._showing_new: set[str] = set()  # places learned from whose last request was of a new scene
@@ -42,6 +43,7 @@ class Scenes:
         `scenes` are all that are remembered, `new` those still new, with the requests that each has shown.
         """
         self._names.update(dict.fromkeys(newest))
+        self._only_names.difference_update(newest)
         self._new.update(new)
         self._count = max([*scenes, *self._new], default=0)
         self._showing_new.update(place for place, scene in newest.items() if scene in self._new)
@@ -49,6 +51,11 @@ class Scenes:
     def settle(self) -> None:
         """Enough is learned: a place that comes from now on begins with a new scene."""
         self._settled = True
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough is learned."""
+        return self._settled
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,6 +101,7 @@ class Scenes:
         `lookup` is the number of the request. Requests of one moment are looked up before any of them is
         learned from: they begin one scene together, and count as shown by it.
         """
+        self._only_names.discard(place)
         if place not in self._names:
             self._names[place] = None
             if scene is None or scene in self._new:
@@ -101,6 +109,7 @@ class Scenes:
             if len(self._names) > self._most_places + 1:  # one too many says that there are too many
                 first = next(iter(self._names))
                 del self._names[first]
+                self._only_names.discard(first)
                 self._showing_new.discard(first)
         if scene is not None:
             return scene
@@ -110,7 +119,7 @@ class Scenes:
             return begun
         self._count += 1
         self._new[self._count] = 0
-        if len(self._new) > _NEW_SCENES:
+        if len(self._new) > _NEW_SCENES + self._most_places:
             del self._new[next(iter(self._new))]
         self._begun[place] = self._count, self._lookups
         return self._count
@@ -121,8 +130,9 @@ class Scenes:
         self._begun.pop(place, None)
 
     def _is_late(self, place: str) -> bool:
-        """Whether the place is new after others have been learned from, and places are not that many."""
-        return self._settled and place not in self._names and len(self._names) <= self._most_places
+        """Whether the place, or what it shows now, is new after enough was learned, and places are few."""
+        is_known = place in self._names and place not in self._only_names
+        return self._settled and not is_known and len(self._names) <= self._most_places
 
     def _is_new(self, scene: int) -> bool:
         """Count a request of the scene; returns whether the scene is new."""

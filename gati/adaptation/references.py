@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -62,3 +63,25 @@ def reference_cost(reference: Engine, base: Engine, x: Tensor | None) -> float:
             engine.base(x)
             taken_s[id(engine)].append(time.perf_counter() - began_s)
     return max(1.0, statistics.median(taken_s[id(reference)]) / statistics.median(taken_s[id(base)]))
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The engines without caches next to a composition: `base` on its backend, and the `reference`.
+
+    `exact`: both are one. `cost` is the latency of the reference relative to `base`.
+    """
+
+    base: Engine
+    reference: Engine
+    exact: bool
+    cost: float
+
+
+def open_networks(served: Served, *, timed: bool) -> Networks:
+    """Open both; the reference is warm, to be ready when caches stop. `timed`: its cost is measured."""
+    base, exact = base_of(served), is_exact(served.engine)
+    reference = base if exact else reference_of(served)
+    example = served.engine.traced.example()[:1].clone()
+    reference.base(example)
+    return Networks(base, reference, exact, reference_cost(reference, base, example if timed else None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from gati.engine.exits import BASE, Prediction
 from gati.samples.record import Record
 
 _HALF_LIVES = 4.0  # half-lives of sample weights in a window
+_FAR = 100.0  # times the usual largest number of an input: one that goes beyond spoils training
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,8 @@ def _in_order(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def window_of(samples: list[Sample]) -> Window:
-    """The samples as a window; a sample's weight halves with each quarter of the time span."""
+    """The samples as a window, without freaks; their weight halves with each quarter of the time span."""
+    samples = _without_freaks(samples)
     times = np.array([sample.time_s for sample in samples])
     times = np.minimum(times, times[-1])  # those of a run before the clock was set back are later
     span = max(float(times[-1] - times.min()), 1e-9)
@@ -92,6 +95,22 @@ def window_of(samples: list[Sample]) -> Window:
         0.5 ** ((times[-1] - times) / span * _HALF_LIVES),
         number=np.array([sample.number for sample in samples], dtype=np.int64),
     )
+
+
+def _without_freaks(samples: list[Sample]) -> list[Sample]:
+    """Leave out inputs far beyond all others, and those with an answer that is not finite.
+
+    A client may send such numbers. One of them among hundreds of samples, and nothing is learned from any.
+    """
+    largest = torch.stack([sample.input.abs().amax().double() for sample in samples])
+    limit = _FAR * float(largest.median()) or math.inf
+    kept = [
+        sample
+        for sample, most in zip(samples, largest.tolist(), strict=True)
+        if (most <= limit or not sample.input.is_floating_point())
+        and bool(torch.isfinite(sample.probabilities).all())
+    ]
+    return kept or samples
 
 
 def recorded(sample: Sample, answered: Prediction, model: str) -> Record:

@@ -284,7 +284,7 @@ class Auditor(Generic[Version]):
         of these count in the same proportion: if memory may answer some of them where no caches are looked
         up, which it does by other settings, only audits count, which are drawn from all.
         """
-        if decided.after_memory and given.looked is not None and given.looked.taken:
+        if self._is_taken(decided, given):
             return False
         return decided.drawn.audit or decided.doubted or not (decided.recalls and decided.alone)
 
@@ -355,9 +355,17 @@ class Auditor(Generic[Version]):
         return decided.drawn.audit and (given.recalled or not decided.doubted)
 
     def _of_caches(self, decided: Decided[Version], given: Given) -> Counting | None:
-        """What counts an audit of the answer of the version's engine; None if there is nothing to count."""
+        """What counts an audit of the answer of the version's engine; None if there is nothing to count.
+
+        Next to memory, a request that it would have taken is none of the rest, though it was not asked.
+        """
         may_be_wrong = decided.lookups or (decided.may_hit and not self.exact)
-        return decided.counting if may_be_wrong and not given.recalled else None
+        of_memory = given.recalled or self._is_taken(decided, given)
+        return decided.counting if may_be_wrong and not of_memory else None
+
+    def _is_taken(self, decided: Decided[Version], given: Given) -> bool:
+        """Whether memory takes such requests, and leaves others to the caches."""
+        return decided.after_memory and given.looked is not None and bool(given.looked.taken)
 
     def _audited(
         self, decided: Decided[Version], given: Given, base: Prediction, own: Sequence[Probed]

@@ -165,6 +165,12 @@ class Ladder:
             raise ValueError(f"certified up to level {level}, but {self.level} settings answer")
         self.certified = level
 
+    def grant(self, level: int) -> None:
+        """Let the settings up to `level` answer by a certificate."""
+        for at in range(self.level, level):
+            self._reset(at)
+        self.level, self.certified = max(self.level, level), level
+
     def restrict(self, level: int) -> None:
         """Withdraw all settings above `level`, whatever was certified, until they are proven again."""
         self.certified = min(self.certified, level)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -173,7 +174,6 @@ class Standing:
         more, or the file was damaged after the version was made (`created_s`), the version is on probation.
         All its proofs together err with probability at most `delta`, by default the model's.
         """
-        was_certified, left, withdrawn_to = identity in self._certified, settings, None
         bound = self.spending.delta if delta is None else delta
         if proven:
             self._certified.add(identity)
@@ -186,46 +186,42 @@ class Standing:
             if on_event is not None:
                 on_event(event)
 
-        known = self._known(identity)
+        known, before = self._known(identity), None
         if known is not None:
             try:
-                watch = Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
+                before = Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
                 self._distrust(f"{self._path}: version {identity}: {error}")
-            else:
-                if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
-                    of_before = identity not in self._watches  # saved by an earlier run
-                    if of_before:
-                        self._doubt(watch, known.get("origin", ""), self._heard_s.get(identity))
-                    self.hold_to(identity, watch, proven=proven, delta=bound)
-                    return self._take(identity, watch)
-                proven = proven and watch.may_hit  # made for another promise: only stops carry over
-                if was_certified and watch.certified < watch.settings:
-                    left = watch.certified if watch.settings == settings else 0
-                if watch.withdrawn_to is not None:
-                    withdrawn_to = watch.withdrawn_to if watch.settings == settings else 0
+        if before is not None and abs(before.agreement - agreement) < 1e-9 and before.settings == settings:
+            if identity not in self._watches:  # saved by an earlier run
+                self._doubt(before, known.get("origin", ""), self._heard_s.get(identity))
+            if proven:  # perhaps it was certified since
+                before.certify()
+            self.hold_to(identity, before, proven=proven, delta=bound)
+            return self._take(identity, before)
         self._deltas[identity] = bound
+        trusted = self._is_trusted(created_s)
         watch = Watch(
             agreement,
             spend=spend,
-            proven=proven and self._is_trusted(created_s),
+            proven=proven and trusted,
             settings=settings,
             audits_to_false_alarm=self._audits_to_false_alarm,
             lasts=self._lasts,
             on_event=told,
         )
-        if watch.may_hit and left < settings:
-            watch.restrict(left)
-        watch.withdrawn_to = withdrawn_to
+        watch.certifiable = settings if trusted else 0
+        if before is not None:
+            watch.take_over(before)
         return self._take(identity, watch)
 
     def hold_to(self, identity: str, watch: Watch, *, proven: bool, delta: float) -> None:
         """Believe of a known watch what is still certified, and what was proven as surely as `delta` asks."""
         before, self._deltas[identity] = self._deltas.get(identity, delta), delta
         if watch.certified and not proven:  # the certificate was revoked, or is less sure than is asked now
-            if watch.certified == watch.settings:  # no guard has withdrawn any: there is no stop to remember
+            if watch.certifiable == watch.settings:  # no guard has withdrawn any: no stop to remember
                 self._certified.discard(identity)
-            watch.restrict(0)
+            watch.revoke()
         if delta < before - 1e-9:
             watch.begin_anew()
 
@@ -321,10 +317,10 @@ class Standing:
             self.elsewhere |= watch.epoch > epoch
 
     def _is_recent(self, then_s: Any, max_age_s: float) -> bool:
-        """Whether that time is at most `max_age_s` ago, and not in the future."""
+        """Whether that time is at most `max_age_s` ago, and not in the future unless any age will do."""
         if isinstance(then_s, bool) or not isinstance(then_s, int | float):
             return False
-        return -_CLOCK_ERROR_S <= self._now() - then_s <= max_age_s
+        return max_age_s == math.inf or -_CLOCK_ERROR_S <= self._now() - then_s <= max_age_s
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)

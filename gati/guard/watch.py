@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import AT_ONCE, Duration, Proof
@@ -44,6 +44,13 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
+
+
+class Withdrawal(NamedTuple):
+    """The guard withdrew settings for the time of that `number`, counted from 1, so that `left` were left."""
+
+    number: int
+    left: int
 
 
 class Watch:
@@ -82,7 +89,8 @@ class Watch:
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
         self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
-        self.withdrawn_to: int | None = None  # the fewest settings that its guard ever left; None if all
+        self.certifiable = settings  # that a certificate may let answer: what guards withdrew must be proven
+        self.withdrawals: tuple[Withdrawal, ...] = ()  # by its guard; of earlier ones, those that left fewer
         self._memory_level: int | None = None  # memory's setting now; None if this run was not told any
         self._left_by: list[int | None] = [None] * settings  # that of each setting's evidence
         self.on_restart: Callable[[], None] | None = None  # called when proofs begin anew
@@ -106,6 +114,11 @@ class Watch:
     def certified(self) -> int:
         """The number of settings that a certificate covers and no guard has withdrawn since."""
         return self._ladder.certified
+
+    @property
+    def withdrawn_to(self) -> int | None:
+        """The fewest settings that its guard ever left; None if all."""
+        return self.withdrawals[0].left if self.withdrawals else None
 
     @property
     def may_hit(self) -> bool:
@@ -171,12 +184,36 @@ class Watch:
         self._restarted()
 
     def restrict(self, level: int) -> None:
-        """Begin other proofs of the settings above `level`: their certificate or proof does not count here.
+        """Begin other proofs of the settings above `level`: another guard found them wrong.
 
-        That is so if the certificate is not as sure as is asked, or another guard found it wrong.
+        Neither what was proven here nor a certificate lets them answer.
         """
-        self._ladder.restrict(level)
+        self.certifiable = min(self.certifiable, level)
+        if level < self.level:
+            self._ladder.restrict(level)
+            self._restarted()
+
+    def revoke(self) -> None:
+        """Begin proofs of all settings: there is no certificate any more, or none as sure as is asked."""
+        self._ladder.restrict(0)
         self._restarted()
+
+    def certify(self) -> None:
+        """Let the settings answer that a certificate covers, except what a guard has withdrawn."""
+        if self.certifiable > self.certified:
+            self._ladder.grant(self.certifiable)
+            self._certified_only()
+            self.state = "serving"
+            self.epoch += 1
+
+    def take_over(self, before: Watch) -> None:
+        """Keep what guards found of the same caches under another promise, or with other settings."""
+        same, bound = before.settings == self.settings, before.certifiable
+        self.withdrawals = before.withdrawals
+        if not same:  # which of its settings they found wrong is not known
+            self.withdrawals = tuple(each._replace(left=0) for each in before.withdrawals[-1:])
+            bound = self.settings if bound == before.settings else 0
+        self.restrict(bound)
 
     def bring_back(self) -> None:
         """Withdraw proofs by audits, which were made on other requests. A certificate stays valid."""
@@ -240,7 +277,10 @@ class Watch:
 
     def _withdrawn(self, judged: Judgement) -> None:
         """Some settings were withdrawn as they are wrong too often."""
-        self.withdrawn_to = min(self.level, self.settings if self.withdrawn_to is None else self.withdrawn_to)
+        number = self.withdrawals[-1].number + 1 if self.withdrawals else 1
+        fewer = (each for each in self.withdrawals if each.left < self.level)
+        self.withdrawals = (*fewer, Withdrawal(number, self.level))
+        self.certifiable = min(self.certifiable, self.level)
         self._certified_only()
         self._change("serving" if self.level else "stopped", judged.audits, judged.losses, tightened=True)
 
@@ -261,7 +301,11 @@ class Watch:
         if self.settings == 1:  # the format from before there were several settings
             ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
         counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
-        withdrawn = {"withdrawn_to": self.withdrawn_to}
+        withdrawn = {
+            "withdrawn_to": self.withdrawn_to,
+            "withdrawals": [list(each) for each in self.withdrawals],
+            "certifiable": self.certifiable,
+        }
         return {"state": self.state, **counted, **withdrawn, **ladder, **self._memory_json()}
 
     def _memory_json(self) -> dict[str, Any]:
@@ -300,12 +344,24 @@ class Watch:
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
         watch.proven_on = proven_on
-        watch.withdrawn_to = _or_none(document.get("withdrawn_to", _withdrawn_before(ladder)))
+        watch.certifiable = int(document.get("certifiable", ladder.certified))
+        watch.withdrawals = withdrawals_in(document, _withdrawn_before(ladder))
         levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
         if len(levels) != len(ladder):
             raise ValueError(f"{len(levels)} settings of memory do not fit {len(ladder)} settings")
         watch._left_by = [_or_none(each) for each in levels]
         return watch
+
+
+def withdrawals_in(document: Mapping[str, Any], before: int | None = None) -> tuple[Withdrawal, ...]:
+    """What the guard of a saved watch has withdrawn; `before`: settings left, if it does not say so.
+
+    Raises KeyError, TypeError or ValueError for a document that `to_json` did not write.
+    """
+    if "withdrawals" in document:
+        return tuple(Withdrawal(int(number), int(left)) for number, left in document["withdrawals"])
+    left = _or_none(document.get("withdrawn_to", before))
+    return () if left is None else (Withdrawal(1, left),)
 
 
 def _or_none(value: Any) -> int | None:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from gati.errors import VideoError
+from gati.errors import DataError, VideoError
+from gati.model.depth import eight_bits
 from gati.video.decode import Picture
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -65,8 +66,8 @@ def _read(path: Path) -> NDArray[np.uint8] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
-                return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except _UNREADABLE:
+                return np.asarray(eight_bits(ImageOps.exif_transpose(image)).convert("RGB"))
+    except (*_UNREADABLE, DataError):
         return None
 
 

@@ -63,6 +63,7 @@ class ModelAdaptation:
         self._serving: Deployed = active  # the version that answered, according to the samples
         self._looked = False
         self._published: Deployed = active
+        self._unproven: set[int] = set()  # versions that never came to answer, and are not tried again
         if why_not:
             _log.warning(why_not, extra={"model": model.name})
         self._rules = Rules(
@@ -122,12 +123,15 @@ class ModelAdaptation:
             self._serving, self._looked = self._answered(records[-1].source), True
         if self._latest.seen:
             self._serving = self._published
+            self._unproven.discard(self._published.number)
         if due.skipped and not asked:
             self._tried_s = self._clock()
             self._ended("skipped", due.skipped)
         reason = "interval" if asked else due.reason
         if reason is None:
             return
+        if not asked and not self._latest.seen:  # in all the time that the rules gave it
+            self._unproven.add(self._published.number)
         self._began_s, self._retraining = self._now(), True
         try:
             self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
@@ -146,7 +150,9 @@ class ModelAdaptation:
 
     def _renew(self, samples: Samples, reason: str) -> None:
         _log.info("looking for better caches", extra={"model": self.name, "reason": reason})
-        outcome: RenewalOutcome | None = self._renewal(self._serving, samples, reason)
+        outcome: RenewalOutcome | None = self._renewal(
+            self._serving, samples, reason, unproven=self._unproven
+        )
         if outcome is None:
             self._ended("skipped", self._rules.too_few(len(samples)))
             return

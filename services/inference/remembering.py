@@ -67,9 +67,9 @@ class ServedMemory:
         """Save now, in this thread."""
         self._keeper.save()
 
-    def look(self, x: Tensor, place: str | None, *, alone: bool = False) -> Looked | None:
+    def look(self, x: Tensor, place: str | None, *, alone: bool = False, asked: bool = True) -> Looked | None:
         """Look up an input [1, ...] in memory, as `Recall.look`."""
-        return self.recall.look(x, place, alone=alone)
+        return self.recall.look(x, place, alone=alone, asked=asked)
 
     @property
     def sentence(self) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gati.adaptation import adaptation as adaptation_module
-from gati.adaptation import renewal
+from gati.adaptation import references, renewal
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.background import Background
 from gati.adaptation.deployments import Deployments
@@ -579,10 +579,11 @@ class Blurred(Engine):
 
 def in_reduced_precision(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     traced = served.engine.traced
-    monkeypatch.setattr(adaptation_module, "is_exact", lambda _: False)
-    for name, kind in (("base_of", Blurred), ("reference_of", Engine)):
-        made = partial(kind, traced, [], outputs_kind="logits")
-        monkeypatch.setattr(adaptation_module, name, lambda _, made=made: made())
+    monkeypatch.setattr(references, "is_exact", lambda _: False)
+    base, reference = (partial(kind, traced, [], outputs_kind="logits") for kind in (Blurred, Engine))
+    monkeypatch.setattr(references, "base_of", lambda _: base())
+    for module in (references, adaptation_module):
+        monkeypatch.setattr(module, "reference_of", lambda _: reference())
     return replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
 
 

@@ -13,7 +13,7 @@ import torch
 from gati.adaptation.answering import AnsweringEngines
 from gati.adaptation.deployments import Deployed
 from gati.engine.engine import Engine
-from gati.engine.placement import _own_cores
+from gati.engine.threads import usable_cores
 from tests.engine.networks import inputs, selective_exits, traced_network
 
 X = inputs(1)
@@ -29,7 +29,7 @@ def nothing_stays_reserved() -> Iterator[None]:
 def reserved() -> tuple[int, set[int], int]:
     """Threads for lookups, and the cores and torch threads that are left to this one."""
     workers = sum(thread.name == "gati-lookup" for thread in threading.enumerate())
-    return workers, _own_cores(), torch.get_num_threads()
+    return workers, usable_cores(), torch.get_num_threads()
 
 
 def overlapped() -> Engine:

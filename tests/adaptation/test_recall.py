@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -353,6 +354,8 @@ def test_what_is_far_beyond_all_that_was_checked_begins_another_scene() -> None:
     checked = CheckedDistances([at / 100 for at in range(100)], [False] * 100)
     assert not checked.is_jump(1.2) and checked.is_jump(1.5)
     assert not CheckedDistances([0.0] * 10, [False] * 10).is_jump(9.0)  # too few to say what is usual
+    few = CheckedDistances([at / 100 for at in range(100)], [False] * 100, [False] * 90 + [True] * 10)
+    assert few.is_jump(1.5) and not few.is_jump(1.2) and few.covers(0.95)
 
 
 def test_places_are_apart() -> None:
@@ -367,6 +370,41 @@ def test_places_are_apart() -> None:
 def test_numbers_that_are_none_are_not_remembered() -> None:
     run = Run()
     assert run.recall.look(torch.full((1, 3, 8, 8), math.nan), "gate") is None
+
+
+@pytest.mark.parametrize("odd", ["huge inputs", "answers that are no numbers"])
+def test_what_one_place_shows_does_not_end_the_memory_of_others(odd: str) -> None:
+    """One input of 1e25 made all weights of the regression NaN, and so did one answer."""
+    run, place = Run(drawn=1.0), Place(5)
+    run(place, 400, "gate")
+    assert run.hit[-1]
+    nothing = answer(0)._replace(probabilities=torch.full((CLASSES,), math.nan))
+    for x, _ in islice(place, 15):
+        looked = run.recall.look(x * 1e25 if odd == "huge inputs" else x, "other")
+        assert (looked is None) == (odd == "huge inputs")
+        if looked is not None:
+            run.recall.learn(looked, nothing, drawn=True)
+    run(place, 200, "gate")
+    assert np.mean(run.hit[-150:]) > 0.7
+
+
+def test_a_fit_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[int] = []
+
+    def fails(job: Any) -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr("gati.adaptation.recall.Risk", None)
+            with pytest.raises(TypeError):
+                job()
+        failed.append(len(failed))
+        return True
+
+    recall = Recall(AGREEMENT, Spending(0.05).next, 1e4, leave=fails, on_change=lambda *_: None)
+    for x, base in islice(Place(5), 200):
+        looked = recall.look(x, "gate")
+        assert looked is not None
+        recall.learn(looked, base, drawn=True)
+    assert len(failed) > 3
 
 
 def test_a_fit_that_nobody_takes_is_offered_again() -> None:

@@ -17,6 +17,7 @@ from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
+from gati.engine.exits import BASE, Prediction
 from gati.guard.proof import Spending
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.adaptation.test_recall_file import HOUR_S, Kept, answer, at_once
@@ -61,8 +62,8 @@ def learned(kept: Kept, *places: str) -> Kept:
     return kept
 
 
-def memory() -> Recall:
-    return Recall(0.9, Spending(0.05).next, 10_000.0, leave=at_once, on_change=lambda *_: None)
+def memory(*, alone: bool = True) -> Recall:
+    return Recall(0.9, Spending(0.05).next, 10_000.0, leave=at_once, on_change=lambda *_: None, alone=alone)
 
 
 # One moment ------------------------------------------------------------------------------------------------
@@ -88,6 +89,46 @@ def test_a_batch_of_few_leaves_the_rest_of_the_new_requests_to_the_next() -> Non
     for each in [look(recall, gate, "gate") for _ in range(4)]:
         recall.learn(each, answer(1), drawn=True)
     assert NEW - 4 <= ask(recall, gate, "gate", 40) <= NEW
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_camera_that_turns_is_noticed_also_where_memory_answers_nothing(alone: bool) -> None:
+    """Its pictures have any class: no distance was ever checked, so none was a jump."""
+    recall, gate, random = memory(alone=alone), Camera(0), np.random.default_rng(0)
+    new = []
+    for at in range(400):
+        if at == 300:
+            gate.turn()
+        looked = look(recall, gate, "gate")
+        new.append(looked.new_scene)
+        recall.learn(looked, of_ten(int(random.integers(10))), drawn=True)
+    assert not recall.serves and not any(new[:300])
+    assert all(new[300:320]) and not any(new[321:])
+
+
+def of_ten(class_index: int) -> Prediction:
+    return Prediction(class_index, torch.eye(10)[class_index] * 0.9 + 0.01, BASE, "v1", None)
+
+
+def test_no_jump_is_seen_before_anything_is_learned() -> None:
+    """The first inputs of a place are all far from what little is remembered."""
+    recall, gate = memory(), Camera(0)
+    for at in range(59):
+        gate.turn()
+        looked = look(recall, gate, "gate")
+        recall.learn(looked, answer(at % 2), drawn=True)
+        assert not looked.new_scene
+
+
+def test_many_cameras_may_be_new_at_once() -> None:
+    """After a hundred, the first ones were taken for known."""
+    scenes = Scenes(300)
+    scenes.settle()
+    begun = {}
+    for place in map(str, range(250)):
+        assert scenes.show(place, scenes.of(place, None, None))
+        begun[place] = scenes.learned(place, None, scenes.lookups)
+    assert all(scenes.show(place, scene) for place, scene in begun.items())
 
 
 def test_another_turn_begins_another_scene() -> None:
@@ -140,11 +181,26 @@ def test_a_camera_added_while_the_server_was_down_is_new_though_memory_is_too_ol
     learned(Kept(tmp_path), "gate", "yard").save()
     again = Kept(tmp_path, later_s=2 * HOUR_S)
     assert again.recall.places == 0
-    assert not look(again.recall, Camera(0), "gate").new_scene, "audits were made there"
     assert ask(again.recall, Camera(7), "hall", 40) in (NEW, NEW + 1)
-    assert ask(again.recall, Camera(0), "gate", 5) == 0
+    assert again.recall.names == ("gate", "yard", "hall")
     again.save()
     assert Kept(tmp_path, later_s=4 * HOUR_S).recall.names == ("gate", "yard", "hall")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_camera_that_turned_while_memory_became_too_old_is_noticed(tmp_path: Path, killed: bool) -> None:
+    """Its name alone let caches answer there that were proven on what it showed before."""
+    learned(Kept(tmp_path), "gate").save()
+    again = Kept(tmp_path, later_s=2 * HOUR_S)
+    if killed:
+        assert ask(again.recall, Camera(7), "gate", 6) == 6
+        again.standing.save()
+        assert again.recall.names == (), "it is still new"
+        again = Kept(tmp_path, later_s=4 * HOUR_S)
+    assert ask(again.recall, Camera(7), "gate", 40) in (NEW, NEW + 1)
+    again.save()
+    soon = Kept(tmp_path, later_s=(4 if killed else 2) * HOUR_S + 60.0)
+    assert ask(soon.recall, Camera(7), "gate", 5) == 0
 
 
 @pytest.mark.parametrize("saved", ["all", "proofs only"])
@@ -160,7 +216,7 @@ def test_a_kill_within_the_first_requests_of_a_camera_leaves_it_new(tmp_path: Pa
     assert again.recall.places == (2 if saved == "all" else 1)
     left = NEW - 6 if saved == "all" else NEW
     assert ask(again.recall, Camera(7), "hall", 40) in (left, left + 1)
-    assert ask(again.recall, Camera(0), "gate", 5) == 0
+    assert ask(again.recall, Camera(0), "gate", 5) == 0, "what it showed is known"
 
 
 def test_a_camera_that_was_still_new_when_memory_was_dropped_begins_anew(tmp_path: Path) -> None:

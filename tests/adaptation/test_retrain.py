@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -404,6 +405,31 @@ def test_samples_from_before_the_clock_was_set_back_are_trained_on() -> None:
     weights = samples.window().weights
     assert weights is not None and np.isfinite(weights).all()
     assert weights.max() == 1.0 == weights[-1] and weights.min() > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ["far", "no number"])
+def test_one_freak_among_hundreds_of_samples_does_not_end_learning(served: Served, odd: str) -> None:
+    """Any client may send it: no cache that was trained with it could be deployed."""
+    samples, inputs = Samples(700, 3600.0), stream(STRANGE, 300, seed=2)
+    answers = window_of(served.engine.traced, inputs)
+    assert answers.base_probabilities is not None
+    for number, (x, likely) in enumerate(zip(inputs, answers.base_probabilities, strict=True)):
+        freak = number == 15
+        x = x + 1e20 if freak and odd == "far" else x
+        likely = likely * math.nan if freak and odd == "no number" else likely
+        base_class = int(answers.base_class[number])
+        samples.add(Sample(x, base_class, likely, 0.1 * number, number, number=number))
+    window = samples.window()
+    assert len(window) == 299
+    assert retrain(served, window, new=NEW, accuracy=0.6, recipe=PATIENT).settings
+
+
+def test_where_all_answers_are_no_numbers_there_is_still_a_window() -> None:
+    samples = Samples(200, 3600.0)
+    for number in range(5):
+        samples.add(Sample(torch.zeros(1, 8, 8), 0, torch.full((10,), math.nan), 0.1, number))
+    assert len(samples.window()) == 5
 
 
 @pytest.mark.parametrize("held_share", [0.1, 0.25, 0.5])

@@ -248,6 +248,19 @@ def test_caches_are_not_judged_by_what_memory_answers_next_to_them() -> None:
     assert watch.audits == before and auditor.losses == losses + 1
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_memory_was_not_asked_for_is_none_of_the_rest_if_it_would_take_it(taken: bool) -> None:
+    """Requests that name a version are answered by its caches, the easy ones, too, which proved settings."""
+    stream = Stream((0.1 * ALPHA,))
+    loss(stream, 400)
+    roster, watch = stream.roster, stream.roster.serving.watch
+    assert roster.after_memory and roster.may_hit
+    before = watch.audits
+    decided = stream.auditor.decide(roster.serving, None, Draws(1.0, seed=0), room=lambda: True)
+    stream.auditor.settle(decided, Given(RIGHT, Looked(taken)), TRUE, [])
+    assert watch.audits == before + (not taken)
+
+
 def test_what_memory_would_take_next_to_caches_judges_no_caches_whoever_answers_it() -> None:
     """Memory alone answers by another setting, maybe a stricter one: then the reference answers easy ones."""
     stream = Stream()

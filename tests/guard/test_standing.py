@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import subprocess
 import sys
 import weakref
@@ -338,6 +339,16 @@ def test_parts_of_others_are_kept_while_they_are_young(tmp_path: Path) -> None:
     assert again.kept("other", 3600.0) is None
 
 
+def test_what_does_not_age_is_read_whatever_the_clock_says(tmp_path: Path) -> None:
+    """A clock that was set back hid which places are known, and which version served."""
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path, now=lambda: 2e9)
+    standing.keep("places", lambda: ["gate"])
+    standing.save()
+    back = Standing(0.05, path, now=lambda: 1e9)
+    assert back.kept("places", math.inf) == ["gate"] and back.kept("places", 3600.0) is None
+
+
 # What is not certified any more, or not as surely, or lost --------------------------------------------------
 
 
@@ -363,7 +374,53 @@ def test_a_stop_outlives_the_certificate(tmp_path: Path) -> None:
         watch.audited(agreed=[True, False])
     assert Standing(0.05, path).watch("a", 0.97, proven=False, settings=2).level == 0
     assert json.loads(path.read_text())["versions"]["a"]["certified"], "so that it is never forgotten"
-    assert Standing(0.05, path).watch("a", 0.97, proven=True, settings=2).level == 0
+    again = Standing(0.05, path).watch("a", 0.97, proven=True, settings=2)
+    assert (again.level, again.certified) == (1, 1), "the setting that was withdrawn stays so"
+
+
+@pytest.mark.parametrize("why", ["revoked", "another promise", "never certified before"])
+def test_what_is_certified_again_answers_at_once(tmp_path: Path, why: str) -> None:
+    """It waited for audits, as if it had been stopped."""
+    path = tmp_path / "standing.json"
+    if why != "never certified before":
+        assert Standing(0.05, path).watch("a", 0.97, proven=True, settings=3).level == 3
+    promise = 0.99 if why == "another promise" else 0.97
+    between = Standing(0.05, path).watch("a", promise, proven=False, settings=3)
+    assert between.level == 0
+    between.audited(agreed=[False] * 3)
+    again = Standing(0.05, path)
+    watch = again.watch("a", 0.97, proven=True, settings=3)
+    assert (watch.level, watch.certified, watch.state, again.spending.used) == (3, 3, "serving", 1)
+
+
+def test_what_a_guard_withdrew_without_a_certificate_is_not_certified_again(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    watch = Standing(0.05, path).watch("a", 0.9, proven=False, settings=3)
+    while watch.level < 3:
+        watch.audited(agreed=[True] * 3)
+    while watch.level > 1:
+        watch.audited(agreed=[True, False, False])
+    again = Standing(0.05, path).watch("a", 0.9, proven=True, settings=3)
+    assert (again.level, again.certified) == (1, 1)
+    while again.may_hit:
+        again.audited(agreed=[False] * 3)
+    assert Standing(0.05, path).watch("a", 0.9, proven=True, settings=3).level == 0
+
+
+def test_a_certificate_gives_back_nothing_that_a_damaged_file_may_have_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text("{half")
+    for proven in (True, False, True):
+        assert Standing(0.05, path).watch("a", 0.9, proven=proven).level == 0
+
+
+def test_what_was_certified_only_once_is_not_known_of_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    Standing(0.05, path).watch("a", 0.9, proven=False)
+    document = json.loads(path.read_text())
+    del document["versions"]["a"]["certifiable"], document["versions"]["a"]["withdrawals"]
+    path.write_text(json.dumps(document))
+    assert Standing(0.05, path).watch("a", 0.9, proven=True).level == 0
 
 
 def test_each_version_has_a_confidence_of_its_own(tmp_path: Path) -> None:

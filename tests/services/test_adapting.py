@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from gati.adaptation.deployments import Deployed
+from gati.adaptation.renewal import RenewalOutcome
 from gati.composition import engines
 from gati.errors import DataError
 from gati.exploration.library import SELECT, Library
@@ -81,6 +83,46 @@ def test_a_clock_that_is_set_back_postpones_no_attempt(tmp_path: Path) -> None:
     now_s, steady_s = now_s + 301.0, 651.0
     adaptation.look()
     assert adaptation.status().outcome == "skipped"
+    adaptation.close()
+
+
+def test_a_version_that_never_came_to_answer_is_not_brought_back_again_and_again(tmp_path: Path) -> None:
+    """It knew the scene, but was not proven, or not faster: nothing was ever retrained."""
+    served, now_s = make_deployed(tmp_path), time.time()
+    kept: list[Record] = []
+    tried: list[set[int]] = []
+    model = AdaptedModel(
+        name="digits",
+        library=served.library.directory,
+        composition="default",
+        records=f"sqlite:///{tmp_path}/records.db",
+        repository=str(tmp_path / "versions"),
+    )
+    settings = AdaptationSettings(models=(model,), interval_s=600.0)
+    adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
+    adaptation._store.window = lambda *_, **__: list(kept)  # type: ignore[method-assign]
+    folder = save_version(tmp_path / "v1", served.composition, served.engine.exits)
+    repository = ModelRepository(tmp_path / "versions")
+    number = repository.publish("digits", folder, Lineage(served.composition.checkpoint_sha256))
+    known = adaptation._deployments.open(number)
+
+    def reuses(current: Deployed, *given: Any, unproven: Any) -> RenewalOutcome:
+        assert current.number == 0, "it answers"
+        tried.append(set(unproven))
+        return RenewalOutcome("reused", known, "it knows this scene")
+
+    adaptation._renewal = reuses  # type: ignore[assignment]
+    wrong = Record(np.zeros((1, 8, 8), np.float32), "input", 1, now_s, "digits", source="default")
+    wrong = replace(wrong, exit="blocks.1", agreed=False)
+    for _ in range(3):
+        now_s += 3.5 * settings.interval_s
+        kept.extend([replace(wrong, time_s=now_s)] * 30)
+        adaptation.look()
+    assert tried == [set(), {number}, {number}]
+    kept.append(replace(wrong, time_s=now_s + 1.0, source=str(number), exit=None, agreed=None))
+    now_s += 2.0
+    adaptation.look()
+    assert adaptation._unproven == set(), "it answers after all"
     adaptation.close()
 
 

@@ -187,6 +187,105 @@ def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
         free()
 
 
+def test_caches_that_are_unloaded_are_kept_in_the_file_alone(tmp_path: Path) -> None:
+    """Each retraining added a watch for good, which every snapshot wrote down anew."""
+    standing = ServedStanding(tmp_path / "a.json")
+
+    def of(name: str, delta: float) -> Watch:
+        return standing.of(name, 0.9, proven=False, delta=delta, on_event=lambda event: None)
+
+    served = of("served", 0.05)
+    prove_one(served)
+    for number in range(300):
+        prove_one(of(f"tried {number}", 0.01))
+        standing.watch_only({"served"})
+    assert set(standing._watches) == set(standing._shared) == {"served"}
+    assert standing._deltas["tried 299"] == 0.01
+    again = of("tried 299", 0.05)
+    assert again.may_hit and standing._deltas["tried 299"] == 0.05, "the strict one is unloaded"
+    standing.close()
+    kept = ServedStanding(tmp_path / "a.json").of(
+        "served", 0.9, proven=False, delta=0.05, on_event=lambda event: None
+    )
+    assert kept.may_hit, "it was the oldest of many"
+
+
+def prove_one(watch: Watch) -> None:
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+
+
+class Replicas:
+    """Two replicas in one folder, each started anew whenever it is asked."""
+
+    def __init__(self, folder: Path, *, certified: bool = True) -> None:
+        self._folder, self._certified = folder, certified
+
+    def start(self, replica: int) -> tuple[ServedStanding, Watch]:
+        other = self._folder / f"{1 - replica}.json"
+        standing = ServedStanding(self._folder / f"{replica}.json", replicas=2, others=[other])
+        watch = standing.of(
+            "a", 0.9, proven=self._certified, settings=3, delta=0.025, on_event=lambda event: None
+        )
+        return standing, watch
+
+    def withdraws(self, left: int) -> None:
+        """The guard of the first one withdraws all but so many settings, which were all proven again."""
+        standing, watch = self.start(0)
+        prove(watch)
+        while watch.level > left:
+            watch.audited(agreed=[at < left for at in range(3)])
+        standing.close()
+
+    def level(self) -> int:
+        standing, watch = self.start(1)
+        standing.close()
+        return watch.level
+
+    def proves(self) -> None:
+        standing, watch = self.start(1)
+        prove(watch)
+        standing.close()
+
+
+def prove(watch: Watch) -> None:
+    while watch.level < 3:
+        watch.audited(agreed=[True] * 3)
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_what_a_replica_has_proven_anew_stays_proven_until_another_withdraws_again(
+    tmp_path: Path, certified: bool
+) -> None:
+    """Each restart withdrew it once more, and another stop of the same caches none."""
+    both = Replicas(tmp_path, certified=certified)
+    both.proves()
+    for left in (0, 0, 2, 1):
+        both.withdraws(left)
+        assert both.level() == left
+        both.proves()
+        assert both.level() == both.level() == 3
+
+
+def test_a_stop_that_a_replica_has_heeded_without_a_certificate_is_not_undone_by_one(tmp_path: Path) -> None:
+    both = Replicas(tmp_path, certified=False)
+    assert both.level() == 0
+    both.withdraws(0)
+    assert both.level() == 0
+    assert Replicas(tmp_path).level() == 0
+
+
+def test_a_stop_in_a_file_that_was_lost_and_begun_anew_is_heeded(tmp_path: Path) -> None:
+    both = Replicas(tmp_path)
+    for _ in range(2):
+        both.withdraws(0)
+        both.level()
+    both.proves()
+    (tmp_path / "0.json").unlink()
+    both.withdraws(1)
+    assert both.level() == 1
+
+
 def test_a_file_of_another_replica_that_cannot_be_read_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
