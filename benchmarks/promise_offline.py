@@ -39,7 +39,8 @@ from numpy.typing import NDArray
 from gati.composition import compose as composing
 from gati.composition.certified import Proposal, propose
 from gati.composition.composition import Composition
-from gati.composition.costs import BackendCosts, CostedLibrary
+from gati.composition.cost_files import BackendCosts
+from gati.composition.costs import CostedLibrary
 from gati.composition.ledger import Ledger
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
 from gati.composition.pareto import count_frontier, frontier_of
@@ -120,6 +121,9 @@ class LossyEngine:
             left_at[new] = position
             answer[new & ~self._lost] = outcomes.predicted[new & ~self._lost]
         return left_at, answer
+
+    def announce(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """There is nothing to be shared."""
 
     def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
         """Do nothing: there is nothing to convert."""

@@ -28,22 +28,48 @@ def choose_backend(
     """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
 
     The fastest backend is the one that runs the base model in the least time, since exits save about the same
-    share on each. If nothing was measured before and the model cannot be loaded, the backend stays the one
-    that `explore` measured. Raises BackendError for a backend that is unknown or not installed, and, for one
-    requested by name, as `load_model`.
+    share on each; one that fails is left out. If nothing was measured before and the model cannot be loaded,
+    the backend stays the one that `explore` measured. Raises BackendError for a backend that is unknown or
+    not installed, and, for one requested by name, if it fails, and as `load_model`.
     """
     measured, name = library.manifest.profile, settings.backend
     pieces = pieces or Pieces(library)
-    if name not in (measured.backend, "auto"):
-        return on_backend(library, name, progress=progress, pieces=pieces)
+    explored = _explored_as_asked(library, settings)
+    if name not in (measured.backend, "auto") or (name == measured.backend and not explored):
+        return on_backend(library, name, progress=progress, pieces=pieces, explored=explored)
     try:
         base_ms = network_times(library, _others(library, settings, pieces), pieces)
-        names = {measured.backend: measured.base_ms} | {n: base_ms[n] for n in base_ms if _float32(n)}
-        fastest = min(names, key=names.__getitem__)
-        return on_backend(library, fastest, progress=progress, pieces=pieces)
     except (BackendError, ModelError) as error:
         _log.warning("no backend is tried but %s, on which explore measured: %s", measured.backend, error)
         return library
+    names = {measured.backend: measured.base_ms} if explored else {}
+    names |= {name: base_ms[name] for name in base_ms if _float32(name)}
+    for fastest in sorted(names, key=names.__getitem__):
+        try:
+            return on_backend(library, fastest, progress=progress, pieces=pieces, explored=explored)
+        except (BackendError, ModelError) as error:
+            _log.warning("backend %s is not tried: %s", fastest, error)
+    return library
+
+
+def backends_to_time(library: Library, settings: Settings) -> list[str]:
+    """Return the float32 backends among which the plain network of the settings is chosen."""
+    from gati.engine.backends import BACKENDS, get_backend
+
+    if settings.backend != "auto":
+        return [get_backend(settings.backend).same_network_as or settings.backend]
+    own = library.manifest.profile.backend
+    others = [name for name, kind in BACKENDS.items() if _automatic(library, kind) and kind.in_float32()]
+    return [own, *(name for name in others if name != own and _tries_all(settings))]
+
+
+def _explored_as_asked(library: Library, settings: Settings) -> bool:
+    """Whether `explore` measured with the number of threads that is asked for, or none is."""
+    if settings.threads is None:
+        return True
+    import torch
+
+    return library.manifest.profile.threads == torch.get_num_threads()
 
 
 def reduced_precisions(
@@ -64,13 +90,16 @@ def reduced_precisions(
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
         names = _not_behind_finer_ones({n: base_ms[n] for n in base_ms if not _float32(n)}, limit_ms)
-        for name in (*_coarser_lookups(known.backend), *names):
-            choice = on_backend(library, name, progress=progress, pieces=pieces)
-            if isinstance(choice, CostedLibrary) and choice.answers is not None:
-                found.append(choice)
     except (BackendError, DataError, ModelError) as error:
         _log.warning("reduced precision is not tried: %s", error)
         return []
+    for name in (*_coarser_lookups(known.backend), *names):
+        try:
+            choice = on_backend(library, name, progress=progress, pieces=pieces)
+            if isinstance(choice, CostedLibrary) and choice.answers is not None:
+                found.append(choice)
+        except (BackendError, DataError, ModelError) as error:
+            _log.warning("backend %s is not tried: %s", name, error)
     return found
 
 
@@ -91,13 +120,17 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     """
     from gati.engine.backends import BACKENDS
 
+    own = [] if _explored_as_asked(library, settings) else [library.manifest.profile.backend]
     if not _tries_all(settings):
-        return []
+        return own
     checkable = _checkable(pieces)
     return [
-        name
-        for name, kind in BACKENDS.items()
-        if _automatic(library, kind) and kind.same_network_as is None and (checkable or _float32(name))
+        *own,
+        *(
+            name
+            for name, kind in BACKENDS.items()
+            if _automatic(library, kind) and kind.same_network_as is None and (checkable or _float32(name))
+        ),
     ]
 
 

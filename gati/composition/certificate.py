@@ -66,7 +66,8 @@ class ClassCounts:
 class WalkedOn:
     """The inputs of a walk: the engine, the seed of the split, and a digest of the settings in order.
 
-    The figures are about the deployed setting on the certify split, None without exits.
+    The figures are about the deployed setting on inputs that trained and chose nothing, each once; None
+    without exits.
     """
 
     backend: str

@@ -71,6 +71,7 @@ class Proposal:
             return None
         risky = replace(instance, loss=smoothed_loss(instance)) if instance.trials else instance
         scale, losses_scale = inputs / count, (inputs if draws is None else draws) / count
+        self.select.expect([self.candidates[at] for at in self.main])
         replays: list[Replay] = []
 
         def expected() -> Iterator[list[LossCounts]]:
@@ -200,7 +201,7 @@ def propose(
         path.insert(0, replace(target, chosen=(), outcome=contest.instance.outcome(())))
         path, main = refined(contest.instance, path)
     candidates = tuple(candidates_of(contest, choice.chosen) for choice in path)
-    select.expect([candidates[at] for at in main])
+    select.announce(candidates)
     return Proposal(library, settings, contest, select, tuple(path), candidates, main)
 
 

@@ -29,6 +29,7 @@ from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
 from gati.composition.solvers import check_solver
+from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_published
 from gati.errors import BackendError, CompositionError
 from gati.exploration.alike import warning_of_copies
@@ -51,6 +52,7 @@ def compose(
     slowdown: float | Literal["auto"] | None = "auto",
     per_class: bool = False,
     certify_data: Any = None,
+    threads: int | Literal["auto"] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
@@ -77,6 +79,9 @@ def compose(
     count only if their answers differ. The network and the caches must still exist to answer them. Each such
     command is an attempt that shares delta with all other attempts on the library, like `certify`.
 
+    `threads` is the number of threads that torch uses while latencies are measured, the current one if None.
+    "auto" times the plain network with several and takes the fastest. `Composition.measured_on` records it.
+
     Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
     """
     settings = Settings(
@@ -90,21 +95,23 @@ def compose(
         name=name,
         slowdown=slowdown,
         per_class=per_class,
+        threads=threads,
     )
     check_settings(settings)
     opened = Library.open(directory)
     further = None if certify_data is None else _further(opened, certify_data, settings)
     pieces = Pieces(opened)
-    chosen = choose_backend(opened, settings, progress, pieces)
-    others = reduced_precisions(opened, chosen, settings, progress, pieces)
-    attempt = None if further is None else further.enter(opened, settings, [chosen, *others])
-    library, composition = compose_best(
-        chosen, others, settings, further, 1.0 if attempt is None else attempt.share
-    )
-    keep_graphs(library, composition)
-    if further is not None and attempt is not None:
-        composition = _concluded(library, further, attempt, composition)
-    return written(library, "compose", composition)
+    with using_threads(wanted_threads(opened, settings, pieces)):
+        chosen = choose_backend(opened, settings, progress, pieces)
+        others = reduced_precisions(opened, chosen, settings, progress, pieces)
+        attempt = None if further is None else further.enter(opened, settings, [chosen, *others])
+        library, composition = compose_best(
+            chosen, others, settings, further, 1.0 if attempt is None else attempt.share
+        )
+        keep_graphs(library, composition)
+        if further is not None and attempt is not None:
+            composition = _concluded(library, further, attempt, composition)
+        return written(library, "compose", composition)
 
 
 def _further(library: Library, data: Any, settings: Settings) -> Further:
@@ -234,6 +241,7 @@ def to_composition(
         note=_note(library, settings, best),
         expected_from="replay" if best.replayed else "table",
         per_class=settings.per_class,
+        measured_on=library.manifest.profile.conditions,
     )
     warning = composition.warning if composition.exits else ""
     notes = (composition.note, _copies_warning(library, best), other_processor(library), warning)
@@ -308,6 +316,8 @@ def check_settings(settings: Settings) -> None:
             f"slowdown is {settings.slowdown!r}, but must be 0 or more, such as 0.08 for 8 % of the base "
             "model's time"
         )
+    if isinstance(settings.threads, int) and settings.threads < 1:
+        raise BackendError(f"threads is {settings.threads}; give at least 1, or auto")
     check_solver(settings.solver)
 
 

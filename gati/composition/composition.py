@@ -15,7 +15,7 @@ from gati.composition.headroom import Headroom
 from gati.documents import DocumentKind, values_of
 from gati.errors import CompositionError
 from gati.files import atomic_write_text
-from gati.types import Placement, TrialId
+from gati.types import Conditions, Placement, TrialId
 from gati.variants import as_called_now
 
 FORMAT = 2  # in format 1, variants had older names; see `as_called_now`
@@ -73,7 +73,8 @@ class Composition:
     relative distance to the best provable objective value, None if nothing is proven. `expected_from` says
     whether `expected` was replayed input by input or estimated from the table. `per_class` says that the
     target holds in every class, by the base model's answers. `headroom` is the gain of perfect exits; None
-    without exits, and in files of older versions.
+    without exits, and in files of older versions. `measured_on` is where the latencies that it was chosen by
+    were measured; None in files of older versions.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Composition:
     expected_from: ExpectedFrom = "table"
     per_class: bool = False
     headroom: Headroom | None = None
+    measured_on: Conditions | None = None
 
     @property
     def certified(self) -> bool:

@@ -1,25 +1,30 @@
 """Costs of the network and the lookups on a backend other than the one that `explore` measured.
 
-They are measured once and stored as `profiles/BACKEND.json` in the library; those of another processor or
-another number of threads are measured again, where that can be done. Lookups of the same architecture and
-shape of hidden output cost the same, so a few dozen measurements cover all trials.
+They are measured once and stored in the library for this processor, number of threads and software, see
+`gati.composition.cost_files`. Lookups of the same architecture and shape of hidden output cost the same, so a
+few dozen measurements cover all trials.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gati.composition.cost_files import (
+    BackendCosts,
+    costs_path,
+    costs_under,
+    keep_costs,
+    kept_costs,
+    older_path,
+)
 from gati.composition.pieces import Pieces
 from gati.costs.hardware import is_from_here, processor_name
-from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError
 from gati.exploration.library import Library, Manifest
-from gati.files import atomic_write_text
-from gati.types import Profile, Trial
-from gati.variants import FAMILIES, ITSELF, as_called_now
+from gati.types import Conditions, Profile, Trial
+from gati.variants import ITSELF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,35 +35,6 @@ if TYPE_CHECKING:
     from gati.model.segments import TracedModel
 
 FEW_INPUTS = 8  # to calibrate a graph that is only timed; value ranges hardly affect its time
-# In format 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants had
-# older names (see `as_called_now`).
-FORMAT = 4
-_COSTS = DocumentKind(FORMAT, LibraryError, "delete it, gati compose measures again")
-
-
-@dataclass(frozen=True)
-class BackendCosts:
-    """Latencies of one backend; `lookup_ms` is by hidden shape and variant, and includes the decision."""
-
-    profile: Profile
-    if_ms: float
-    lookup_ms: dict[str, float]
-
-    def to_json(self) -> str:
-        """Serialise to strict JSON."""
-        return _COSTS.text_of({"disturbed": bool(self.profile.disturbance), **values_of(self)})
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> BackendCosts | None:
-        """Parse what `to_json` wrote; None if an older Gati measured differently. Raises LibraryError."""
-        raw = _COSTS.parse(text, where)
-        if raw["format"] < 3:
-            return None
-        found = _COSTS.record(cls, raw, where)
-        families = 1 if raw["format"] < FORMAT else FAMILIES
-        return replace(
-            found, lookup_ms={_called_now(key, families): value for key, value in found.lookup_ms.items()}
-        )
 
 
 class CostedLibrary(Library):
@@ -117,8 +93,11 @@ def disturbance(library: Library) -> str:
     profile = library.manifest.profile
     if not profile.disturbance:
         return ""
-    path = _path(library, profile.backend)
-    again = f"delete {path}, then compose" if path.is_file() else "explore"
+    kept = (
+        costs_path(library, profile.backend, profile.conditions), older_path(library, profile.backend)
+    )  # fmt: skip
+    path = next((each for each in kept if each.is_file()), None)
+    again = "explore" if path is None else f"delete {path}, then compose"
     return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
 
 
@@ -134,17 +113,21 @@ def other_processor(library: Library) -> str:
     )
 
 
-def as_composed(library: Library, backend: str) -> Library:
+def as_composed(library: Library, backend: str, measured_on: Conditions | None = None) -> Library:
     """Return the library with the latencies that a composition for `backend` was made with.
 
-    Raises LibraryError if they are missing.
+    `measured_on` is the composition's own; if that is not known, or they are gone, others of that backend are
+    taken. Raises LibraryError if there are none.
     """
-    if backend == library.manifest.profile.backend:
+    own = library.manifest.profile
+    if backend == own.backend and measured_on in (None, own.conditions):
         return library
-    costs = _read(library, backend)
-    if costs is None:
-        raise LibraryError(f"{_path(library, backend)} is missing; run gati compose again")
-    return CostedLibrary(library, costs)
+    costs = costs_under(library, backend, measured_on)
+    if costs is not None:
+        return CostedLibrary(library, costs)
+    if backend == own.backend:
+        return library
+    raise LibraryError(f"{older_path(library, backend)} is missing; run gati compose again")
 
 
 def kept_profile(library: Library, backend: str) -> Profile | None:
@@ -152,27 +135,8 @@ def kept_profile(library: Library, backend: str) -> Profile | None:
 
     Raises LibraryError if it is damaged.
     """
-    costs = _kept(library, backend)
+    costs = kept_costs(library, backend)
     return None if costs is None else costs.profile
-
-
-def _kept(library: Library, backend: str) -> BackendCosts | None:
-    """The stored costs, if they were measured on this processor with as many threads as now.
-
-    Also those of a GPU that is not in this machine, which cannot measure them: `other_processor` tells.
-    """
-    import torch
-
-    costs = _read(library, backend)
-    if costs is None or not processor_name(costs.profile.device):
-        return costs
-    same = costs.profile.threads == torch.get_num_threads() and is_from_here(costs.profile)
-    return costs if same else None
-
-
-def _read(library: Library, backend: str) -> BackendCosts | None:
-    path = _path(library, backend)
-    return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
 
 
 def on_backend(
@@ -181,19 +145,25 @@ def on_backend(
     *,
     progress: Callable[[int, int], None] | None = None,
     pieces: Pieces | None = None,
+    explored: bool = True,
 ) -> Library:
     """Return the library with the latencies of `backend`, which are measured unless they are stored.
 
-    Stored ones must be of this processor and number of threads, or of a GPU that is not in this machine.
-    Several calls can share `pieces`. Raises BackendError for a backend that is unknown or not installed, and
-    as `load_model`.
+    With `explored`, those that `explore` measured count, whatever the number of threads is now.
+
+    Stored ones must be of this processor, number of threads and software, or of a GPU that is not in this
+    machine. Several calls can share `pieces`. Raises BackendError for a backend that is unknown or not
+    installed, or that fails, and as `load_model`.
     """
-    if backend == library.manifest.profile.backend:
+    if explored and backend == library.manifest.profile.backend:
         return library
-    costs = _kept(library, backend)
+    from gati.engine.checks import prepared_on
+
+    costs = kept_costs(library, backend)
     if costs is None:
-        costs = measure(library, backend, progress, pieces)
-        atomic_write_text(_path(library, backend), costs.to_json())
+        with prepared_on(backend):
+            costs = measure(library, backend, progress, pieces)
+        keep_costs(library, costs)
     return CostedLibrary(library, costs, pieces)
 
 
@@ -263,14 +233,5 @@ def _one_of_each(
     return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}
 
 
-def _called_now(key: str, families: int) -> str:
-    shape, _, variant = key.partition(" ")
-    return f"{shape} {as_called_now(variant, families)}"
-
-
 def _key(hidden_shape: tuple[int, ...], variant: str) -> str:
     return f"{'x'.join(map(str, hidden_shape))} {variant}"
-
-
-def _path(library: Library, backend: str) -> Path:
-    return library.directory / "profiles" / f"{backend}.json"

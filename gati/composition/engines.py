@@ -19,6 +19,8 @@ from gati.composition.pieces import Pieces
 from gati.composition.problem import Candidate
 from gati.documents import values_of
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend
+from gati.engine.backends.int8_lookups import Int8Lookups
+from gati.engine.checks import prepared_on
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError
 from gati.exploration.library import SELECT, Library, TrialOutcomes
@@ -40,7 +42,8 @@ class EngineAnswers:
     """The engine's answers to the held-out inputs, for one setting of exits at a time.
 
     The answers of an engine of reduced precision differ from the tables of outcomes, even without hits, so
-    the engine itself runs. Raises DataError if the inputs are missing, and as `traced_network`.
+    the engine itself runs. Raises DataError if the inputs are missing, BackendError if the engine fails, and
+    as `traced_network`.
     """
 
     def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
@@ -86,6 +89,10 @@ class EngineAnswers:
         other._inputs, other._rows, other._answers, other._of_split = inputs, rows, {}, {}
         return other
 
+    def announce(self, path: Iterable[Sequence[Candidate]]) -> None:
+        """Cut the network so that graphs of these settings share pieces; nothing is run."""
+        self._cut_for([_setting(candidates) for candidates in path])
+
     def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
         """Run many settings; those that differ only in thresholds are converted once."""
         self._ask(_setting(candidates) for candidates in path)
@@ -114,7 +121,10 @@ class EngineAnswers:
         pieces = self._pieces
         exits = [self._exits(setting) for setting in settings]
         kind = self._library.manifest.outputs_kind
-        return self._backend.assembled(pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts)
+        with prepared_on(self._backend.name):
+            yield from self._backend.assembled(
+                pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
+            )
 
     def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
         """Write the networks that `graph_files` names: with these exits, and without any."""
@@ -147,10 +157,13 @@ class EngineAnswers:
         """Yield the probabilities [1, K] of each input, and where it left."""
         if not len(rows):
             return
-        graph = self._backend.compile(model)
+        with prepared_on(self._backend.name):
+            graph = self._backend.compile(model)
         for start in range(0, len(rows), _CHUNK):
             for x in self._inputs.images(rows[start : start + _CHUNK]).split(1):
-                yield graph.answer(x)
+                with prepared_on(self._backend.name):
+                    found = graph.answer(x)
+                yield found
 
     def _exits(self, setting: Setting) -> list[EngineExit]:
         return [
@@ -219,7 +232,10 @@ def graph_backend(
     if isinstance(executes, GraphBackend) and executes.calibrated:
         inputs, split = held_out(library) if pieces is None else pieces.held_out
         rows = np.flatnonzero(split == SELECT)[:calibrate_on]
-        executes = get_backend(name, calibration=inputs.images(rows))
+        # those that are only timed are not worth their place on the disk
+        folder = library.directory / "graphs" if calibrate_on == _CALIBRATION_INPUTS else None
+        kept = {"kept": folder} if isinstance(executes, Int8Lookups) else {}
+        executes = get_backend(name, calibration=inputs.images(rows), **kept)
     if not isinstance(executes, GraphBackend):
         raise BackendError(f"backend '{name}' compiles no graphs; choose openvino or onnxruntime")
     return executes

@@ -48,7 +48,7 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
     """
     if not isinstance(library, Library):
         library = Library.open(library)
-    library = as_composed(library, composition.backend)
+    library = as_composed(library, composition.backend, composition.measured_on)
     problem = problem_deployed(composition, library)
     candidates = problem.candidates
     select = SplitOutcomes(library, SELECT) if library.has_outcomes else None

@@ -90,8 +90,10 @@ class Further:
         count only if their answers differ. Raises LibraryError, StorageError, and DataError if none is new.
         """
         look = {
-            # its name does not affect what is counted
-            "asked": {name: value for name, value in asdict(asked).items() if name != "name"},
+            # the name does not affect what is counted, and threads only through the latencies of `engines`
+            "asked": {
+                name: value for name, value in asdict(asked).items() if name not in ("name", "threads")
+            },
             "split": split_identity(library),
             "points": _digest(repr(library.operating_points)),
             "engines": [_digest(repr((each.manifest.profile, each.trials))) for each in engines],

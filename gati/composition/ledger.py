@@ -22,8 +22,10 @@ certificates that attempts ever give for this library with confidence 1 - delta 
 The very same data is counted again, whatever is counted with it that explore has seen: for another
 composition, another confidence, or every class. Such an attempt has its own share, and is covered if it was
 decided on before that data was looked at; the certificate says how many compositions have used these inputs.
-The same composition with another accuracy is the same attempt with one lower limit of agreement. Limits from
-the same counts are nested, so if any limit at delta_k <= delta errs, the loosest does.
+Those that `gati evaluate` or `gati bench` had measured on them (`looks`) count, too: whoever certifies the
+best of several on the data that they were measured on has chosen by that data. The same composition with
+another accuracy is the same attempt with one lower limit of agreement. Limits from the same counts are
+nested, so if any limit at delta_k <= delta errs, the loosest does.
 
 `gati compose --certify-data` counts the library's split each time anyway. It takes inputs of earlier attempts
 once more if all of them are there, so that data can grow but nothing is dropped for its answers; otherwise
@@ -108,19 +110,30 @@ class EnteredAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnteredLook:
+    """When the agreement of `composition` on `data`, both digests, was first shown without an attempt."""
+
+    composition: str
+    data: str
+    at: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Entries:
     """The entries of the file, oldest first."""
 
     uses: tuple[EnteredUse, ...]
     attempts: tuple[EnteredAttempt, ...]
+    looks: tuple[EnteredLook, ...] = ()
 
 
 @dataclass(frozen=True)
 class Attempt:
     """The number of an attempt on other data in its library, from 1, and its share of delta.
 
-    `compositions` is the number of compositions certified on these inputs so far, including this one. `rows`
-    are the new ones among the inputs, ascending, None for all; `note` says why not all, or what is not known.
+    `compositions` is the number of compositions that these inputs were used for until then, with this one.
+    `rows` are the new ones among the inputs, ascending, None for all; `note` says why not all, or what is not
+    known.
     """
 
     key: str
@@ -155,6 +168,11 @@ class Ledger:
     def uses(self) -> tuple[EnteredUse, ...]:
         """Uses of the library's certify split, oldest first. Raises LibraryError for a damaged file."""
         return self._read().uses
+
+    @property
+    def looks(self) -> tuple[EnteredLook, ...]:
+        """What was shown without an attempt, oldest first. Raises LibraryError for a damaged file."""
+        return self._read().looks
 
     @property
     def attempts(self) -> tuple[EnteredAttempt, ...]:
@@ -215,9 +233,26 @@ class Ledger:
                 entries = replace(entries, attempts=(*entries.attempts, new))
                 self._write(entries)
             number = 1 + [entry.key for entry in entries.attempts].index(key)
+            records |= {each.data: self._counted.of(each.data) for each in entries.looks}
             sharing = sharing_inputs(records, part.data)
-            users = dict.fromkeys(entry.composition for entry in entries.attempts if entry.data in sharing)
-            return Attempt(key, number, 1 + list(users).index(composition), part.rows, part.note)
+            users = list(dict.fromkeys(each.composition for each in entries.attempts if each.data in sharing))
+            since = entries.attempts[number - 1].at
+            looked = {each.composition for each in entries.looks if each.data in sharing and each.at <= since}
+            others = {*users[: users.index(composition)], *looked} - {composition}
+            return Attempt(key, number, 1 + len(others), part.rows, part.note)
+
+    def look(self, composition: str, data: str, inputs: Identities) -> None:
+        """Enter that the agreement of `composition` on these inputs is shown; both names are content hashes.
+
+        A repetition keeps its first time. Raises LibraryError, StorageError.
+        """
+        with self._locked():
+            entries = self._read()
+            if (composition, data) in [(each.composition, each.data) for each in entries.looks]:
+                return
+            self._counted.keep(data, inputs)
+            new = EnteredLook(composition=composition, data=data, at=self._now())
+            self._write(replace(entries, looks=(*entries.looks, new)))
 
     def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
         """Record the outcome of an attempt; earlier ones are kept. Raises LibraryError, StorageError."""
@@ -286,6 +321,15 @@ def enter_use(library: Library, verb: str, composition: Composition) -> Composit
     }
     number = Ledger(library.directory).use(split_identity(library), verb, look, verdict)
     return composition.certified_by(replace(certificate, use=number))
+
+
+def composition_identity(library: Library, composition: Composition) -> str:
+    """Return a hash of what determines the answers of a composition, which excludes its name."""
+    content = hashlib.sha256(f"{composition.checkpoint_sha256} {composition.backend}".encode())
+    for leaving in composition.exits:
+        content.update(f"{leaving.trial_id} {leaving.threshold!r}".encode())
+        content.update(library.cache_path(leaving.trial_id).read_bytes())
+    return content.hexdigest()[:16]
 
 
 def split_identity(library: Library) -> str:

@@ -1,22 +1,26 @@
 """Latency of the plain network on each backend: a short comparison finds those worth measuring in full.
 
 The backends take turns, a few requests at a time, so that a slow phase of the machine affects all of them and
-each has its weights in the processor's caches. The result is stored as `profiles/networks.json`.
+each has its weights in the processor's caches. The result is stored as `networks.json` next to the costs, see
+`gati.composition.cost_files`. A backend that cannot run the network is left out, and not tried again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gati.composition.cost_files import costs_path, is_valid_here, older_path
 from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
 from gati.composition.pieces import Pieces
-from gati.costs.hardware import processor_name
-from gati.documents import DocumentKind
+from gati.costs.hardware import conditions_here
+from gati.documents import DocumentKind, values_of
 from gati.errors import BackendError, DataError, LibraryError, ModelError
 from gati.exploration.library import Library
+from gati.types import Conditions
 
 if TYPE_CHECKING:
     from gati.engine.backends import Graph
@@ -24,73 +28,108 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NETWORKS = DocumentKind(1, LibraryError, "delete it, gati compose measures again")
+_FILE = "networks"
+
+
+@dataclass(kw_only=True)
+class _Compared:
+    """Milliseconds of the plain network by backend, and why others cannot run it."""
+
+    base_ms: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    disturbed: bool = False
+
+    def covers(self, names: set[str]) -> bool:
+        return names <= self.base_ms.keys() | self.failed.keys()
 
 
 def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
     """Return the milliseconds that the base model takes for one request on each of `backends`.
 
-    They are measured unless they are stored for this processor and number of threads. If the model cannot be
-    loaded, or the inputs to calibrate a backend are missing, only stored ones are returned. Raises
-    LibraryError for a damaged file.
+    They are measured unless they are stored for this processor, number of threads and software. Backends that
+    cannot run it are missing. If the model cannot be loaded, or the inputs to calibrate a backend are
+    missing, only stored ones are returned. Raises LibraryError for a damaged file.
     """
-    import torch
-
-    names, threads = set(backends), torch.get_num_threads()
-    processor = processor_name(library.manifest.profile.device)
-    notes: list[str] = []
-    kept = _read(library, threads, processor)
-    if not names <= kept.keys():
+    names, here = set(backends), conditions_here(library.manifest.profile.device)
+    kept = _read(library, here)
+    if not kept.covers(names):
         profiles = {name: kept_profile(library, name) for name in names}
-        kept = {name: profile.base_ms for name, profile in profiles.items() if profile is not None}
-    if not names <= kept.keys():
+        kept = _Compared(base_ms={n: profile.base_ms for n, profile in profiles.items() if profile})
+    if not kept.covers(names):
         try:
-            kept = _compare(library, names, pieces, notes)
+            kept = _compare(library, names, pieces)
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
-            values = {"threads": threads, "processor": processor, "base_ms": kept, "disturbed": bool(notes)}
-            _NETWORKS.write(_path(library), values)
-    return {name: base_ms for name, base_ms in kept.items() if name in names}
+            path = costs_path(library, _FILE, here)
+            _NETWORKS.write(path, {**values_of(here), **values_of(kept)})
+    for name in sorted(names & kept.failed.keys()):
+        _log.info("backend %s is not compared: %s", name, kept.failed[name])
+    return {name: base_ms for name, base_ms in kept.base_ms.items() if name in names}
 
 
-def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]) -> dict[str, float]:
-    """Measure the backends in turns; `notes` gets a line if other work disturbed the measurement."""
-    from gati.composition.engines import graph_backend, graph_kind
+def _compare(library: Library, names: Iterable[str], pieces: Pieces) -> _Compared:
+    """Measure the backends, those that compile graphs in turns."""
+    from gati.composition.engines import graph_kind
     from gati.costs.graph import by_turns_ms
 
-    graph_names = [name for name in sorted(names) if graph_kind(name) is not None]
-    others = [name for name in sorted(names) if name not in graph_names]
-    alone_ms: dict[str, float] = {}
-    for name in others:
-        try:
-            alone_ms[name] = on_backend(library, name, pieces=pieces).manifest.profile.base_ms
-        except BackendError as error:  # it does not run this network; the others may
-            _log.info("backend %s is not compared: %s", name, error)
-    if not graph_names:
-        return alone_ms
+    found = _Compared()
     traced, _ = to_measure(library, pieces, offers_itself=True)
-    graphs: list[Graph] = []
-    for name in graph_names:
-        backend = graph_backend(library, name, pieces, calibrate_on=FEW_INPUTS)
-        (model,) = backend.assembled(
-            traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
-        )
-        graphs.append(backend.compile(model))
-    times_ms = by_turns_ms(graphs, traced.example(), notes)
-    return alone_ms | dict(zip(graph_names, times_ms, strict=True))
+    graphs: dict[str, Graph] = {}
+    for name in sorted(names):
+        try:
+            if graph_kind(name) is None:
+                alone = on_backend(library, name, pieces=pieces, explored=False)
+                found.base_ms[name] = alone.manifest.profile.base_ms
+            else:
+                graphs[name] = plain_graph(library, name, pieces)
+        except ModelError as error:  # it cannot be converted; backends that convert nothing may run it
+            found.failed[name] = str(error)
+        except BackendError as error:
+            _log.warning("backend %s is not compared, now and from now on: %s", name, error)
+            found.failed[name] = str(error)
+    notes: list[str] = []
+    times_ms = by_turns_ms(list(graphs.values()), traced.example(), notes) if graphs else []
+    found.base_ms |= dict(zip(graphs, times_ms, strict=True))
+    found.disturbed = bool(notes)
+    return found
 
 
-def _read(library: Library, threads: int, processor: str) -> dict[str, float]:
-    """The times measured on this processor with this number of threads; empty if there are none."""
-    path = _path(library)
-    if not path.is_file():
-        return {}
+def plain_graph(library: Library, name: str, pieces: Pieces) -> Graph:
+    """Return the network without exits, compiled for torch's current number of threads.
+
+    Raises BackendError if the backend cannot run it.
+    """
+    from gati.composition.engines import graph_backend
+    from gati.engine.checks import prepared_on
+
+    backend = graph_backend(library, name, pieces, calibrate_on=FEW_INPUTS)
+    traced, kind = pieces.traced, library.manifest.outputs_kind
+    with prepared_on(name):
+        (model,) = backend.assembled(traced, [[]], kind, convert=pieces.convert, cuts=pieces.cuts)
+        graph = backend.compile(model)
+        graph.answer(traced.example())  # some fail only when they run
+    return graph
+
+
+def _read(library: Library, here: Conditions) -> _Compared:
+    """What was measured under these conditions, also by an older Gati; nothing if nothing was."""
+    for path in (costs_path(library, _FILE, here), older_path(library, _FILE)):
+        if path.is_file() and (found := _valid(path, library.manifest.profile.device)) is not None:
+            return found
+    return _Compared()
+
+
+def _valid(path: Path, device: str) -> _Compared | None:
     raw = _NETWORKS.read(path)
     with _NETWORKS.reading(str(path)):
-        times = {str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()}
-        known = raw.get("processor", processor)  # an older Gati did not store it
-        return times if int(raw["threads"]) == threads and known == processor else {}
-
-
-def _path(library: Library) -> Path:
-    return library.directory / "profiles" / "networks.json"
+        found = _Compared(
+            base_ms={str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()},
+            failed={str(name): str(reason) for name, reason in raw.get("failed", {}).items()},
+        )
+        measured = Conditions(
+            processor=str(raw.get("processor", "")),
+            threads=int(raw["threads"]),
+            software=str(raw.get("software", "")),
+        )
+    return found if is_valid_here(measured, device) else None

@@ -50,6 +50,9 @@ class SplitOutcomes:
         lost: NDArray[np.bool_] = (predicted != self.base_class) & ~self._lost_alone
         return lost
 
+    def announce(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """Tell which settings may be replayed, so that work for them can be shared."""
+
     def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
         """Prepare to replay these settings, all at once if that is cheaper."""
 
@@ -127,6 +130,10 @@ class EngineOutcomes(SplitOutcomes):
     def _lost_alone(self) -> NDArray[np.bool_]:
         lost: NDArray[np.bool_] = self.answers(())[1][self.inputs] != self.base_class
         return lost
+
+    def announce(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """As `SplitOutcomes.announce`."""
+        self.answers.announce(path)
 
     def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
         """As `SplitOutcomes.expect`."""

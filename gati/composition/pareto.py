@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,9 @@ from gati.composition.contests import Contest, candidates_of, contest_of, plan_o
 from gati.composition.exact import ExactChoice, solve_exact
 from gati.composition.ledger import Ledger, split_identity
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
+from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings, placement_rank
+from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_one, count_losses, replay_of, with_certificate
 from gati.documents import DocumentKind, values_of
 from gati.errors import CompositionError, LibraryError
@@ -69,15 +72,15 @@ def pareto(
     each limit gets an equal share of delta (Bonferroni). With `settings.per_class` the limits are those of
     the worst class. The ledger counts one use of the split. Raises as `compose`.
     """
-    library, settings, select, certified_on = _open(directory, settings or Settings())
-    contest = _best_contest(library, settings, select)
-    chosen = frontier_of(contest, select, points)
-    found = count_frontier(library, settings, contest, chosen, select, certified_on)
-    use = _enter_use(library, settings, found, certified_on)
-    frontier = tuple(replace(point, use=use) for point, _ in found)
-    kept = _Frontier(placement=contest.placement, points=frontier)
-    _KIND.write(library.directory / "pareto.json", values_of(kept))
-    return frontier
+    with _opened(directory, settings or Settings()) as (library, settings, select, certified_on):
+        contest = _best_contest(library, settings, select)
+        chosen = frontier_of(contest, select, points)
+        found = count_frontier(library, settings, contest, chosen, select, certified_on)
+        use = _enter_use(library, settings, found, certified_on)
+        frontier = tuple(replace(point, use=use) for point, _ in found)
+        kept = _Frontier(placement=contest.placement, points=frontier)
+        _KIND.write(library.directory / "pareto.json", values_of(kept))
+        return frontier
 
 
 def read_frontier(path: Path) -> tuple[ParetoPoint, ...]:
@@ -181,7 +184,17 @@ def compose_within_latency(
     becomes the composition's accuracy target, for every class with `settings.per_class`. Raises
     CompositionError if no composition is that fast or nothing can be certified, else as `compose`.
     """
-    library, settings, select, certified_on = _open(directory, settings or Settings())
+    with _opened(directory, settings or Settings()) as (library, settings, select, certified_on):
+        return _within_latency(library, settings, select, certified_on, latency_ms)
+
+
+def _within_latency(
+    library: Library,
+    settings: Settings,
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+    latency_ms: float,
+) -> Composition:
     contest = _best_contest(library, settings, select)
     choice = _highest_agreement(contest, latency_ms, len(select))
     candidates = candidates_of(contest, choice.chosen)
@@ -246,15 +259,21 @@ def _best_contest(library: Library, settings: Settings, select: SplitOutcomes) -
     return min(contests, key=rank)
 
 
-def _open(
+@contextmanager
+def _opened(
     directory: str | Path, settings: Settings
-) -> tuple[Library, Settings, SplitOutcomes, SplitOutcomes]:
+) -> Iterator[tuple[Library, Settings, SplitOutcomes, SplitOutcomes]]:
+    """The library on the wanted engine, with the wanted number of threads, and the outcomes of its splits."""
     check_settings(settings)
     _confidence(settings)
-    library = choose_backend(Library.open(directory), settings)
-    check_memory(library.trials, settings.memory_limit_bytes)
-    if not library.has_outcomes:
-        raise CompositionError(
-            "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore again"
-        )
-    return library, settings, outcomes_of(library, SELECT), outcomes_of(library, CERTIFY)
+    opened = Library.open(directory)
+    pieces = Pieces(opened)
+    with using_threads(wanted_threads(opened, settings, pieces)):
+        library = choose_backend(opened, settings, None, pieces)
+        check_memory(library.trials, settings.memory_limit_bytes)
+        if not library.has_outcomes:
+            raise CompositionError(
+                "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore "
+                "again"
+            )
+        yield library, settings, outcomes_of(library, SELECT), outcomes_of(library, CERTIFY)

@@ -38,6 +38,7 @@ class Settings:
     name: str = "default"
     slowdown: float | Literal["auto"] | None = "auto"
     per_class: bool = False  # certify the agreement of each class on its own
+    threads: int | Literal["auto"] | None = None  # None: as many as torch uses now
 
     def slowdown_limit_ms(self, profile: Profile) -> float | None:
         """The time that all lookups together may add to a request that misses every cache; None: no limit."""

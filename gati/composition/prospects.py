@@ -44,7 +44,7 @@ def with_headroom(composition: Composition, library: Library) -> Composition:
     """Return the composition with its headroom, if it has exits. Raises CompositionError as `explain`."""
     if not composition.exits:
         return composition
-    library = as_composed(library, composition.backend)
+    library = as_composed(library, composition.backend, composition.measured_on)
     select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
     headroom = headroom_of(problem_deployed(composition, library), library, select)
     return replace(composition, headroom=headroom)

@@ -28,6 +28,7 @@ at 0.97 and 8 at 0.99; a third of delta allows 31 and 6.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,8 +37,9 @@ from gati.composition.certificate import EngineWalk
 from gati.composition.certified import Proposal
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan
-from gati.errors import CompositionError
+from gati.errors import BackendError, CompositionError
 
+_log = logging.getLogger(__name__)
 FIRST = 0.9  # the most promising engine's share of delta, if there are several
 WORTH_ASKING = 0.97  # an engine of reduced precision must be expected below this share of float32's latency
 
@@ -48,7 +50,7 @@ class Hope:
 
     backend: str
     at_best_ms: float  # expected mean latency if it answered as in float32
-    ask: Callable[[], Proposal]  # raises CompositionError if it cannot reach the accuracy
+    ask: Callable[[], Proposal]  # raises CompositionError if it cannot reach the accuracy, BackendError
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Entrant:
 
     backend: str
     hoped_ms: float
-    proposal: Callable[[], Proposal]  # raises CompositionError as `Hope.ask`
+    proposal: Callable[[], Proposal]  # raises as `Hope.ask`
     share: float = 1.0
 
 
@@ -87,6 +89,9 @@ def enter(
         try:
             proposal = hope.ask()
         except CompositionError:  # that precision cannot promise the accuracy
+            continue
+        except BackendError as error:
+            _log.warning("%s", error)
             continue
         hoped_ms = proposal.hoped_ms(inputs, FIRST, draws=draws)
         if hoped_ms is not None and hoped_ms <= limit_ms:
@@ -120,7 +125,7 @@ def deploy_one(
         try:
             proposal = entrant.proposal()
             plan = proposal.deploy(certified_on(proposal), entrant.share)
-        except CompositionError as refusal:
+        except (BackendError, CompositionError) as refusal:
             tried.append(replace(walk, reason=str(refusal)))
             continue
         if (found := plan.certificate) is not None:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from gati.composition.accuracy import accuracy_drop
 from gati.composition.certificate import Certificate, LossCounts, NewInputs, WalkedOn
 from gati.composition.copies import counted
-from gati.composition.outcomes import SplitOutcomes
+from gati.composition.outcomes import SplitOutcomes, cost_of
 from gati.composition.plans import DEFAULT_CONFIDENCE, CandidatePlan, Settings, problem_of
 from gati.composition.problem import Candidate
-from gati.composition.replay import Replay
+from gati.composition.replay import Replay, summarise
 from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.exploration.library import Library
 
@@ -103,11 +103,12 @@ def with_certificate(
         outcome = replay_of(library, settings, setting, split)
         certificate = replace(certificate, new_inputs=NewInputs.of(outcome.wrong, split.copies))
     if split is not None and plan.exits:
+        sample = _of_new_inputs(library, settings, plan.choice.candidates, outcome, split)
         on = replace(
             on,
-            mean_latency_ms=outcome.mean_latency_ms,
-            gain=plan.expected.base_latency_ms / outcome.mean_latency_ms,
-            hit_rate=outcome.hit_rate,
+            mean_latency_ms=sample.mean_latency_ms,
+            gain=plan.expected.base_latency_ms / sample.mean_latency_ms,
+            hit_rate=sample.hit_rate,
         )
         if split.label is not None:
             known = split.label >= 0  # further inputs have no labels
@@ -121,6 +122,22 @@ def with_certificate(
                 copies=split.copies.of(known),
             )
     return replace(plan, certificate=replace(certificate, walked_on=on, accuracy_drop=drop))
+
+
+def _of_new_inputs(
+    library: Library,
+    settings: Settings,
+    candidates: tuple[Candidate, ...],
+    outcome: Replay,
+    split: SplitOutcomes,
+) -> Replay:
+    """The outcome over the inputs that trained and chose nothing, each once; over all if there are none."""
+    new = split.copies.same > 0
+    if new.all() or not new.any():
+        return outcome
+    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=False)
+    costs = [cost_of(problem, candidate) for candidate in candidates]
+    return summarise(costs, outcome.left_at[new], outcome.answer[new], split.base_class[new], problem.base_ms)
 
 
 def _fingerprint(path: Sequence[Sequence[Candidate]]) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.costs.disturbance import MACHINE, Machine, measure_steadily
-from gati.costs.hardware import processor_name
+from gati.costs.hardware import conditions_here
 from gati.costs.profile import quiet
 from gati.engine.backends import Graph, GraphBackend
 from gati.engine.exits import EngineExit
@@ -150,8 +150,10 @@ def profile_between(
         BlockProfile(block.index, block.name, block.kind, block.output_shape, float(own), float(reached))
         for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
     )
-    threads = torch.get_num_threads()
-    return Profile(backend, device, threads, base_ms, blocks, processor=processor_name(device))
+    now = conditions_here(device)
+    return Profile(
+        backend, device, now.threads, base_ms, blocks, processor=now.processor, software=now.software
+    )
 
 
 def of_many(notes: Sequence[str], measurements: int) -> str:

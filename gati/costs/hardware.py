@@ -1,14 +1,16 @@
-"""The name of the processor that runs a network: latencies hold only where they were measured."""
+"""The processor and the software that run a network: latencies hold only where they were measured."""
 
 from __future__ import annotations
 
 import platform
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gati.types import Profile
+from gati.types import Conditions, Profile
 
 _INFO = Path("/proc/cpuinfo")
+_RUNTIMES = ("nncf", "onnxruntime", "openvino", "torch")
 
 
 @cache
@@ -31,6 +33,27 @@ def processor_name(device: str) -> str:
     found = torch.device(device)
     here = torch.cuda.device_count()
     return torch.cuda.get_device_name(found) if (found.index or 0) < here else ""
+
+
+@cache
+def software() -> str:
+    """The packages that run networks here, with their versions."""
+    return ", ".join(f"{name} {found}" for name in _RUNTIMES if (found := _version(name)))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def conditions_here(device: str) -> Conditions:
+    """What latencies depend on that are measured now on `device`, such as "cpu" or "cuda:0"."""
+    import torch
+
+    processor, threads = processor_name(device), torch.get_num_threads()
+    return Conditions(processor=processor, threads=threads, software=software())
 
 
 def is_from_here(profile: Profile) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.costs.disturbance import MACHINE, Machine, Uncounted, measure_steadily
-from gati.costs.hardware import processor_name
+from gati.costs.hardware import conditions_here
 from gati.engine.backends import SegmentBackend, segment_backend
 from gati.engine.backends.base import Lookup
 from gati.engine.placement import ParallelLookups, cuda_event, parallel_lookups
@@ -92,9 +92,17 @@ def measure_profile(
         )
         for index, name in enumerate(names)
     ]
-    device, threads = str(traced.device), torch.get_num_threads()
+    device = str(traced.device)
+    here = conditions_here(device)
     return Profile(
-        backend, device, threads, base_ms, tuple(profiles), found.note, processor=processor_name(device)
+        backend,
+        device,
+        here.threads,
+        base_ms,
+        tuple(profiles),
+        found.note,
+        processor=here.processor,
+        software=here.software,
     )
 
 

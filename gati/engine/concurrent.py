@@ -10,6 +10,7 @@ early exit frees a core for the next request.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -68,6 +69,7 @@ class ConcurrentEngine:
         self._niceness = niceness
         self._changed = threading.Condition()
         self._closing = False
+        self._process = os.getpid()
         self._segments = engine.segments(early=early)
         self._queues: list[deque[_Request]] = [deque() for _ in self._segments]
         self._threads: list[threading.Thread] = []
@@ -100,11 +102,16 @@ class ConcurrentEngine:
         """Submit one preprocessed input [1, ...] and return a future of its answer.
 
         The input of a cancelled future is dropped at the next segment. Raises DataError as the engine does
-        and for several inputs, and BackendError before `start` and after `close`.
+        and for several inputs, and BackendError before `start`, after `close`, and in a forked process.
         """
         x = self._engine.checked(x)
         if len(x) != 1:
             raise DataError(f"{len(x)} inputs in one tensor; submit each of them: engine.submit(x[:1])")
+        if os.getpid() != self._process:
+            raise BackendError(
+                "this engine was started in another process, whose workers a forked one does not have; open "
+                "one in this process"
+            )
         request = _Request((x,), x)
         with self._changed:
             if self._closing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from gati.engine.checks import listed
 from gati.engine.exits import BASE, EngineExit, Prediction, tie_tolerance
 from gati.engine.paths import path_for
 from gati.engine.paths.segments import settled_scores
-from gati.errors import DataError
+from gati.errors import BackendError, DataError
 from gati.model.lengths import TracedSequences
 from gati.model.segments import TracedModel
 from gati.types import OutputsKind
@@ -80,12 +81,14 @@ class Engine:
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
         self._shorter: dict[int, Engine] = {}
         self._making = threading.Lock()
+        self._process = os.getpid()
 
     def __call__(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions are in the same order.
 
         Raises:
             DataError: inputs with a wrong shape or dtype, or with token ids out of range.
+            BackendError: in a forked process that torch's threads have not come along to.
         """
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.answer))
 
@@ -234,9 +237,14 @@ class Engine:
         """Check `x` [B, ...] and return it on the network's device.
 
         An engine of several lengths also pads it to the longest one. With a faster path for single requests
-        (see `replays`), a single request stays on its device. Raises `DataError` as `__call__`.
+        (see `replays`), a single request stays on its device. Raises as `__call__`.
         """
         traced = self.traced
+        if os.getpid() != self._process and not self.compiled and torch.get_num_threads() > 1:
+            raise BackendError(  # otherwise torch would wait for ever
+                "this engine was made in another process, whose threads a forked one does not have; start "
+                "processes with spawn, or call torch.set_num_threads(1) in this one"
+            )
         if self._lengths is not None and isinstance(x, Tensor):
             x = self._lengths.padded(x)
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gati.engine.backends.base import Lookup
-from gati.engine.threads import limit_threads
+from gati.engine.threads import limit_threads, usable_cores
 
 # The number of blocks that the host may queue ahead of the running one. Without a limit, a fast host queues
 # the whole network before the first lookup ends, and a hit saves nothing.
@@ -128,7 +128,7 @@ class WorkerLookups(ParallelLookups):
         """Start and pin the worker, and confine the calling thread to the other cores."""
         if self._thread is not None:
             return
-        self._cores, self._threads = _own_cores(), torch.get_num_threads()
+        self._cores, self._threads = usable_cores(), torch.get_num_threads()
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
@@ -275,12 +275,6 @@ def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
 
 def _is_complete(event: torch.cuda.Event) -> bool:
     return bool(event.query())
-
-
-def _own_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
 
 
 def _pin(cores: set[int]) -> None:

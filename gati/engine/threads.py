@@ -39,6 +39,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def usable_cores() -> set[int]:
+    """The cores that the calling thread may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
 def let_others_first(niceness: int) -> None:
     """Lower the priority of the calling thread, if the system has priorities per thread."""
     if niceness and sys.platform == "linux":

@@ -25,6 +25,7 @@ from gati.costs.hardware import cpu_name
 from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
+from gati.engine.threads import usable_cores
 from gati.errors import BackendError, DataError, GatiError, StorageError, one_line
 from gati.evaluation.bench_result import (
     Bench,
@@ -38,6 +39,7 @@ from gati.evaluation.bench_result import (
 )
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
+from gati.evaluation.looks import enter_look
 from gati.evaluation.peers import build_peers
 from gati.evaluation.timing import WARM_UP_REQUESTS, BenchEntry, measure_latency, measure_throughput
 from gati.exploration.fresh import note_of_seen
@@ -116,6 +118,7 @@ def bench(
         steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
     reference = float32_classes(served.module, images, served.engine.traced.device)
+    enter_look(served, inputs)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
         composition=composition,
@@ -180,8 +183,9 @@ class _Field:
         if reason := self._why_not(f"base {own}"):
             raise BackendError(f"the composition's backend '{own}' does not run here: {reason}")
         with self._or_left_out("BranchyNet-style and SDN-style exits"):
-            costed = as_composed(served.library, served.composition.backend)
-            for peer in build_peers(costed, served.module, served.composition.accuracy_target):
+            composed = served.composition
+            costed = as_composed(served.library, composed.backend, composed.measured_on)
+            for peer in build_peers(costed, served.module, composed.accuracy_target):
                 self._add(f"{peer.name} {own}", "peer", peer.exits, own, setting=None, detail=peer.detail)
         if cascade is None:
             reason = "needs a library of a smaller network: --cascade DIR"
@@ -376,10 +380,9 @@ def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> 
 
 
 def _machine(device: torch.device) -> BenchMachine:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return BenchMachine(
         cpu=cpu_name(),
-        cores=usable,
+        cores=len(usable_cores()),
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
         load_average=tuple(round(value, 2) for value in os.getloadavg()),

@@ -7,7 +7,6 @@ passed or was written, all attempts of a library share delta, and an input count
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from gati.composition.binomial import check_levels
 from gati.composition.certificate import AttemptCount, Certificate, LossCounts, NewInputs, Recount
 from gati.composition.composition import Composition
 from gati.composition.copies import counted
-from gati.composition.ledger import Attempt, Ledger
+from gati.composition.ledger import Attempt, Ledger, composition_identity
 from gati.composition.load import Served, open_served
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.walk import certify as walk
@@ -141,7 +140,7 @@ def certify(
     ledger = Ledger(served.library.directory)
     asked = {"delta": delta, "per_class": every_class} | ({"seen": fresh.seen} if fresh.seen else {})
     caches = {each.trial_id: served.library.cache_sha256(each.trial_id) for each in chosen.exits}
-    identity = _identity(served.library, chosen)
+    identity = composition_identity(served.library, chosen)
     attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
     inputs, copies = named.data, fresh.copies.limited(attempt.rows)
     answer, base_class, hit = _answers(served, inputs, progress)
@@ -174,15 +173,6 @@ def certify(
     if write:
         _write(served.library, chosen, found, caches, every_class=every_class)
     return found
-
-
-def _identity(library: Library, chosen: Composition) -> str:
-    """Identify a composition by what determines its answers, which excludes its name."""
-    content = hashlib.sha256(f"{chosen.checkpoint_sha256} {chosen.backend}".encode())
-    for leaving in chosen.exits:
-        content.update(f"{leaving.trial_id} {leaving.threshold!r}".encode())
-        content.update(library.cache_path(leaving.trial_id).read_bytes())
-    return content.hexdigest()[:16]
 
 
 def _answers(

@@ -23,6 +23,7 @@ from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
 from gati.errors import DataError, LibraryError
 from gati.evaluation.by_class import ClassCount, count_classes
+from gati.evaluation.looks import enter_look
 from gati.evaluation.timing import IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
@@ -172,6 +173,7 @@ def evaluate(
         composition=composition,
         class_names=named.class_names,
     )
+    enter_look(served, inputs)
     notes = (note_of_seen(served.library, inputs), named.note)
     return replace(
         measured, note="; ".join(note for note in notes if note), composed=served.composition.created

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gati.composition import compose as composing
-from gati.composition.certified import plan_exact
+from gati.composition.certified import plan_exact, propose
 from gati.composition.costs import CostedLibrary
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes
 from gati.composition.plans import Settings
@@ -36,6 +36,9 @@ class Coarse:
 
     def of_split(self, split: int) -> Coarse:
         return self
+
+    def announce(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """There is nothing to be shared."""
 
     def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
         for setting in path:
@@ -96,6 +99,18 @@ def test_the_walk_begins_with_no_exits_at_all(library: Library) -> None:
     assert plan.certificate is not None
     assert plan.certificate.tested[0].losses >= 10
     assert () in engine.asked
+
+
+def test_an_engine_that_competes_with_no_other_is_not_asked_what_the_walk_may_not_need(
+    library: Library,
+) -> None:
+    """Estimates of the latency order engines; without others, only the deployed setting is replayed."""
+    engine = Coarse(library, each=50)
+    select = EngineOutcomes(library, SELECT, engine)
+    proposal = propose(library, Settings(accuracy=0.95), ["inline"], select, 2000)
+    assert set(engine.asked) <= {()} and len(proposal.main) > 3
+    assert proposal.hoped_ms(2000) is not None
+    assert len(engine.asked) > len(proposal.main)
 
 
 def test_an_engine_that_cannot_keep_the_target_is_refused_in_one_line(library: Library) -> None:

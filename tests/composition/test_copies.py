@@ -12,6 +12,7 @@ from gati.composition.certified import propose
 from gati.composition.composition import Composition
 from gati.composition.outcomes import outcomes_of
 from gati.composition.plans import Settings
+from gati.composition.prospects import problem_deployed
 from gati.errors import LibraryError
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from tests.composition.libraries import make_library
@@ -78,6 +79,30 @@ def test_a_certificate_says_what_it_counted_and_compositions_warn_of_many_copies
         assert "are counted only where answers differ." in counts.sentence()
     assert few.note == plain.note == ""
     assert many.note.startswith("61 of 600 inputs to certify on have copies that train or select")
+
+
+@pytest.mark.slow
+def test_the_latency_on_the_certify_split_is_that_of_new_inputs_each_once(tmp_path: Path) -> None:
+    """Inputs that trained are answered early more often."""
+    library = with_seen(tmp_path, 0)
+    record, split = library.input_record(), library.base_outcomes().split
+    assert record is not None
+    scores = np.max([library.outcomes(trial.trial_id).score for trial in library.trials], axis=0)
+    seen = (split == CERTIFY) & (scores > np.quantile(scores, 0.8))
+    library.write_input_record(record._replace(new=~seen))
+    composition = composed(library)
+    certificate = composition.certificate
+    assert certificate is not None and certificate.walked_on is not None
+    problem = problem_deployed(composition, library)
+    outcome = outcomes_of(library, CERTIFY).replay(problem, problem.candidates)
+    ends_ms = np.array(
+        [*outcome.exit_ms, problem.base_ms + sum(each.penalty_ms for each in problem.candidates)]
+    )
+    new = ~seen[split == CERTIFY]
+    found = certificate.walked_on
+    assert found.hit_rate == pytest.approx((outcome.left_at < len(problem.candidates))[new].mean())
+    assert found.mean_latency_ms == pytest.approx(ends_ms[outcome.left_at][new].mean())
+    assert found.hit_rate is not None and found.hit_rate < outcome.hit_rate
 
 
 @pytest.mark.slow

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gati.composition import costs as backend_costs
 from gati.composition.compose import compose
-from gati.composition.composition import Objective
-from gati.composition.costs import BackendCosts, as_composed, on_backend, other_processor
+from gati.composition.composition import Composition, Objective
+from gati.composition.cost_files import BackendCosts, keep_costs
+from gati.composition.costs import as_composed, on_backend, other_processor
 from gati.costs import graph as graph_costs
-from gati.costs.hardware import cpu_name
+from gati.costs import hardware
+from gati.costs.hardware import conditions_here, cpu_name
 from gati.errors import BackendError, LibraryError, ModelError
 from gati.exploration.library import Library
 from gati.types import Trial, TrialId
@@ -152,6 +155,50 @@ def test_auto_stays_where_the_model_is_not_at_hand_and_a_name_says_why(library: 
     with pytest.raises((BackendError, ModelError)) as caught:
         compose(library.directory, accuracy=0.95, backend="onnxruntime")
     assert "\n" not in str(caught.value)
+
+
+def test_machines_that_share_a_library_keep_their_own_latencies(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither uses the other's silently, nor replaces them, and a composition remembers its own."""
+    here = costs_of(library)
+    there = costs_of(library, speed=2.0)
+    speeds = {hardware.software(): here, "openvino 99": there}
+    measured: list[str] = []
+
+    def measure(*_: object) -> BackendCosts:
+        software = hardware.software()
+        measured.append(software)
+        profile = replace(speeds[software].profile, processor=cpu_name(), software=software)
+        return replace(speeds[software], profile=profile)
+
+    monkeypatch.setattr(backend_costs, "measure", measure)
+    first = compose(library.directory, accuracy=0.95, backend="openvino", name="here", confidence=None)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(hardware, "software", lambda: "openvino 99")
+        other = compose(library.directory, accuracy=0.95, backend="openvino", name="there", confidence=None)
+    again = compose(library.directory, accuracy=0.95, backend="openvino", name="again", confidence=None)
+    assert measured == [*speeds]
+    assert first.measured_on == again.measured_on == conditions_here("cpu")
+    assert first.expected.base_latency_ms == again.expected.base_latency_ms == here.profile.base_ms
+    assert other.measured_on is not None and other.measured_on.software == "openvino 99"
+    for each, costs_then in ((first, here), (other, there)):
+        composed = as_composed(library, "openvino", each.measured_on)
+        assert composed.manifest.profile.base_ms == costs_then.profile.base_ms
+        assert Composition.load(library.composition_path(each.name)).measured_on == each.measured_on
+
+
+def test_latencies_of_other_software_are_measured_anew(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = costs_of(library)
+    known = replace(found, profile=replace(found.profile, processor=cpu_name(), software=hardware.software()))
+    keep_costs(library, known)
+    assert on_backend(library, "openvino").manifest.profile == known.profile
+    monkeypatch.setattr(hardware, "software", lambda: "openvino 99")
+    with pytest.raises((BackendError, ModelError)):  # the model of this library does not exist
+        on_backend(library, "openvino")
+    assert as_composed(library, "openvino").manifest.profile == known.profile
 
 
 def test_other_numbers_of_threads_are_measured_anew(library: Library) -> None:

@@ -414,6 +414,9 @@ class Coarse:
     def of_split(self, split: int) -> Coarse:
         return self
 
+    def announce(self, path) -> None:
+        """There is nothing to be shared."""
+
     def ask(self, path) -> None:
         """All is known."""
 

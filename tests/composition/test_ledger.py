@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gati import documents
@@ -63,6 +64,36 @@ def test_what_came_of_an_attempt_is_never_lost(ledger: Ledger) -> None:
     results = [entry.results for entry in ledger.attempts]
     assert [[each.certificate["losses"] for each in found] for found in results] == [[0], [1], [2]]
     assert [found[0].written for found in results] == [False, True, False]
+
+
+def hashes(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.uint64)
+
+
+def test_compositions_that_were_measured_on_the_data_before_count_as_its_users(tmp_path: Path) -> None:
+    times = iter(datetime(2026, 1, 1, 12, minute, tzinfo=UTC) for minute in range(60))
+    ledger = Ledger(tmp_path, clock=lambda: next(times))
+    ledger.look("a", "test", hashes(1, 2, 3))
+    ledger.look("a", "test", hashes(1, 2, 3))
+    assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 1, "it was the only one"
+    ledger.look("b", "test", hashes(1, 2, 3))
+    assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 1, "as it was decided on"
+    assert ledger.attempt("a", "data", {"other": 1}, hashes(3, 4)).compositions == 2
+    assert ledger.attempt("a", "elsewhere", {}, hashes(7, 8)).compositions == 1
+    assert ledger.attempt("c", "data", {}, hashes(3, 4)).compositions == 3
+    assert [each.composition for each in ledger.looks] == ["a", "b"]
+
+
+def test_looks_take_no_share_and_make_no_input_old(ledger: Ledger) -> None:
+    ledger.look("b", "test", hashes(1, 2, 3))
+    attempt = ledger.attempt("a", "test", {}, hashes(1, 2, 3))
+    assert (attempt.number, attempt.rows, attempt.note) == (1, None, "")
+    assert attempt.compositions == 2
+
+
+def test_a_ledger_of_an_older_gati_has_no_looks(ledger: Ledger) -> None:
+    ledger.path.write_text('{"format": 1, "uses": [], "attempts": []}')
+    assert ledger.looks == ()
 
 
 def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:

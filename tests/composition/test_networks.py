@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ from gati.composition.costs import CostedLibrary
 from gati.composition.networks import network_times
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
-from gati.errors import LibraryError
+from gati.costs import hardware
+from gati.engine.backends import get_backend
+from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
 from gati.types import Trial, TrialId
 from tests.composition.test_costs import costs_of
@@ -41,6 +43,10 @@ def keep(library: Library, times: Mapping[str, float], threads: int | None = Non
     return path
 
 
+def compared(names: Iterable[str], base_ms: float) -> Callable[..., networks._Compared]:
+    return lambda *_: networks._Compared(base_ms=dict.fromkeys(names, base_ms))
+
+
 @pytest.fixture
 def no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
@@ -57,10 +63,21 @@ def test_networks_are_timed_and_what_was_found_is_kept(
     names = ["onnxruntime", "openvino"]
     found = network_times(library, names, Pieces(library))
     assert list(found) == names and all(base_ms > 0.0 for base_ms in found.values())
-    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 7.0))
+    monkeypatch.setattr(networks, "_compare", compared(names, 7.0))
     assert network_times(library, names, Pieces(library)) == found
     assert network_times(library, names[:1], Pieces(library)) == {"onnxruntime": found["onnxruntime"]}
-    keep(library, found, threads=torch.get_num_threads() + 1)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(hardware, "software", lambda: "torch 99")
+        assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
+    assert network_times(library, names, Pieces(library)) == found, "nothing was replaced"
+
+
+def test_times_of_other_numbers_of_threads_are_measured_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["onnxruntime", "openvino"]
+    keep(library, dict.fromkeys(names, 1.0), threads=torch.get_num_threads() + 1)
+    monkeypatch.setattr(networks, "_compare", compared(names, 7.0))
     assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
 
 
@@ -68,12 +85,12 @@ def test_networks_timed_on_another_processor_are_timed_again(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["onnxruntime", "openvino"]
-    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 7.0))
+    monkeypatch.setattr(networks, "_compare", compared(names, 7.0))
     path = keep(library, dict.fromkeys(names, 1.0))
     assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 1.0)  # of an older Gati
     path.write_text(json.dumps({**json.loads(path.read_text()), "processor": "abacus"}))
     assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
-    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 9.0))
+    monkeypatch.setattr(networks, "_compare", compared(names, 9.0))
     assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)  # kept, of this one
 
 
@@ -85,9 +102,9 @@ def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
     pytest.importorskip("openvino")
     tried: list[str] = []
 
-    def race(library: Library, names: Iterable[str], *_: object) -> dict[str, float]:
+    def race(library: Library, names: Iterable[str], *_: object) -> networks._Compared:
         tried.extend(names)
-        return dict.fromkeys(tried, 1e9)
+        return compared(tried, 1e9)()
 
     monkeypatch.setattr(networks, "_compare", race)
     assert choose_backend(library, AUTO) is library
@@ -117,7 +134,7 @@ def test_only_the_fastest_is_measured_in_full(library: Library, fastest: str) ->
     pytest.importorskip("openvino")
     keep(library, {**FOUND, fastest: 1e-6})
     assert choose_backend(library, AUTO).manifest.profile.backend == fastest
-    kept = {path.stem for path in (library.directory / "profiles").iterdir()}
+    kept = {path.stem for path in (library.directory / "profiles").rglob("*.json")}
     assert kept == {"networks", fastest}
 
 
@@ -151,3 +168,44 @@ def test_the_engine_with_coarser_lookups_is_tried_where_its_network_is_the_faste
     others = reduced_precisions(library, chosen, AUTO, None, Pieces(library))
     assert tried == ["onnxruntime", "onnxruntime-int8-lookups"]
     assert [other.manifest.profile.backend for other in others] == tried[1:]
+
+
+def failing(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A backend that raises what no one expects when it compiles; the list gets each try."""
+    kind, tries = type(get_backend(name)), []
+
+    def compile(*_: object) -> None:
+        tries.append(name)
+        raise RuntimeError("Check 'false' failed\nat src/plugins/abacus.cpp:7")
+
+    monkeypatch.setattr(kind, "compile", compile)
+    return tries
+
+
+def test_a_backend_that_cannot_run_the_network_is_left_out_once(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    names, tries = ["onnxruntime", "openvino"], failing("openvino", monkeypatch)
+    found = network_times(library, names, Pieces(library))
+    assert list(found) == ["onnxruntime"] and len(tries) == 1
+    assert "backend openvino is not compared, now and from now on: backend 'openvino' cannot" in caplog.text
+    assert network_times(library, names, Pieces(library)) == found
+    assert len(tries) == 1, "why it failed is kept, so it is not tried each time"
+
+
+def test_a_backend_that_fails_while_it_is_measured_is_one_line_and_auto_takes_the_next(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    keep(library, {**FOUND, "onnxruntime": 1e-6, "openvino": 1e9})
+    failing("onnxruntime", monkeypatch)
+    with pytest.raises(BackendError) as caught:
+        choose_backend(library, Settings(backend="onnxruntime"))
+    assert str(caught.value) == (
+        "backend 'onnxruntime' cannot run this network (RuntimeError: Check 'false' failed); run gati "
+        "compose with another --backend"
+    )
+    assert choose_backend(library, AUTO) is library
+    assert "backend onnxruntime is not tried: backend 'onnxruntime' cannot run this network" in caplog.text

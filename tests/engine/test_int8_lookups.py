@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import TensorProto, numpy_helper
 
 from gati.caches import LearnedCache
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
+from gati.engine.graph import integers, quantise_lookups
 from gati.engine.graph.convert import Converter
 from gati.errors import BackendError
 from tests.engine.networks import BLOCKS, CLASSES, traced_network
@@ -148,6 +151,89 @@ def test_exits_of_later_settings_are_quantised_too(name: str) -> None:
             if node.op_type == "QuantizeLinear"
         }
         assert quantised == {f"lookup_{index}" for index in range(len(leaving))}
+
+
+def weights_of(graph: onnx.GraphProto) -> Iterator[np.ndarray]:
+    yield from (
+        numpy_helper.to_array(each) for each in graph.initializer if each.data_type == TensorProto.INT8
+    )
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from weights_of(attribute.g)
+
+
+@backends
+def test_a_lookup_is_quantised_once_for_all_commands(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[int] = []
+    plain = quantise_lookups.quantise_lookup
+
+    def counted(model: onnx.ModelProto, hidden: np.ndarray) -> onnx.ModelProto:
+        times.append(len(hidden))
+        return plain(model, hidden)
+
+    monkeypatch.setattr(quantise_lookups, "quantise_lookup", counted)
+
+    def made(count: int) -> bytes:
+        backend = get_backend(name, calibration=requests(count), kept=tmp_path)
+        assert isinstance(backend, GraphBackend)
+        (model,) = backend.assembled(traced_network(), [exits(0.5)], "logits", convert=CONVERTED, cuts=BLOCKS)
+        return model
+
+    first = made(40)
+    assert made(40) == first and times == [40]
+    made(20)
+    monkeypatch.setattr(quantise_lookups, "sums_are_exact", lambda: False)
+    made(20)
+    assert times == [40, 20, 20], "by other inputs, and for other processors, it is another one"
+
+
+@pytest.mark.slow
+@backends
+def test_a_lookup_made_for_processors_that_add_exactly_does_not_run_on_others(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without VNNI sums of 8-bit products overflow, so answers would not be those that were certified."""
+    leaving = exits(0.5)
+    for exact in (True, False):
+        for module in ("integers", "quantise_lookups"):
+            monkeypatch.setattr(f"gati.engine.graph.{module}.sums_are_exact", lambda exact=exact: exact)
+        (tmp_path / str(exact)).mkdir()
+        kept(tmp_path / str(exact), name, leaving)
+        model = onnx.load(tmp_path / str(exact) / "exits")
+        largest = max(int(np.abs(each.astype(int)).max()) for each in weights_of(model.graph) if each.size)
+        assert largest == (127 if exact else 64)
+    files = {each: (tmp_path / each / "exits", tmp_path / each / "base") for each in ("True", "False")}
+    assert Engine(traced_network(), leaving, backend=name, graphs=files["False"])(requests(1))
+    with pytest.raises(BackendError, match=r"exits was made on .*\(VNNI\), .*; compose again here"):
+        Engine(traced_network(), leaving, backend=name, graphs=files["True"])
+    assert Engine(traced_network(), backend=name, graphs=(files["True"][1],) * 2)(requests(1))
+    monkeypatch.setattr("gati.engine.graph.integers.sums_are_exact", lambda: True)
+    for graphs in files.values():
+        assert Engine(traced_network(), leaving, backend=name, graphs=graphs)(requests(1))
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "exact"),
+    [
+        ("x86_64", "fpu avx2 avx512f avx512_vnni", True),
+        ("x86_64", "fpu avx2 avx_vnni", True),
+        ("x86_64", "fpu avx2 avx512f", False),
+        ("x86_64", None, False),
+        ("aarch64", None, True),
+    ],
+)
+def test_processors_tell_whether_they_add_exactly(
+    tmp_path: Path, machine: str, flags: str | None, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(integers, "_INFO", info)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert integers.sums_are_exact.__wrapped__() == exact
 
 
 @backends

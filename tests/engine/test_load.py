@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gati.caches import LearnedCache, save_cache
-from gati.cli.commands import run
+from gati.cli import run
 from gati.composition.load import load
 from gati.engine.backends import BACKENDS
 from gati.engine.backends.base import Path as EnginePath

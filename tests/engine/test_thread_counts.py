@@ -93,7 +93,7 @@ def test_the_workers_of_a_concurrent_engine_compute_on_one_thread_each(
 
 
 def test_overlapped_lookups_keep_to_the_one_core_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_own_cores", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(placement, "usable_cores", lambda: {0, 1, 2, 3})
     monkeypatch.setattr(placement, "_pin", lambda cores: None)
     counts: dict[threading.Thread, int] = {}
     counted = threading.Event()

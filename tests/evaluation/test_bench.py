@@ -15,7 +15,7 @@ from torch import Tensor
 import gati
 from gati.cli import run
 from gati.composition.composition import Composition
-from gati.composition.costs import BackendCosts
+from gati.composition.cost_files import BackendCosts
 from gati.composition.engines import graph_files
 from gati.composition.load import open_model
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend

@@ -16,8 +16,9 @@ from gati.composition.composition import Composition
 from gati.composition.ledger import Ledger
 from gati.composition.load import load
 from gati.composition.walk import certify as walk
-from gati.errors import CompositionError, DataError
+from gati.errors import CompositionError, DataError, StorageError
 from gati.evaluation.certify import certify
+from gati.evaluation.evaluate import evaluate
 from gati.exploration.library import InputRecord, Library
 from gati.model.data import load_data
 from tests.engine.served import PREPROCESSING, exit_at, images, rewrite
@@ -107,6 +108,33 @@ def test_write_binds_an_old_composition_to_the_caches_that_were_counted(
     first.write_bytes(second.read_bytes())
     with pytest.raises(CompositionError, match="is not the cache that this composition was made with"):
         certify(directory, more[0], write=True)
+
+
+def test_data_on_which_compositions_were_compared_covers_only_those_chosen_before(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    """The best of those that `evaluate` compared on some data has been chosen by it."""
+    library, chosen = Library(directory), composition_of(directory)
+    looser = tuple(replace(each, threshold=each.threshold / 2) for each in chosen.exits)
+    replace(chosen, name="loose", exits=looser).save(library.composition_path("loose"))
+    evaluate(directory, more[0])
+    assert certify(directory, more[0]).attempt.compositions == 1
+    for name in ("default", "loose"):
+        evaluate(directory, more[0], composition=name)
+    found = certify(directory, more[0], composition="loose")
+    assert found.attempt.compositions == 2
+    assert "This data has been used for 2 compositions: the confidence covers those that" in found.sentence()
+
+
+def test_an_evaluation_that_cannot_be_entered_is_still_shown(
+    directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(Ledger, "look", full)
+    assert evaluate(directory, more[0]).n == 150
+    assert "certificates will not say that this data was looked at: disk full" in caplog.text
 
 
 @pytest.mark.parametrize(

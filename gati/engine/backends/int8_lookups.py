@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from gati.engine.backends.base import GraphBackend, register_backend
+from gati.engine.backends.base import Graph, GraphBackend, register_backend
 from gati.engine.backends.onnxruntime import OnnxRuntimeBackend
 from gati.engine.backends.openvino import OpenVinoBackend
 from gati.engine.exits import EngineExit
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 class Int8Lookups(GraphBackend):
     """A graph backend whose lookups are quantised after training on `calibration` [n, ...].
 
-    Without calibration inputs it runs only stored graphs and networks without exits.
+    Without calibration inputs it runs only stored graphs and networks without exits. Quantised lookups are
+    stored in the folder `kept`, if given.
     """
 
     lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = "int8"
     stored_as: ClassVar[str] = "onnx-int8-lookups"
     calibrated: ClassVar[bool] = True
 
-    def __init__(self, calibration: Tensor | None = None) -> None:
+    def __init__(self, calibration: Tensor | None = None, kept: FilePath | None = None) -> None:
         super().__init__()
         if find_spec("onnxruntime") is None:  # it quantises the lookups for every runtime
             raise BackendError(
@@ -43,6 +45,7 @@ class Int8Lookups(GraphBackend):
                 "pip install 'gati[onnxruntime]'"
             )
         self._calibration = calibration
+        self._kept = kept
         self._quantising: QuantisingConverter | None = None
 
     @classmethod
@@ -72,9 +75,19 @@ class Int8Lookups(GraphBackend):
                     "run gati compose again"
                 )
             if self._quantising is None:
-                self._quantising = QuantisingConverter(convert, self._calibration)
+                self._quantising = QuantisingConverter(convert, self._calibration, self._kept)
             convert = self._quantising.for_network(build_stages(traced, settings[0], outputs_kind, cuts))
         yield from super().assembled(traced, settings, outputs_kind, convert=convert, cuts=cuts)
+
+    def _compiled_from(self, kept: FilePath) -> Graph:
+        from gati.engine.graph.integers import sums_are_exact, uses_8_bits
+
+        if not sums_are_exact() and uses_8_bits(kept.read_bytes()):
+            raise BackendError(
+                f"{kept} was made on a processor that adds 8-bit integers without overflow (VNNI), as this "
+                "one does not: its answers would not be those that were certified; compose again here"
+            )
+        return super()._compiled_from(kept)
 
 
 @register_backend("openvino-int8-lookups")

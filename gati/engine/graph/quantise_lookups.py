@@ -8,10 +8,11 @@ float32: 256 score values are too few for thresholds.
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,11 @@ from torch import Tensor
 
 from gati.engine.graph.biases import Floats, correct_biases
 from gati.engine.graph.convert import Converter
+from gati.engine.graph.integers import sums_are_exact
 from gati.engine.graph.stages import GraphStage, GraphStages
+from gati.errors import StorageError
+from gati.files import atomic_write_bytes
+from gati.version import __version__
 
 _WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
 _IN_INTEGERS = (*_WITH_WEIGHTS, "Relu", "Clip", "MaxPool")
@@ -35,13 +40,15 @@ _SHARE_OF_AN_INPUT = 0.02  # in the moving average of smallest and largest value
 class QuantisingConverter(Converter):
     """Converts like `plain`, and quantises lookups on calibration inputs [n, ...].
 
-    It keeps quantised lookups, so several networks can share them, see `for_network`.
+    It keeps quantised lookups, so several networks can share them, see `for_network`, and stores them in the
+    folder `kept`: quantising a large one takes most of a minute.
     """
 
-    def __init__(self, plain: Converter, calibration: Tensor) -> None:
+    def __init__(self, plain: Converter, calibration: Tensor, kept: Path | None = None) -> None:
         super().__init__()
         self._plain = plain
         self._calibration = calibration
+        self._kept = kept
         self._hidden: dict[Hashable, Tensor] = {}
 
     def for_network(self, stages: GraphStages) -> QuantisingConverter:
@@ -56,8 +63,27 @@ class QuantisingConverter(Converter):
             return self._plain(stage, name)
         if stage.key not in self._converted:
             hidden = self._hidden[stage.key].numpy()
-            self._converted[stage.key] = quantise_lookup(self._plain(stage, name), hidden)
+            self._converted[stage.key] = _quantised_once(self._plain(stage, name), hidden, self._kept)
         return super().__call__(stage, name)
+
+
+def _quantised_once(model: onnx.ModelProto, hidden: Floats, kept: Path | None) -> onnx.ModelProto:
+    """As `quantise_lookup`, or what an earlier call with the same arguments has stored in folder `kept`."""
+    if kept is None:
+        return quantise_lookup(model, hidden)
+    import onnxruntime
+
+    made_by = f"{__version__} {onnxruntime.__version__} {sums_are_exact()} {hidden.shape}"
+    digest = hashlib.sha256(made_by.encode())
+    digest.update(model.SerializeToString(deterministic=True))
+    digest.update(np.ascontiguousarray(hidden).data)
+    path = kept / f"lookup-{digest.hexdigest()[:16]}.onnx"
+    if path.is_file():
+        return onnx.load(path)
+    found = quantise_lookup(model, hidden)
+    with suppress(StorageError):  # it is quantised again
+        atomic_write_bytes(path, found.SerializeToString())
+    return found
 
 
 def quantise_lookup(model: onnx.ModelProto, hidden: Floats) -> onnx.ModelProto:
@@ -109,6 +135,7 @@ def _quantised(
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=not sums_are_exact(),
             op_types_to_quantize=list(_IN_INTEGERS),
             nodes_to_exclude=[last],
             extra_options=moving if typical else {},

@@ -1,0 +1,142 @@
+"""How many threads run the network: a small one is often faster on a few of many cores than on all.
+
+The plain network is timed with 1, 2, 4 and so on up to all cores, in turns, on each float32 engine that may
+be chosen. Everything else is then measured with the number that is fastest for it, so the network that Gati
+is compared with has no better one. The times are stored next to the costs, see `gati.composition.cost_files`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gati.composition.backends import backends_to_time
+from gati.composition.cost_files import costs_path
+from gati.composition.costs import to_measure
+from gati.composition.networks import plain_graph
+from gati.composition.pieces import Pieces
+from gati.composition.plans import Settings
+from gati.costs.hardware import conditions_here
+from gati.documents import DocumentKind, values_of
+from gati.errors import BackendError, LibraryError
+from gati.exploration.library import Library
+
+if TYPE_CHECKING:
+    from gati.engine.backends import Graph
+
+_log = logging.getLogger(__name__)
+_THREADS = DocumentKind(1, LibraryError, "delete it, gati compose measures again")
+_AS_FAST = 1.02  # within this factor of the least time, which is noise, fewer threads are as good
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Milliseconds of the plain network by backend and number of threads."""
+
+    base_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """Run torch, and graphs compiled inside, on this number of threads; None leaves it as it is."""
+    if count is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:
+    """Return the number of threads to measure with; None for the current one. Raises as `fastest_number`."""
+    if settings.threads != "auto":
+        return settings.threads
+    return fastest_number(library, backends_to_time(library, settings), pieces)
+
+
+def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) -> int:
+    """Return the number of threads with which the plain network takes the least time on any of `backends`.
+
+    Of numbers that take about the same time it is the lowest. On a GPU it is the current one: threads of the
+    CPU do not run the network. Raises BackendError if no backend runs the network, and as `load_model`.
+    """
+    import torch
+
+    if library.manifest.profile.device != "cpu":
+        return torch.get_num_threads()
+    path = costs_path(library, "threads", replace(conditions_here("cpu"), threads=0))
+    timed = _read(path)
+    notes: list[str] = []
+    for name in backends:
+        if name not in timed.base_ms:
+            try:
+                found = _times(library, name, pieces, notes)
+            except BackendError as error:
+                _log.info("backend %s is not timed: %s", name, error)
+                continue
+            timed = _Timed({**timed.base_ms, name: {str(count): found[count] for count in found}})
+    if notes:
+        _log.warning("the number of threads may be wrong, and will be timed again: %s", notes[0])
+    elif timed != _read(path):
+        _THREADS.write(path, {**values_of(conditions_here("cpu")), **values_of(timed)})
+    every = [timed.base_ms[name] for name in backends if name in timed.base_ms]
+    if not every:
+        raise BackendError(
+            f"no number of threads can be chosen on {', '.join(backends)}; give a number instead of auto"
+        )
+    fastest = min(every, key=lambda by_count: min(by_count.values()))
+    return fewest_as_fast({int(count): base_ms for count, base_ms in fastest.items()})
+
+
+def fewest_as_fast(base_ms: dict[int, float]) -> int:
+    """Return the lowest number of threads whose time is about the least."""
+    limit_ms = _AS_FAST * min(base_ms.values())
+    return min(count for count, taken_ms in base_ms.items() if taken_ms <= limit_ms)
+
+
+def numbers_to_try(cores: int) -> list[int]:
+    """Return 1, 2, 4 and so on below the number of cores, and that number."""
+    return [*(1 << power for power in range((cores - 1).bit_length())), cores]
+
+
+def _times(library: Library, backend: str, pieces: Pieces, notes: list[str]) -> dict[int, float]:
+    """Milliseconds of the plain network on a backend, by number of threads; `notes` as for `by_turns_ms`."""
+    from gati.costs.graph import by_turns_ms
+    from gati.engine.threads import usable_cores
+
+    numbers, graphs = numbers_to_try(len(usable_cores())), []
+    to_measure(library, pieces, offers_itself=True)  # cut now as it will be for all graphs, to share pieces
+    make = _maker(library, backend, pieces)
+    for count in numbers:
+        with using_threads(count):
+            graphs.append(make(count))
+    with using_threads(numbers[-1]):  # restored in the end: an eager network changes it with each call
+        times_ms = by_turns_ms(graphs, pieces.traced.example(), notes)
+    return dict(zip(numbers, times_ms, strict=True))
+
+
+def _maker(library: Library, backend: str, pieces: Pieces) -> Callable[[int], Graph]:
+    """A function that makes the plain network for a number of threads, inside `using_threads`."""
+    from gati.composition.engines import graph_kind
+    from gati.engine.backends import get_backend
+    from gati.engine.backends.torch import EagerNetwork
+
+    get_backend(backend)  # fails for one that is unknown or not installed
+    if graph_kind(backend) is not None:
+        return lambda count: plain_graph(library, backend, pieces)
+    if backend == "torch":
+        return lambda count: EagerNetwork(pieces.traced, count)
+    raise BackendError(f"the number of threads is not chosen for backend '{backend}'; give a number")
+
+
+def _read(path: Path) -> _Timed:
+    return _THREADS.record(_Timed, _THREADS.read(path), str(path)) if path.is_file() else _Timed()
