@@ -18,7 +18,7 @@ from gati.exploration.answers import BaseAnswers, Engine, fastest_engine, open_e
 from gati.exploration.fronts import Front, Fronts
 from gati.exploration.precision import training_precision
 from gati.exploration.recipes import Emphasis
-from gati.exploration.remembered import BatchMemory, rounded
+from gati.exploration.remembered import BatchMemory, rounded, type_that_keeps
 from gati.exploration.views import ViewedBatch, Viewer
 from gati.model.entry import INPUT
 
@@ -90,11 +90,17 @@ class InputLessons:
         numbers = sum(view.numel() for view in views.values())
         launches = self.device.type == "cuda"  # which take longer than reading what is kept
         if self._rounds is not None and (launches or numbers <= _WORTH_KEEPING * images.numel()):
-            for front, view in views.items():
-                memory = self._views.setdefault(front, BatchMemory(self._rounds, self.viewer.places))
-                memory.put(batch, view)
-            views = {front: rounded(view) for front, view in views.items()}
+            self._views = self._views or self._memories()
+            views = {front: self._views[front].put(batch, view) for front, view in views.items()}
         return images, views
+
+    def _memories(self) -> dict[Front, BatchMemory]:
+        """A memory for each front; its type depends on the first batch, also if training is resumed later."""
+        first = self.fronts.look({INPUT: self.viewer.show(ViewedBatch(0, 0), self.device).images})
+        rounds, places = self._rounds or 1, self.viewer.places
+        return {
+            front: BatchMemory(rounds, places, dtype=type_that_keeps(view)) for front, view in first.items()
+        }
 
     def _answer(self, batch: ViewedBatch, images: Tensor) -> Tensor:
         if self._engine is None:
@@ -106,9 +112,7 @@ class InputLessons:
         if self.emphasis is not None:
             with training_precision(self.device):
                 rows = torch.cat((rows, self.emphasis(images)[:, None]), 1)
-        if self._answers is not None:
-            self._answers.put(batch, rows)
-        return rounded(rows)
+        return rounded(rows).float() if self._answers is None else self._answers.put(batch, rows)
 
 
 def _channels_last(view: Tensor) -> Tensor:

@@ -268,7 +268,9 @@ def choose_augmentations(
     """The augmentations for exits and for students; none if the training inputs are not images."""
     if not inputs.train.is_images:
         return Augmentation(), Augmentation()
-    sample = inputs.train.images(np.arange(min(_TRIED, len(inputs.train)))).to(device)
+    # those of a folder are sorted by class, and a mirrored 0 is a 0
+    tried = np.random.default_rng(0).permutation(len(inputs.train))[:_TRIED]
+    sample = inputs.train.images(np.sort(tried)).to(device)
     bold = choose_augmentation(module, sample, bold=True)
     return bold._replace(least_side=1.0, light=0.0), bold
 

@@ -7,44 +7,63 @@ from torch import Tensor
 
 from gati.exploration.views import ViewedBatch
 
+_MOST_ROUNDING = 0.1  # of a value, relative to its standard deviation over inputs
+_CONSTANT = 1e-6  # a smaller spread, relative to the value, is no difference
+
 
 class BatchMemory:
-    """One tensor [B, ...] per batch, in float16 and where the first one was, up to `limit_bytes`.
+    """One tensor [B, ...] per batch, as `dtype` and where the first one was, up to `limit_bytes`.
 
     Further batches are not kept.
-
-    Callers apply `rounded` to newly computed tensors, so that these equal the kept ones.
     """
 
-    def __init__(self, rounds: int, places: int, limit_bytes: int = 2**30) -> None:
+    def __init__(
+        self, rounds: int, places: int, limit_bytes: int = 2**30, dtype: torch.dtype = torch.float16
+    ) -> None:
         self._slots, self._places, self._limit_bytes = rounds * places, places, limit_bytes
+        self._dtype = dtype
         self._rows: Tensor | None = None
         self._known: set[int] = set()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that are reserved."""
-        return 0 if self._rows is None else 2 * self._rows.numel()
+        return 0 if self._rows is None else self._rows.nbytes
 
     def get(self, batch: ViewedBatch) -> Tensor | None:
         """Return the tensor of a batch in float32, or None."""
         slot = self._slot(batch)
         return self._rows[slot].float() if self._rows is not None and slot in self._known else None
 
-    def put(self, batch: ViewedBatch, rows: Tensor) -> None:
-        """Keep the tensor of a batch; all tensors have the same shape."""
+    def put(self, batch: ViewedBatch, rows: Tensor) -> Tensor:
+        """Keep the tensor of a batch, and return it as `get` would; all tensors have the same shape."""
+        kept = rounded(rows, self._dtype)
         if self._rows is None:
-            fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
-            self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16, device=rows.device)
+            fitting = min(self._slots, self._limit_bytes // max(1, kept.nbytes))
+            self._rows = torch.empty((fitting, *kept.shape), dtype=self._dtype, device=kept.device)
         slot = self._slot(batch)
         if slot < len(self._rows):
-            self._rows[slot] = rows.half()
+            self._rows[slot] = kept
             self._known.add(slot)
+        return kept.float()
 
     def _slot(self, batch: ViewedBatch) -> int:
         return batch.round * self._places + batch.place
 
 
-def rounded(rows: Tensor) -> Tensor:
-    """Return a tensor as `BatchMemory.get` would return it."""
-    return rows.half().float()
+def rounded(rows: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Return a tensor as `dtype`; values beyond its range become its largest, not infinity."""
+    limits = torch.finfo(dtype)
+    return rows.clamp(limits.min, limits.max).to(dtype)
+
+
+def type_that_keeps(view: Tensor) -> torch.dtype:
+    """Return float16, or float32 if inputs [B, ...] like these would lose their differences in it.
+
+    So do readings of sensors that are far from 0, and those beyond 65504. What all inputs have in common
+    says nothing, so it may be rounded.
+    """
+    error = (view - rounded(view).float()).abs().amax(0)
+    spread = view.std(0, correction=0)
+    varies = spread > _CONSTANT * view.abs().amax(0)
+    return torch.float32 if bool((varies & (error > _MOST_ROUNDING * spread)).any()) else torch.float16

@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gati.errors import CheckpointError
+from gati.model.bindings import storage
 
 _CONTAINERS = (
     "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
 )  # fmt: skip
 _COMPILED = "_orig_mod."
 _PREFIXES = ("module.", "model.", _COMPILED, "net.")
+_AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 _LISTED_KEYS = 5
 _DEEPEST = 5  # levels of containers
 
@@ -59,16 +61,21 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     """Load `state` into `module`; all names and shapes must match.
 
     A prefix that all keys of the file have and none of the network's (`module.`, `model.`, `_orig_mod.`) is
-    removed. `path` is for messages.
+    removed. Of tensors that the network shares, one is enough: safetensors keeps only one. `path` is for
+    messages.
 
     **Raises:** `CheckpointError` naming the first missing and unexpected keys, or the first wrong shape.
     """
     wanted = module.state_dict()
     state = fit_prefixes(state, wanted)
+    given = {_memory_of(tensor) for key, tensor in wanted.items() if key in state}
     missing = [
         key
         for key, tensor in wanted.items()
-        if key not in state and isinstance(tensor, Tensor) and not key.endswith("num_batches_tracked")
+        if key not in state
+        and isinstance(tensor, Tensor)
+        and not key.endswith("num_batches_tracked")
+        and _memory_of(tensor) not in given
     ]
     unexpected = [key for key in state if key not in wanted]
     if missing or unexpected:
@@ -86,13 +93,26 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     module.load_state_dict(dict(state), strict=False)
 
 
+def _memory_of(tensor: Any) -> tuple[Any, ...]:
+    """What is equal for two tensors of a state that share all of their memory."""
+    if not isinstance(tensor, Tensor):  # what a module's `get_extra_state` returns
+        return (id(tensor),)
+    layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return (storage(tensor), *layout)
+
+
 def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     """Remove wrappers' prefixes that all keys of `state` have, but not all of `wanted`.
 
-    `torch.compile` wraps modules at any depth.
+    `torch.compile` wraps modules at any depth. The counter that torch's averages of weights have next to
+    them is left out.
     """
     compiled = any(_COMPILED in key for key in wanted)
-    fitted = {key if compiled else key.replace(_COMPILED, ""): tensor for key, tensor in state.items()}
+    fitted = {
+        key if compiled else key.replace(_COMPILED, ""): tensor
+        for key, tensor in state.items()
+        if key != _AVERAGED or key in wanted
+    }
     while fitted and not fitted.keys() & wanted.keys():
         prefix = next((p for p in _PREFIXES if all(key.startswith(p) for key in fitted)), None)
         if prefix is None or all(key.startswith(prefix) for key in wanted):

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from gati.errors import DataError, one_line
+from gati.model.depth import eight_bits
 from gati.model.identity import Identities, identity_of
 from gati.model.preprocess import Preprocessing
 
@@ -51,7 +52,9 @@ def _decode(path: Path) -> Image.Image:
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             image.load()
-            return image.copy()
+            return eight_bits(image.copy())
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise DataError(f"no image at {path}; check the path") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError, ModelError
+from gati.model.depth import eight_bits
 from gati.model.inputs import TensorInputs
 from gati.model.sound import LogMel
 from gati.model.text import TextTokens
@@ -178,13 +179,15 @@ class Preprocessing:
     def pixels(self, image: Image) -> NDArray[np.uint8]:
         """Convert a Pillow image to uint8 [H, W, C] with the network's channels, without resizing.
 
-        **Raises:** `DataError` if images cannot have this number of channels.
+        **Raises:** `DataError` if images cannot have this number of channels, and as `eight_bits`.
         """
         self.check_images()
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
         if mode is None:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
-        return np.array(image.convert(mode), dtype=np.uint8).reshape(image.height, image.width, -1)
+        return np.array(eight_bits(image).convert(mode), dtype=np.uint8).reshape(
+            image.height, image.width, -1
+        )
 
     def check_images(self) -> None:
         """Raise `DataError` if the network takes something else, or how to prepare images is not known."""

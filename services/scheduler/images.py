@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from gati.errors import RequestError, TooLargeError
+from gati.errors import DataError, RequestError, TooLargeError
+from gati.model.depth import eight_bits
 from services.scheduler.budget import Charge
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
@@ -41,6 +42,8 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
             pixels = _pixels(image, _MODES.get(channels, "RGB"))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise TooLargeError("the image has too many pixels; send a smaller one") from error
+    except DataError as error:
+        raise RequestError(str(error)) from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
         raise RequestError(
             f"not an image that can be read ({type(error).__name__}); send {', '.join(_FORMATS)}"
@@ -54,7 +57,7 @@ def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
     rows = max(1, _STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, rows):
         bottom = min(image.height, top + rows)
-        strip = image.crop((0, top, image.width, bottom)).convert(mode)
+        strip = eight_bits(image.crop((0, top, image.width, bottom))).convert(mode)
         found[top:bottom] = np.asarray(strip).reshape(bottom - top, image.width, -1)
     return found
 

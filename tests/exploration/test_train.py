@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from gati.caches import build_predictor
 from gati.exploration.augment import Augmentation, choose_augmentation
+from gati.exploration.prepare import choose_augmentations
 from gati.exploration.train import Learner, SharedTraining
 from gati.types import TrialId
 from tests.exploration.networks import Net
@@ -128,6 +131,28 @@ def test_mirroring_is_not_used_where_it_changes_the_class() -> None:
     images = torch.randn(64, 1, 8, 8)
     assert not choose_augmentation(LeftOrRight(), images).flip
     assert choose_augmentation(Brightness(), images).flip
+
+
+class FirstHalfDark(RandomInputs):
+    """As a folder sorted by class: half of the inputs are dark, and look the same when they are mirrored."""
+
+    is_images = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.tensor[: count // 2] = 0.0
+
+
+def test_what_is_harmless_for_the_first_class_alone_is_not_harmless() -> None:
+    class LeftOrRight(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = x[..., :4].mean((1, 2, 3)), x[..., 4:].mean((1, 2, 3))
+            return torch.stack([torch.full_like(left, 1e-6), left, right], 1)
+
+    inputs: Any = SimpleNamespace(train=FirstHalfDark(600))
+    plain, bold = choose_augmentations(inputs, LeftOrRight(), CPU)
+    assert not plain.flip
+    assert not bold.flip
 
 
 def test_time_that_suffices_changes_nothing(net: Net) -> None:

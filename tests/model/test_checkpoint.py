@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from gati.errors import CheckpointError
 from gati.model.checkpoint import apply_checkpoint, load_checkpoint, state_sha256
@@ -111,6 +112,36 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
     state, _ = load_checkpoint(tmp_path / "weights.safetensors")
     target = network(seed=1)
     apply_checkpoint(target, state, "weights.safetensors")
+    assert state_sha256(target) == state_sha256(network())
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+
+def test_of_weights_that_layers_share_a_file_needs_one(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    trained, target = Tied(), Tied()
+    save_model(trained, str(tmp_path / "tied.safetensors"))
+    state, _ = load_checkpoint(tmp_path / "tied.safetensors", target.state_dict())
+    assert len(state) == 3, "one of the four names is not in the file"
+    apply_checkpoint(target, state, "tied.safetensors")
+    assert state_sha256(target) == state_sha256(trained)
+    del state["second.bias"]
+    with pytest.raises(CheckpointError, match="missing key second.bias, no unexpected key"):
+        apply_checkpoint(target, state, "tied.safetensors")
+
+
+def test_an_average_of_weights_is_read(tmp_path: Path) -> None:
+    torch.save(AveragedModel(network()).state_dict(), tmp_path / "average.pth")
+    target = network(seed=1)
+    state, _ = load_checkpoint(tmp_path / "average.pth", target.state_dict())
+    apply_checkpoint(target, state, "average.pth")
     assert state_sha256(target) == state_sha256(network())
 
 

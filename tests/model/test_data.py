@@ -465,6 +465,23 @@ def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
     assert load_images(paths, Preprocessing(resize=4, crop=4)).shape == (2, 3, 4, 4)
 
 
+@pytest.mark.parametrize("suffix", ["png", "pgm"])
+def test_grey_of_16_bits_keeps_its_upper_byte(tmp_path: Path, suffix: str) -> None:
+    wide = RNG.integers(0, 65_536, (5, 4), dtype=np.uint16)
+    Image.fromarray(wide).save(tmp_path / f"a.{suffix}")
+    grey = load_images([tmp_path / f"a.{suffix}"], Preprocessing((0.0,), (1.0,), channels=1))
+    assert torch.equal((grey[0, 0] * 255).round(), torch.from_numpy((wide >> 8).astype(np.float32)))
+    colour = load_images([tmp_path / f"a.{suffix}"], PLAIN)
+    assert torch.equal(colour[0], grey[0].expand(3, -1, -1))
+
+
+def test_pixels_of_unknown_range_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^the image has floating-point pixels, .* convert it to 8 bits$"):
+        PLAIN.pixels(Image.fromarray(np.zeros((4, 4), np.float32)))
+    with pytest.raises(DataError, match=r"^the image has values beyond 0 to 65535: convert it to 8 bits$"):
+        PLAIN.pixels(Image.fromarray(np.full((4, 4), 70_000, np.int32)))
+
+
 def test_unreadable_images_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="^no images given; name at least one image file$"):
         load_images([], PLAIN)
