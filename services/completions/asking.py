@@ -33,7 +33,7 @@ class _StreamOptions(BaseModel):
 class _Body(BaseModel):
     """The parameters of OpenAI's API, and two of ours.
 
-    Unsupported ones are accepted with values that change nothing.
+    Unsupported ones, also of vLLM, are accepted with values that change nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,6 +63,11 @@ class _Body(BaseModel):
     frequency_penalty: Literal[0] | None = None
     suffix: Literal[""] | None = None
     store: Literal[False] | None = None
+    # vLLM's, which its benchmark sends
+    repetition_penalty: Literal[1] | None = None
+    top_k: Literal[-1, 0] | None = None
+    min_p: Literal[0] | None = None
+    min_tokens: Literal[0] | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod

@@ -97,7 +97,10 @@ class RunningCompletion:
         self._cancel()
 
     async def pieces(self) -> AsyncIterator[CompletionPiece]:
-        """Yield texts as they are generated. Raises the error of a failed generation."""
+        """Yield texts as they are generated. Raises the error of a failed generation.
+
+        The first token of a choice is told even if its text is incomplete, so that clients see when it came.
+        """
         left = len(self.generations)
         begun: set[int] = set()
         while left:
@@ -107,7 +110,8 @@ class RunningCompletion:
                 continue
             if ending in (Ending.FAILED, Ending.CANCELLED):
                 raise generation.error or UnavailableError("the generation was cancelled")
-            if index not in begun:
+            first = index not in begun
+            if first:
                 begun.add(index)
                 self._first_token(generation)
             text = ""
@@ -118,7 +122,7 @@ class RunningCompletion:
                 self._engine.cancel(generation)
             reason = "stop" if writer.stopped else None if ending is None else ending.value
             left -= reason is not None
-            if text or reason:
+            if text or reason or first:
                 yield CompletionPiece(index, text, reason)
 
     def usage(self) -> dict[str, object]:

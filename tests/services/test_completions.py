@@ -140,6 +140,22 @@ def test_what_is_generated_is_written_as_following_its_prompt() -> None:
     assert [choice.text for choice in found.choices] == ["5 5 ", "2 2 "]
 
 
+class Holding(ByteTokens):
+    """Writes all but the first token, as if it began a character of two."""
+
+    def writer(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
+        texts = iter(("", "ab", "c"))
+        return lambda token: next(texts)
+
+
+def test_a_stream_tells_when_the_first_token_came_even_if_it_has_no_text_yet() -> None:
+    """Clients measure the time to it."""
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "12", "max_tokens": 3, "stream": True}
+    with serving(tokens=Holding()) as running:
+        pieces = running.client().completions.create(**asked, extra_body={"ignore_eos": True})
+        assert [piece.choices[0].text for piece in pieces] == ["", "ab", "c"]
+
+
 def test_openais_client_gets_the_networks_text_whole_and_streamed(served: Served) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == ["tiny"]
@@ -339,6 +355,9 @@ def test_health_and_what_is_not_offered(served: Served) -> None:
         ('{"model": "m", "prompt": "x", "store": true}', "store: "),
         ('{"model": "m", "prompt": "x", "metadata": 3}', "metadata: "),
         ('{"model": "m", "prompt": "x", "top_p": 0.5}', "top_p: "),
+        ('{"model": "m", "prompt": "x", "repetition_penalty": 1.1}', "repetition_penalty: "),
+        ('{"model": "m", "prompt": "x", "top_k": 5}', "top_k: "),
+        ('{"model": "m", "prompt": "x", "min_tokens": 2}', "min_tokens: "),
         *[
             (f'{{"model": "m", "prompt": "x", "stop": {stop}}}', STOPS)
             for stop in ('""', '[""]', '["a", "b", "c", "d", "e"]', "4", f'"{"a" * 257}"')
@@ -376,6 +395,9 @@ def test_what_is_not_said_is_as_openai_has_it() -> None:
         ("echo", ["null", "false"]),
         *[(name, ["null", "1", "1.0"]) for name in ("n", "best_of", "top_p")],
         *[(name, ["null", "0", "0.0", "-0.0"]) for name in ("presence_penalty", "frequency_penalty")],
+        ("repetition_penalty", ["null", "1", "1.0"]),  # vLLM's, as its benchmark sends it
+        ("top_k", ["null", "-1", "0"]),
+        *[(name, ["null", "0"]) for name in ("min_p", "min_tokens")],
     ],
 )
 def test_what_changes_nothing_is_accepted(name: str, values: list[str]) -> None:

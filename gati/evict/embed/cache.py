@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from gati.errors import EvictError
-from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range, check_weights
+from gati.evict.embed.checks import (
+    MODES,
+    check_ids,
+    check_offsets,
+    check_range,
+    check_weights,
+    padding_of,
+)
 from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
@@ -51,8 +58,9 @@ class EmbeddingCache(nn.Module):
 
     The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
     are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
-    gradients; `padding_idx` does not exist. If a row changes in the slow tier, call `forget`. A cache can be
-    neither copied nor pickled, and stays in a shared `pool`, with its rows, until `pool.leave(cache)`.
+    gradients; that of `padding_idx` adds nothing to a bag, and is never fetched. If a row changes in the slow
+    tier, call `forget`. A cache can be neither copied nor pickled, and stays in a shared `pool`, with its
+    rows, until `pool.leave(cache)`.
     """
 
     def __init__(
@@ -62,12 +70,16 @@ class EmbeddingCache(nn.Module):
         *,
         mode: str = "mean",
         include_last_offset: bool = False,
+        padding_idx: int | None = None,
         policy: str = "gati",
         pool: PagePool | None = None,
         share: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Make an empty cache. Raises EvictError for an unknown mode or policy, or sizes that do not fit."""
+        """Make an empty cache. Raises EvictError for an unknown mode or policy, or sizes that do not fit.
+
+        A negative `padding_idx` counts from the end of the table.
+        """
         super().__init__()
         if mode not in MODES:
             raise EvictError(f'mode is "{mode}"; choose one of {", ".join(MODES)}')
@@ -76,6 +88,7 @@ class EmbeddingCache(nn.Module):
         if rows is not None and rows < 1:
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
         self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset
+        self.padding_idx = padding_of(padding_idx, slow.rows)
         self._pool = _own_pool(slow, rows) if pool is None else pool
         self._slab = RowSlab(self._pool, slow.width, slow.dtype)
         most = min(rows or slow.rows, slow.rows, self._pool.limit_pages * self._slab.page_rows)
@@ -126,7 +139,7 @@ class EmbeddingCache(nn.Module):
             input, flat = input[:0], flat[:0]  # noqa: A001
             weights = None if weights is None else weights[:0]
         with torch.no_grad():
-            rows, places = self._rows(distinct(flat.numpy()))
+            rows, places = self._without_padding(flat.numpy())
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             rows = rows.clone()  # the gradient needs them, but the next batch overwrites the buffer
         return nn.functional.embedding_bag(
@@ -136,6 +149,13 @@ class EmbeddingCache(nn.Module):
             mode=self.mode,
             per_sample_weights=weights,
             include_last_offset=self.include_last_offset,
+            padding_idx=None if self.padding_idx is None else len(rows) - 1,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises EvictError: its memory is mapped, and its slow tier may be a connection."""
+        raise EvictError(
+            "an EmbeddingCache can be neither copied nor pickled: make another one for the same slow tier"
         )
 
     def allow(self, pages: int) -> None:
@@ -171,28 +191,39 @@ class EmbeddingCache(nn.Module):
             held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}
             return {**self._counts, **rates, **held, **self._policy.figures()}
 
+    def _without_padding(self, ids: Ids) -> tuple[torch.Tensor, Ids]:
+        """As `_rows`, for the ids of a batch; those of the padding have the index of the last row."""
+        if self.padding_idx is None:
+            return self._rows(distinct(ids))
+        counts = ids != self.padding_idx
+        rows, found = self._rows(distinct(ids[counts]))
+        places = np.full(len(ids), len(rows) - 1)
+        places[counts] = found
+        return rows, places
+
     def _rows(self, asked: DistinctIds) -> tuple[torch.Tensor, Ids]:
-        """Rows of the distinct ids, [n, width], and the index among them for each id of the batch.
+        """Rows of the distinct ids and one of zeros, [n + 1, width], and the index of each id of the batch.
 
         Cached rows come first. The policy then decides which rows stay.
         """
         ids, inverse, counts, last = asked
+        rows = self._room(len(ids) + 1)
+        rows[-1] = 0.0
         if len(ids) == 0:
-            return torch.zeros((1, self.slow.width), dtype=self.slow.dtype), inverse
-        rows = self._room(len(ids))
+            return rows, inverse
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
             hits = np.flatnonzero(slots >= 0)
             held = torch.from_numpy(self._where[slots[hits]])
             torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
-        missing = np.flatnonzero(slots < 0)
+        missing, fetched = np.flatnonzero(slots < 0), rows[len(hits) : -1]
         waiting: Callable[[torch.Tensor], None] | None = None
         plan: _Plan | None = None
         if len(missing) and isinstance(self.slow, AskedTier):
             waiting = self.slow.ask(ids[missing])
         elif len(missing):
-            self._fetch(ids[missing], rows[len(hits) :])
+            self._fetch(ids[missing], fetched)
         try:  # work that does not need the rows runs while the slow tier fetches them
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
@@ -208,7 +239,7 @@ class EmbeddingCache(nn.Module):
                     plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
             if waiting is not None:
-                waiting(rows[len(hits) :])
+                waiting(fetched)
         with self._lock:  # from here on, nothing fails
             self._count(batch, hits, len(missing))
             if plan is not None and plan.turn == self._turn:

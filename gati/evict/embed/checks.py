@@ -10,6 +10,15 @@ MODES = ("sum", "mean")
 _INTEGERS = (torch.int32, torch.int64)
 
 
+def padding_of(padding_idx: int | None, rows: int) -> int | None:
+    """Return the padding's id, from 0. Raises EvictError if the table has no such row."""
+    if padding_idx is None:
+        return None
+    if not -rows <= padding_idx < rows:
+        raise EvictError(f"padding_idx is {padding_idx}; the table has rows 0 to {rows - 1}")
+    return padding_idx % rows
+
+
 def check_ids(ids: torch.Tensor) -> torch.Tensor:
     """Return ids [n], flat and as int64. Raises EvictError for other types."""
     if ids.dtype not in _INTEGERS or ids.device.type != "cpu" or ids.ndim not in (1, 2):
@@ -39,6 +48,8 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
             raise EvictError(
                 "offsets were given with a 2-d input, whose rows are the bags: leave offsets out"
             )
+        if ids.shape[1] == 0:
+            raise EvictError("the bags of a 2-d input have no ids; give a 1-d input with offsets")
         return
     if offsets is None:
         raise EvictError("a 1-d input needs offsets, which say where bags begin")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,17 +31,17 @@ class RedisTier:
         Until then, the client may try again a few times.
         Raises EvictError without the server, the table, or the package redis.
         """
-        self._url, self._name = url, name
+        self._url, self._name = _without_secrets(url), name
         self._prefix = f"{name}:".encode()
         self._client = _client(url)
         shape = self._asked("HMGET", name, "rows", "width", "dtype")
         if None in shape:
-            raise EvictError(f"{url} has no table {name}: write it with RedisTier.write")
+            raise EvictError(f"{self._url} has no table {name}: write it with RedisTier.write")
         self.rows, self.width = int(shape[0]), int(shape[1])
         dtype = getattr(torch, shape[2].decode(), None)
         if not isinstance(dtype, torch.dtype):
             raise EvictError(
-                f"table {name} at {url} has the unknown type {shape[2].decode()}: write it again"
+                f"table {name} at {self._url} has the unknown type {shape[2].decode()}: write it again"
             )
         self.dtype: torch.dtype = dtype
 
@@ -48,7 +50,8 @@ class RedisTier:
         """Write a table [rows, width], replacing any of this name; its shape last. Raises EvictError."""
         rows, width = weight.shape
         tier = cls.__new__(cls)
-        tier._url, tier._name, tier._prefix, tier._client = url, name, f"{name}:".encode(), _client(url)
+        tier._url, tier._name = _without_secrets(url), name
+        tier._prefix, tier._client = f"{name}:".encode(), _client(url)
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
         former = int(tier._asked("HGET", name, "rows") or 0)
         tier._asked("DEL", name)
@@ -99,7 +102,8 @@ class RedisTier:
         def wait(out: torch.Tensor) -> None:
             complete = False
             try:
-                complete = read_rows(connection._sock, out.view(torch.uint8).numpy())
+                with suppress(ConnectionError):  # as of an idle one that was dropped: `fetch` connects again
+                    complete = read_rows(connection._sock, out.view(torch.uint8).numpy())
             except OSError as error:
                 raise self._failed(error) from error
             finally:
@@ -139,7 +143,7 @@ class RedisTier:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> EvictError:
-        return EvictError(f"Redis at {self._url} failed ({error}): is the server running?")
+        return EvictError(f"Redis at {self._url} failed ({error}): {_remedy(error)}")
 
 
 def _client(url: str) -> Any:
@@ -149,5 +153,25 @@ def _client(url: str) -> Any:
         raise EvictError("RedisTier needs the package redis: pip install 'gati[redis]'") from None
     try:
         return redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)  # what the URL says goes first
-    except ValueError as error:
-        raise EvictError(f"{url} is not a Redis URL ({error})") from None
+    except ValueError:  # its message may quote a part of a password
+        raise EvictError(
+            "the address is not a Redis URL; give redis://USER:PASSWORD@HOST:PORT/0 or unix:///PATH, with "
+            "characters of the password such as / and ? percent-encoded"
+        ) from None
+
+
+def _without_secrets(url: str) -> str:
+    """The URL for messages: without user, password and options, which may be a password, too."""
+    return re.sub(r"^(\w+://)?.*@", r"\1", url.partition("?")[0])
+
+
+def _remedy(error: Exception) -> str:
+    from redis import exceptions
+
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return "give its user and password in the URL, redis://USER:PASSWORD@HOST:PORT/0"
+    if isinstance(error, exceptions.AskError | exceptions.ClusterCrossSlotError | exceptions.ClusterError):
+        return "it is part of a cluster, which divides the rows of a table; use a server of its own"
+    if isinstance(error, exceptions.ResponseError):
+        return "the server refuses the command"
+    return "is the server running?"

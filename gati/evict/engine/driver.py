@@ -30,12 +30,12 @@ class EngineDriver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for the current step, and end all requests."""
+        """Wait for the current step, end all requests, and return every page to the pool."""
         self._stopping.set()
         self._engine.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._engine.abandon(UnavailableError("the engine is shutting down"))
+        self._engine.close(UnavailableError("the engine is shutting down"))
 
     def _run(self) -> None:
         engine = self._engine

@@ -181,7 +181,7 @@ class PrefixEngine:
         self._pool.leave(self)
 
     def abandon(self, error: GatiError) -> None:
-        """After a step that raised: end all requests with `error`. The pages' contents are undefined."""
+        """As `close`, after a step that raised: whatever it left behind, all requests end with `error`."""
         with self._stepping, self._changing:
             self._shut()
             for generation in [*self._running, *self._waiting]:
@@ -189,10 +189,16 @@ class PrefixEngine:
                 generation.tell(None)
             self._running.clear()
             self._waiting.clear()
+            self._pages.surrender()
+        self._pool.leave(self)
 
     def allow(self, pages: int) -> None:
         """Hold at most `pages` pages of the pool; waits for the current step to end."""
         with self._stepping, self._changing:
+            if self._closed:
+                pages = 0
+                if not self._pages.pages:
+                    return
             while self._pages.used > pages:
                 self._restart(self._running[-1])
             self._pages.hold(pages)

@@ -178,6 +178,14 @@ class PrefixPages:
         """End the link to a service, if there is one; returns at once."""
         self._books.close()
 
+    def surrender(self) -> None:
+        """Forget everything, and return every page to the pool, even those in use."""
+        self.unlink()
+        for each in (self._free, self._page_of, self._name_of, self._ready, self._uses):
+            each.clear()
+        given, self._held, self._unnamed = self._held, [], 0
+        self._pool.give(given)
+
     def hold(self, count: int) -> None:
         """Take pages from the pool, or return surplus ones. `count` must cover the pages in use."""
         if count > len(self._held):

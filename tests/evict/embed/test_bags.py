@@ -1,6 +1,10 @@
-"""Bags that torch gets wrong, and gradients of weights."""
+"""Bags that torch gets wrong, padding, and gradients of weights."""
 
 from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,11 +47,14 @@ def test_without_bags_nothing_is_fetched_and_nothing_returned(dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("flat", [False, True])
-def test_gradients_of_weights_are_those_of_the_embedding_bag(dtype: torch.dtype, flat: bool) -> None:
+@pytest.mark.parametrize("padding", [None, 3])
+def test_gradients_of_weights_are_those_of_the_embedding_bag(
+    dtype: torch.dtype, flat: bool, padding: int | None
+) -> None:
     """Also if other batches are served before they are computed."""
     weight = table(dtype)
-    reference = torch.nn.EmbeddingBag.from_pretrained(weight, mode="sum")
-    cache = EmbeddingCache(MemoryTier(weight), 20, mode="sum")
+    reference = torch.nn.EmbeddingBag.from_pretrained(weight, mode="sum", padding_idx=padding)
+    cache = EmbeddingCache(MemoryTier(weight), 20, mode="sum", padding_idx=padding)
     source = torch.Generator().manual_seed(1)
     served = []
     for _ in range(3):
@@ -66,6 +73,43 @@ def test_gradients_of_weights_are_those_of_the_embedding_bag(dtype: torch.dtype,
         expected.backward(slope)
         assert ours.grad is not None and theirs.grad is not None
         assert torch.equal(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_padding_adds_nothing_and_is_not_fetched(mode: str) -> None:
+    weight = table(torch.float32)
+    weight[49] = float("nan")
+    cache = EmbeddingCache(MemoryTier(weight), 20, mode=mode, padding_idx=-1)
+    ids = torch.tensor([[3, 49, 7, 49], [49, 49, 49, 49], [1, 2, 3, 4]])
+    reduced = {"sum": torch.sum, "mean": torch.mean}[mode]
+    expected = torch.stack([reduced(weight[each], 0) for each in ([3, 7], [1, 2, 3, 4])])
+    found = cache(ids)
+    torch.testing.assert_close(found[[0, 2]], expected)
+    assert torch.equal(found[1], torch.zeros(4))
+    figures = cache.figures()
+    assert (figures["requested"], figures["distinct"], figures["fetched"]) == (6, 5, 5)
+    assert torch.equal(cache(torch.full((2, 3), 49)), torch.zeros(2, 4))
+    assert cache.figures()["requested"] == 6
+
+
+@pytest.mark.parametrize("padding", [50, -51])
+def test_a_padding_that_is_no_row_is_refused(padding: int) -> None:
+    with pytest.raises(EvictError, match=f"padding_idx is {padding}; the table has rows 0 to 49"):
+        EmbeddingCache(MemoryTier(table(torch.float32)), 20, padding_idx=padding)
+
+
+def test_bags_of_no_ids_need_offsets() -> None:
+    """Torch says: step must be nonzero."""
+    cache = EmbeddingCache(MemoryTier(table(torch.float32)), 20)
+    with pytest.raises(EvictError, match="have no ids; give a 1-d input with offsets"):
+        cache(torch.zeros((5, 0), dtype=torch.int64))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_with_what_to_do(copied: Callable[[torch.nn.Module], object]) -> None:
+    model = torch.nn.Sequential(EmbeddingCache(MemoryTier(table(torch.float32)), 20))
+    with pytest.raises(EvictError, match="neither copied nor pickled: make another one"):
+        copied(model if copied is not copy.copy else model[0])
 
 
 def test_gradients_of_weights_are_right() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def table(rows: int = 400, width: int = 8, dtype: torch.dtype = torch.float32, s
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def bag(weight: torch.Tensor, mode: str, **options: bool) -> torch.nn.EmbeddingBag:
+def bag(weight: torch.Tensor, mode: str, **options: Any) -> torch.nn.EmbeddingBag:
     return torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode, **options)
 
 
@@ -54,6 +55,7 @@ def skewed(random: np.random.Generator, count: int, rows: int) -> torch.Tensor:
     flat=st.booleans(),
     weighted=st.booleans(),
     include_last=st.booleans(),
+    padding=st.sampled_from([None, 0, 2, -400]),
 )
 def test_equals_the_embedding_bag_bit_for_bit(
     seed: int,
@@ -64,13 +66,15 @@ def test_equals_the_embedding_bag_bit_for_bit(
     flat: bool,
     weighted: bool,
     include_last: bool,
+    padding: int | None,
 ) -> None:
     random = np.random.default_rng(seed)
     weight = table(dtype=dtype)
     weight[7], weight[8, 0], weight[9, 0] = -0.0, float("nan"), float("inf")
     last = include_last and flat
-    reference = bag(weight, mode, include_last_offset=last)
-    cache = EmbeddingCache(MemoryTier(weight), rows, mode=mode, policy=policy, include_last_offset=last)
+    options: dict[str, Any] = {"mode": mode, "include_last_offset": last, "padding_idx": padding}
+    reference = bag(weight, **options)
+    cache = EmbeddingCache(MemoryTier(weight), rows, policy=policy, **options)
     for _ in range(6):
         bags, pooling = int(random.integers(1, 9)), int(random.integers(0 if flat else 1, 12))
         ids = skewed(random, bags * pooling, len(weight))

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,11 @@ if shutil.which("redis-server") is None:
 from gati.evict.embed.redis_tier import RedisTier  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
+@contextmanager
+def running(*more: str) -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryDirectory() as folder:  # a path of a socket may not be long
         address = Path(folder) / "redis.sock"
-        options = ["--port", "0", "--unixsocket", str(address), "--save", "", "--dir", folder]
+        options = ["--port", "0", "--unixsocket", str(address), "--save", "", "--dir", folder, *more]
         process = subprocess.Popen(["redis-server", *options], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         if not any("ready to accept connections" in line.lower() for line in process.stdout):
@@ -39,11 +40,21 @@ def server() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.fixture
-def url(server: subprocess.Popen[str]) -> str:
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    with running() as process:
+        yield process
+
+
+def url_of(server: subprocess.Popen[str]) -> str:
     arguments = server.args
     assert isinstance(arguments, list)
-    address = f"unix://{arguments[arguments.index('--unixsocket') + 1]}"
+    return f"unix://{arguments[arguments.index('--unixsocket') + 1]}"
+
+
+@pytest.fixture
+def url(server: subprocess.Popen[str]) -> str:
+    address = url_of(server)
     redis.Redis.from_url(address).flushall()
     return address
 
@@ -128,10 +139,13 @@ def test_a_smaller_table_leaves_no_rows_of_the_one_that_it_replaces(url: str) ->
 
 
 class Mute:
-    """Passes everything on to a server until it is told to be silent; connections stay open."""
+    """Passes everything on to a server until it is told to be silent; connections stay open.
+
+    One that is told to drop ends a connection at its next command, and passes on what others say.
+    """
 
     def __init__(self, folder: Path, server: str) -> None:
-        self.silent = threading.Event()
+        self.silent, self.drops = threading.Event(), threading.Event()
         self.address, self.server = str(folder / "mute.sock"), server
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(self.address)
@@ -154,6 +168,10 @@ class Mute:
     def pass_on(self, one: socket.socket, other: socket.socket) -> None:
         try:
             while content := one.recv(65_536):
+                if self.drops.is_set():
+                    self.drops.clear()
+                    one.shutdown(socket.SHUT_RDWR)
+                    return
                 if not self.silent.is_set():
                     other.sendall(content)
         except OSError:
@@ -162,6 +180,67 @@ class Mute:
     def close(self) -> None:
         for each in self.open:
             each.close()
+
+
+def test_a_connection_that_was_dropped_is_made_again(url: str) -> None:
+    """As by a balancer that forgets idle ones: the client hears of it only after its commands."""
+    weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    RedisTier.write(url, "items", weight)
+    with tempfile.TemporaryDirectory() as folder:
+        between = Mute(Path(folder), url.removeprefix("unix://"))
+        slow = RedisTier(f"unix://{between.address}", "items")
+        cache = EmbeddingCache(slow, 100, mode="sum")
+        try:
+            for first in (0, 100):
+                between.drops.set()
+                ids = torch.arange(first, first + 200).view(10, 20)
+                assert torch.equal(cache(ids), torch.nn.functional.embedding_bag(ids, weight, mode="sum"))
+                assert not between.drops.is_set()
+        finally:
+            between.close()
+            slow.close()
+
+
+def test_a_server_that_wants_a_password_says_so() -> None:
+    with running("--requirepass", "right") as process:
+        with pytest.raises(EvictError, match="give its user and password in the URL"):
+            RedisTier(url_of(process), "items")
+        with pytest.raises(EvictError, match="give its user and password in the URL") as caught:
+            RedisTier(f"{url_of(process)}?password=wrong", "items")
+        assert "wrong" not in str(caught.value).partition(" failed ")[0]
+        RedisTier.write(f"{url_of(process)}?password=right", "items", torch.ones(3, 4))
+
+
+def test_a_part_of_a_cluster_says_so() -> None:
+    with (
+        running("--cluster-enabled", "yes", "--cluster-port", "0") as process,
+        pytest.raises(EvictError, match="part of a cluster.* use a server of its own"),
+    ):
+        RedisTier(url_of(process), "items")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://someone:s3cret@127.0.0.1:1/0",
+        "redis://:s3cret@word@127.0.0.1:1/0",
+        "redis://127.0.0.1:1/0?username=someone&password=s3cret",
+        "http://someone:s3cret@127.0.0.1:1/0",
+        "someone:s3cret@127.0.0.1",
+        "redis://:s3cret/word@127.0.0.1:1/0",
+        "redis://:s3cret?word@127.0.0.1:1/0",
+    ],
+)
+def test_no_password_is_in_a_message(address: str) -> None:
+    uses: list[Callable[[], object]] = [
+        lambda: RedisTier(address, "items"),
+        lambda: RedisTier.write(address, "items", torch.ones(1, 1)),
+    ]
+    for use in uses:
+        with pytest.raises(EvictError, match=r"127\.0\.0\.1|not a Redis URL") as caught:
+            use()
+        for secret in ("someone", "s3cret", "word@"):
+            assert secret not in str(caught.value)
 
 
 @pytest.mark.parametrize("by_url", [False, True])

@@ -1,0 +1,83 @@
+"""However an engine ends, its pages return to the pool that it shares."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from gati import evict
+from gati.errors import UnavailableError
+from gati.evict.engine.decoder import Decoder, TokenBatch
+from gati.evict.engine.driver import EngineDriver
+from gati.evict.engine.engine import PrefixEngine
+from gati.evict.engine.generation import Ending, NextToken
+from gati.evict.engine.pages import KeptPrefixes
+from tests.evict.engine.small import DECODER, PAGE_BYTES, PAGE_TOKENS, SETTINGS, request
+from tests.waiting import LONG_S, until
+
+POLICIES = ["lru", pytest.param("gati", marks=pytest.mark.slow)]
+
+
+def shared(
+    policy: str, decoder: Decoder = DECODER
+) -> tuple[evict.PagePool, PrefixEngine, evict.EmbeddingCache]:
+    """A pool, and an engine and a cache of rows that divide it."""
+    pool = evict.PagePool(PAGE_BYTES, 12 * PAGE_BYTES)
+    running = PrefixEngine(decoder, pool, KeptPrefixes(policy), page_tokens=PAGE_TOKENS)
+    rows = evict.EmbeddingCache(evict.MemoryTier(torch.randn(2_000, 128)), mode="sum", pool=pool)
+    assert running.pages == rows.pages == 6
+    return pool, running, rows
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_engine_that_is_stopped_returns_its_pages(policy: str) -> None:
+    pool, running, rows = shared(policy)
+    driver = EngineDriver(running, lambda error: None)
+    driver.start()
+    ended = threading.Event()
+    running.submit(request([1] * 9, 3), lambda token: ended.set() if token.ending else None)
+    assert ended.wait(LONG_S)
+    driver.stop()
+    assert (running.pages, rows.pages, pool.used_pages) == (0, 12, 12)
+    running.close()  # changes nothing
+    pool.resize(4 * PAGE_BYTES)
+    assert rows.pages == pool.used_pages == 4
+
+
+class Failing(Decoder):
+    """Fails in the second step."""
+
+    def __init__(self) -> None:
+        super().__init__(SETTINGS)
+        self.double()
+        self.steps = 0
+
+    def forward(self, batch: TokenBatch, cache: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps > 1:
+            raise RuntimeError("no memory")
+        logits: Any = super().forward(batch, cache)
+        return logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_engine_that_fails_ends_its_requests_and_returns_its_pages(policy: str) -> None:
+    pool, running, rows = shared(policy, Failing().eval())
+    failures: list[BaseException] = []
+    told: list[NextToken] = []
+    generations = [running.submit(request([each] * 9, 3), told.append) for each in (1, 2)]
+    driver = EngineDriver(running, failures.append)
+    driver.start()
+    until(lambda: bool(failures))
+    assert str(failures[0]) == "no memory"
+    for generation in generations:
+        assert generation.ending is Ending.FAILED and isinstance(generation.error, UnavailableError)
+    assert [each.ending for each in told[-2:]] == [Ending.FAILED] * 2
+    assert (running.pages, rows.pages, pool.used_pages) == (0, 12, 12)
+    pool.resize(6 * PAGE_BYTES)
+    assert (running.pages, rows.pages) == (0, 6)
+    running.figures()
+    driver.stop()
