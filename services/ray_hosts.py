@@ -112,7 +112,7 @@ class RayReplica:
         self._where = Whereabouts(lambda: self.cause)
         self._following: asyncio.Task[None] | None = None
         self._lost = 0  # number of actors lost while their process ran
-        self._processes = 0  # number of restarts by actors that were lost
+        self._processes = 0  # number of restarts by earlier actors
         self._placed = False
         self.served = False
 
@@ -170,6 +170,7 @@ class RayReplica:
                 async with asyncio.timeout(timeout_s + _STOP_GRACE_S):
                     await actor.stop.remote(timeout_s)
             ray.kill(actor)
+        self._processes += self._seen.restarts
         self._take(_Seen(cause="it was unloaded"))
 
     # ----------------------------------------------------------------------------------------------------

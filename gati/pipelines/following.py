@@ -16,13 +16,14 @@ things prevent that. First, evidence decays with the queries of the stage, which
 offline figures return. Second, a query runs another option that `explore_every` queries of the stage have not
 run, the oldest observation first, if its mean time fits into the remaining time; if it does not fit, the
 option waits for four times as many queries. Such queries are at least `explore_every` apart. So an option
-that became faster is discovered within a bounded number of queries, whatever the plan expects of it.
+that became faster is discovered within a bounded number of queries, whatever the plan expects of it. Options
+that cannot answer now are passed over; if only sleeping ones are due, one is woken for later queries.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,9 +36,8 @@ from gati.pipelines.figures import (
     OptionFigures,
     StageFigures,
 )
-from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
-from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
-from gati.pipelines.policies import Choice, Plan, longest
+from gati.pipelines.pipeline import Option, Pipeline, Stage
+from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run, times_to_answer
 
 _TAIL = 0.95  # quantile of latencies; the share above it is compared, too
 _ACCURACY_FINER = (
@@ -98,7 +98,7 @@ class LivePlanner:
         self._audits: dict[tuple[str, str], Audits | None] = {}
         # Number of the query, by stage, at which to check again whether to explore.
         self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
-        self._needs = _needs(pipeline)
+        self._needs = times_to_answer(pipeline)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -112,10 +112,10 @@ class LivePlanner:
 
     def begin(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Run:
         """Begin a query, as `Planner.begin`. Raises `PipelineError`."""
-        plan = self._planner.plan(latency_slo_ms, elapsed_ms)
-        if self.settings.explore_every:
-            plan = _Exploring(plan, self)
-        return Run(self._offline, plan, latency_slo_ms, self._observe)
+        planner = self._planner
+        plan = planner.plan(latency_slo_ms, elapsed_ms)
+        explore = self._or_explore if self.settings.explore_every else None
+        return Run(planner.pipeline, plan, latency_slo_ms, self._observe, explore)
 
     def refresh(self) -> bool:
         """Plan again if a figure has changed; returns whether one did. Observations go on meanwhile."""
@@ -129,7 +129,7 @@ class LivePlanner:
             if not any(_moved(planned[name], stages[name], self.settings.tolerance) for name in stages):
                 return False
             planner = Planner(replace(self._offline, stages=stages), self.policy, attainment=self.attainment)
-            needs = _needs(planner.pipeline)
+            needs = times_to_answer(planner.pipeline)
             with self._lock:
                 self._planner, self._needs = planner, needs
                 self.replans += 1
@@ -193,28 +193,37 @@ class LivePlanner:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def or_explore(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
-        """Return `choice`, or instead one of an option that was not observed for a long time."""
+    def _or_explore(
+        self, stage: str, chosen: str, remaining_ms: float, usable: Collection[str], asleep: Collection[str]
+    ) -> tuple[str, str]:
+        """Return the option to run and the wanted one; see `Explore`."""
         figures = self._figures[stage]
         every = self.settings.explore_every
         if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
-            return choice
+            return chosen, chosen
         with self._lock:
             if figures.tick < self._look_at[stage]:  # another thread has already explored
-                return choice
-            stale = [
-                (figures.tick - each.last_tick, name)
-                for name, each in figures.options.items()
-                if name != choice.option
-            ]
-            for unseen, name in sorted(stale, reverse=True):
-                fits = self._needs[stage, name] <= remaining_ms
-                if unseen >= (every if fits else _PATIENCE * every):
-                    self._look_at[stage] = figures.tick + every
-                    figures.options[name].explored += 1
-                    return Choice(name, choice.budget_ms)
+                return chosen, chosen
+            stale = self._stale(stage, chosen, remaining_ms)
+            run = next((name for name in stale if name in usable and name not in asleep), None)
+            if run is not None:
+                self._look_at[stage] = figures.tick + every
+                figures.options[run].explored += 1
+                return run, run
             self._look_at[stage] = figures.tick + max(1, every // _LOOKS)
-        return choice
+            return chosen, next((name for name in stale if name in asleep), chosen)
+
+    def _stale(self, stage: str, chosen: str, remaining_ms: float) -> list[str]:
+        """The options other than the chosen one that are due to be observed, the oldest observation first."""
+        figures = self._figures[stage]
+        every = self.settings.explore_every
+        found = []
+        for name, each in figures.options.items():
+            fits = self._needs[stage, name] <= remaining_ms
+            unseen = figures.tick - each.last_tick
+            if name != chosen and unseen >= (every if fits else _PATIENCE * every):
+                found.append((unseen, name))
+        return [name for _, name in sorted(found, reverse=True)]
 
     def _observe(self, stage: str, seen: Observation) -> None:
         with self._lock:
@@ -246,31 +255,6 @@ class LivePlanner:
             return self._figures[stage].options[option]
         except KeyError:
             raise PipelineError(f"no stage '{stage}' with option '{option}'") from None
-
-
-class _Exploring(NamedTuple):
-    """A plan that occasionally runs an option that was not observed for a long time."""
-
-    plan: Plan
-    planner: LivePlanner
-
-    def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
-        """Return the plan's choice, or another option to observe it."""
-        return self.planner.or_explore(stage, self.plan.choose(stage, remaining_ms, finding), remaining_ms)
-
-
-def _needs(pipeline: Pipeline) -> dict[tuple[str, str], float]:
-    """The mean time of each option, and of the fastest options after it on the longest path."""
-    fastest = {
-        name: min(option.measured_latency.mean_ms for option in stage.options.values())
-        for name, stage in pipeline.stages.items()
-    }
-    onward = longest(pipeline, fastest)[1]
-    return {
-        (name, option.name): option.measured_latency.mean_ms + onward[name] - fastest[name]
-        for name, stage in pipeline.stages.items()
-        for option in stage.options.values()
-    }
 
 
 def _moved(planned: Stage, now: Stage, tolerance: float) -> bool:

@@ -1,7 +1,7 @@
 """The file of measurements next to a pipeline's TOML: `NAME.toml` has `NAME.measured.json`.
 
-The file is strict, readable JSON. `latency_ms` of an option are at most `KEPT_SAMPLES` of the measured
-latencies, sorted and evenly spaced.
+The file is strict, readable JSON. `latency_ms` of an option are at most `KEPT_SAMPLES` numbers, sorted:
+each is the mean of an equal part of the measured latencies.
 """
 
 from __future__ import annotations

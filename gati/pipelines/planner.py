@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gati.errors import PipelineError
 from gati.pipelines.figures import Observation
 from gati.pipelines.pipeline import Finding, Pipeline
-from gati.pipelines.policies import Plan, build_policy
+from gati.pipelines.policies import Plan, build_policy, longest
 
 DEFAULT_ATTAINMENT = 0.95
 _LEAST_MS = 1e-6
@@ -29,6 +29,11 @@ class Step(NamedTuple):
     budget_ms: float
     remaining_ms: float  # below zero: the deadline has passed
     wanted: str
+
+
+# From a stage, its chosen option, the remaining time, and the usable and sleeping options: the option to run
+# and the wanted one, of which either may be another, in order to observe it.
+Explore = Callable[[str, str, float, Collection[str], Collection[str]], tuple[str, str]]
 
 
 class EngineReport(NamedTuple):
@@ -94,9 +99,11 @@ class Run:
         plan: Plan,
         latency_slo_ms: float,
         observe: Callable[[str, Observation], None] | None = None,
+        explore: Explore | None = None,
     ) -> None:
         self.latency_slo_ms = latency_slo_ms
         self._observe = observe
+        self._explore = explore
         self.labels: dict[str, str] = {}  # of finished stages
         self.steps: dict[str, Step] = {}  # of started stages
         self.skipped: set[str] = set()
@@ -136,9 +143,11 @@ class Run:
     ) -> Step:
         """Start a ready stage and choose its option. Raises `PipelineError` if it is not ready.
 
-        If the plan chooses an option that is not in `usable`, the most accurate one there that should answer
-        in the remaining time takes its place, or else the fastest one. Options that are `asleep` could be
-        used after a start: they count for `Step.wanted` only.
+        If the plan chooses an option that is not in `usable`, the most accurate one there that leaves enough
+        time for the fastest options of later stages takes its place, or else the fastest one. Options that
+        are `asleep` could be used after a start: they count for `Step.wanted` only.
+
+        A `LivePlanner` may run another usable option instead, to observe it, or want one that is asleep.
         """
         if stage not in self._ready:
             ready = ", ".join(self._ready) or "none"
@@ -150,6 +159,9 @@ class Run:
             option = self._instead(stage, remaining_ms, usable)
             if wanted not in asleep:
                 wanted = self._instead(stage, remaining_ms, {*usable, *asleep})
+        elif self._explore is not None and option not in asleep:
+            known = self._pipeline.stages[stage].options if usable is None else usable
+            option, wanted = self._explore(stage, option, remaining_ms, known, asleep)
         self._ready.remove(stage)
         step = Step(stage, option, choice.budget_ms, remaining_ms, wanted)
         self.steps[stage] = step
@@ -191,7 +203,8 @@ class Run:
 
     def _instead(self, stage: str, remaining_ms: float, usable: Collection[str]) -> str:
         options = [each for name, each in self._pipeline.stages[stage].options.items() if name in usable]
-        in_time = [each for each in options if each.measured_latency.mean_ms <= remaining_ms]
+        needed_ms = times_to_answer(self._pipeline)
+        in_time = [each for each in options if needed_ms[stage, each.name] <= remaining_ms]
         if in_time:
             return max(in_time, key=lambda each: each.measured_accuracy).name
         return min(options, key=lambda each: each.measured_latency.mean_ms).name
@@ -213,3 +226,17 @@ class Run:
         self.skipped.add(stage)
         for edge in self._pipeline.edges_from[stage]:
             self._settle(edge.target, False)
+
+
+def times_to_answer(pipeline: Pipeline) -> dict[tuple[str, str], float]:
+    """The mean time in ms of each option, with that of the fastest options after it on the longest path."""
+    fastest = {
+        name: min(option.measured_latency.mean_ms for option in stage.options.values())
+        for name, stage in pipeline.stages.items()
+    }
+    onward = longest(pipeline, fastest)[1]
+    return {
+        (name, option.name): option.measured_latency.mean_ms + onward[name] - fastest[name]
+        for name, stage in pipeline.stages.items()
+        for option in stage.options.values()
+    }

@@ -75,8 +75,8 @@ class Metrics:
         """The page. `statistics` has the services that answer, by model and replica.
 
         `models` and `pipelines` have all of them. Metrics of a service have a label `replica` if the model
-        has several: rates are then computed per replica, so that a restart of one, which lowers the sum, does
-        not look like a reset of all counters.
+        is `numbered`: rates are then computed per replica, so that a restart of one, which lowers the sum,
+        does not look like a reset of all counters.
         """
         self._planning.pipelines = pipelines
         self._services.statistics = statistics
@@ -103,7 +103,7 @@ class _Services(Collector):
                 yield name, self._label(name, number), found
 
     def _label(self, model: str, number: int) -> str:
-        return str(number) if len(self.models[model].replicas) > 1 else ""
+        return str(number) if self.models[model].numbered else ""
 
     def _seconds(self) -> Iterator[Metric]:
         queue = HistogramMetricFamily("gati_queue_seconds", "Time of inputs in the queue", labels=_SERVICE)

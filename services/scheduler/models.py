@@ -66,6 +66,9 @@ class Model:
         self._waking: asyncio.Task[None] | None = None
         self.sleep = Sleep()
         self.asked_again = 0  # requests
+        # Whether it has, had or may get several replicas. If metrics numbered replicas only while there are
+        # several, each counter would exist twice, and a rate over both would count requests twice.
+        self.numbered = replicas > 1
         self._parking = Parking(lambda: self.replicas)
         # Called with each response, and with None for each request refused for overload.
         self.on_outcome: Callable[[Any], None] = _nothing
@@ -167,6 +170,7 @@ class Model:
             raise RequestError(f"model '{self.name}' is not run by this server; scale it where it runs")
         async with self._lock:
             count = max(1, count)
+            self.numbered |= count > 1
             kept, gone = self.replicas[:count], self.replicas[count:]
             numbers = range(len(kept), count)
             await self._left(set(numbers))
@@ -185,21 +189,22 @@ class Model:
         """Answer a tensor. If this is cancelled, the service drops the request. Raises the service's errors.
 
         If the replica dies or is removed, another one is asked in the remaining time. A model that is asleep
-        is started, and the request waits if it has the time; the wait counts as time in the queue.
+        is started, and the request waits if it has the time. All time until the request is sent to the
+        replica that answers counts as time in the queue.
         """
         with self.sleep.asked():
             if not self.ready and self.available:
                 return await self._infer_awake(tensor, asked, version)
+            began_s = time.monotonic()
             try:
-                inputs = inputs_in(tensor)
-                response = await self._parking.ask(
-                    lambda again: self._infer(tensor, again, version), inputs, asked
+                response, sent_s = await self._parking.ask(
+                    lambda again: self._infer(tensor, again, version), inputs_in(tensor), asked
                 )
             except OverloadError:
                 self.on_outcome(None)
                 raise
             self.on_outcome(response)
-            return response
+            return _after_waiting(response, sent_s - began_s)
 
     async def statistics(self) -> Any:
         """The wire's `Statistics`, with the state of its versions. Raises `UnavailableError`."""
@@ -280,20 +285,20 @@ class Model:
         remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
         # It was admitted before: it may be late, but it must not be refused for its SLO now.
         again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
-        response = await self._infer(tensor, again, version)
-        response.queue_ms += waited_ms
-        response.latency_ms += waited_ms
-        return response
+        response, sent_s = await self._infer(tensor, again, version)
+        return _after_waiting(response, sent_s - began_s)
 
-    async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
+    async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> tuple[Any, float]:
+        """Return the response, and when the request was sent to the replica that answered."""
         began_s = time.monotonic()
         inputs = inputs_in(tensor)
         first = self._choose(inputs, version, asked.place)
         try:
-            return await first.infer(tensor, asked, version)
+            return await first.infer(tensor, asked, version), began_s
         except UnavailableError as error:
             remaining_ms = asked.time_remaining_ms - 1e3 * (time.monotonic() - began_s)
-            others = [each for each in self._able(version) if each is not first]
+            able = self._able(version)
+            others = [each for each in able if each is not first and (version is None or each.has(version))]
             if not others or remaining_ms <= 0.0:
                 raise await first.explained(error) from error
         # It was admitted before: it may be late, but it must not be refused for its SLO now.
@@ -301,8 +306,9 @@ class Model:
         second = choose(others, inputs, self._chance)
         self.asked_again += 1
         _log.info("retried on another replica", extra={"model": self.name, "replica": second.number})
+        again_s = time.monotonic()
         try:
-            return await second.infer(tensor, again, version)
+            return await second.infer(tensor, again, version), again_s
         except UnavailableError as error:
             raise await second.explained(error) from error
 
@@ -381,6 +387,13 @@ class Model:
         self.info.versions = versions = merged_versions(each.info.versions for each in known)
         self._certificates = certificates_of(versions)
         await self._kept.told(versions)
+
+
+def _after_waiting(response: Any, waited_s: float) -> Any:
+    """Count the time before the request was sent as time in the queue."""
+    response.queue_ms += 1e3 * waited_s
+    response.latency_ms += 1e3 * waited_s
+    return response
 
 
 def _nothing(response: Any) -> None:

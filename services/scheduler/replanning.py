@@ -86,7 +86,10 @@ class Replanning:
         By replica: one that comes, or comes back, has counted audits of requests that the planner has no
         other figures of, and one that goes takes nothing away.
         """
-        known, agreed, lost = self._audited[model], 0, 0
+        earlier, agreed, lost = self._audited[model], 0, 0
+        # Replicas that were removed for good are dropped.
+        known = {each: earlier[each] for each in model.replicas if each in earlier}
+        self._audited[model] = known
         for replica in model.replicas:
             versions = replica.info.versions if replica.ready else ()
             found = next((each for each in versions if each.version == version), None)

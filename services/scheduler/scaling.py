@@ -118,6 +118,7 @@ class Autoscaler:
         self._input_s = 0.0  # time per input, averaged over the replicas at the last check
         self._drain_timeout_s = drain_timeout_s
         model.on_outcome = self._take
+        model.numbered |= bounds.most > 1
 
     async def keep_looking(self) -> None:
         """Check every second, until cancelled."""

@@ -216,7 +216,9 @@ class Scheduler:
         Returns a context manager whose value is the `Charge`. Raises `UnavailableError` while draining.
         """
         if self.draining:
-            raise UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
+            refused = UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
+            self.metrics.rejected.labels(refused.thrift_code.lower()).inc()
+            raise refused
         return _UnderWay(self, name)
 
     def receiving(self, name: str = "") -> _Receiving:

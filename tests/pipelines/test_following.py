@@ -199,6 +199,48 @@ def test_an_option_that_the_profile_calls_too_slow_is_found_out() -> None:
         assert query(never, 10.0, lambda *key: truth[key])["b"] == "o0"
 
 
+def test_an_option_that_cannot_answer_does_not_take_the_turns_of_others() -> None:
+    """It was chosen in every turn, counted as explored, and never ran; nor did the other."""
+    three = stage(option(0.9, 1.0), option(0.8, 2.0), option(0.8, 2.0))
+    planner = LivePlanner(pipeline({"a": three}), "static", settings=LiveSettings(explore_every=4))
+    ran: Counter[str] = Counter()
+    for _ in range(40):
+        run = planner.begin(100.0)
+        step = run.start("a", 0.0, usable=("o0", "o1"))
+        assert step.wanted == step.option
+        ran[step.option] += 1
+        run.finish("a", "x", 2.0)
+    explored = {each.option: each.explored for each in planner.report()}
+    assert ran["o1"] == explored["o1"] >= 8 and explored["o0"] == explored["o2"] == 0
+
+
+def test_a_sleeping_option_is_woken_and_then_explored() -> None:
+    three = stage(option(0.9, 1.0), option(0.8, 2.0))
+    planner = LivePlanner(pipeline({"a": three}), "static", settings=LiveSettings(explore_every=8))
+    seen = []
+    for number in range(12):
+        run = planner.begin(100.0)
+        awake = number >= 10
+        step = run.start("a", 0.0, ("o0", "o1") if awake else ("o0",), () if awake else ("o1",))
+        seen.append((step.option, step.wanted))
+        run.finish("a", "x", 1.0)
+    assert seen == [("o0", "o0")] * 8 + [("o0", "o1")] * 2 + [("o1", "o1"), ("o0", "o0")]
+    assert _report(planner, "o1").explored == 1
+    all_asleep = planner.begin(100.0).start("a", 0.0, ("o0", "o1"), ("o0", "o1"))
+    assert all_asleep.option == all_asleep.wanted == "o0"
+
+
+def test_an_option_that_became_slow_takes_the_place_of_none() -> None:
+    """Who stands in for an option that is away was chosen by the offline figures."""
+    three = stage(option(0.7, 1.0), option(0.8, 2.0), option(0.9, 3.0))
+    planner = LivePlanner(pipeline({"a": three}), "static", settings=STILL)
+    assert planner.begin(10.0).start("a", 0.0, ("o0", "o1")).option == "o1"
+    for _ in range(300):
+        _observe(planner, "a", "o1", 60.0, "x")
+    planner.refresh()
+    assert planner.begin(10.0).start("a", 0.0, ("o0", "o1")).option == "o0"
+
+
 @pytest.mark.slow
 def test_exploring_takes_a_small_and_steady_share() -> None:
     planner = LivePlanner(pipeline(chain, ("a", "b")), settings=LiveSettings(explore_every=50))

@@ -12,7 +12,7 @@ import pytest
 
 from gati.errors import DataError
 from gati.pipelines import Planner, load_pipeline
-from gati.pipelines.behaviours import Answers, behaviours, confidence_levels
+from gati.pipelines.behaviours import Answers, behaviours, confidence_levels, spread
 from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.measure import measure_pipeline, open_engine
 
@@ -35,6 +35,20 @@ def test_behaviours_add_up_to_the_whole() -> None:
     # the same network found the same: its own level is certain, and it is right wherever it was right
     assert [one.shares[one.level or 0] for one in after] == [1.0] * 4
     assert all(one.accuracies[one.level or 0] > overall.accuracies[one.level or 0] for one in after)
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 5), (5, 5), (7, 5), (3000, 200), (3001, 1000)])
+def test_kept_latencies_have_the_mean_of_all(count: int, most: int) -> None:
+    """The slowest of 3000 was one of 200 kept: it counted 15 times."""
+    draw = np.random.default_rng(count)
+    latency_ms = draw.uniform(4.0, 6.0, size=count)
+    latency_ms[0] = 100.0
+    kept = np.array(spread(latency_ms, most))
+    assert len(kept) == min(count, most) and np.all(np.diff(kept) >= 0.0)
+    assert kept.mean() == pytest.approx(latency_ms.mean(), abs=1e-3)
+    assert kept.max() <= 100.0 and kept.min() >= latency_ms.min() - 1e-3
+    if count <= most:
+        assert kept == pytest.approx(np.sort(latency_ms), abs=1e-3)
 
 
 @pytest.mark.slow

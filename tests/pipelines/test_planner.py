@@ -178,6 +178,15 @@ def test_without_enough_time_the_fastest_usable_option_is_taken() -> None:
     assert Planner(found, "static").begin(1.2).start("a", 0.0, names[1:]).option == names[2]
 
 
+def test_what_takes_the_place_of_an_option_leaves_time_for_later_stages() -> None:
+    """8 ms of 10 were taken for the first stage, though the second one needs 5."""
+    first = stage(option(0.7, 2.0), option(0.8, 8.0), option(0.9, 3.0))
+    found = pipeline({"a": first, "b": stage(option(0.9, 5.0), option(0.95, 9.0))}, ("a", "b"))
+    for slo_ms, expected in ((10.0, "o0"), (13.5, "o1")):
+        run = Planner(found, "static").begin(slo_ms)
+        assert run.start("a", 0.0, ("o0", "o1")).option == expected
+
+
 @pytest.mark.parametrize(
     ("usable", "asleep", "option_of", "wanted"),
     [

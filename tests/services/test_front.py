@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gati.errors import CancelledError, OverloadError, RequestError
+from gati.errors import CancelledError, OverloadError, RequestError, UnavailableError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
 from services.scheduler.bodies import unless_gone
@@ -450,3 +450,12 @@ def test_who_waited_too_long_to_be_accepted_is_told_that_it_is_late(waited_s: fl
         await model.stop(0.0)
 
     asyncio.run(main())
+
+
+def test_what_is_refused_while_the_server_ends_is_counted() -> None:
+    scheduler = Scheduler(ServeConfig(), {}, {})
+    scheduler.draining = True
+    with pytest.raises(UnavailableError, match="shutting down"):
+        scheduler.under_way("models/m")
+    page = scheduler.metrics.render({}, {}, {}).decode()
+    assert 'gati_rejected_total{reason="unavailable"} 1.0' in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,18 @@ def test_only_audits_since_the_last_call_count_whichever_replicas_are_there() ->
     count(model.replicas[2], 5)
     replanning.take_in_audits()
     assert (planner.agreed, planner.lost) == (54, 61)
+
+
+def test_replicas_that_are_gone_for_good_are_not_kept() -> None:
+    """A model that scales up and down makes new ones for years."""
+    model, planner = Model(Counted(0)), Planner()
+    replanning = Replanning(planner, {("a", "one"): model})  # type: ignore[arg-type,dict-item]
+    replanning.take_in_audits()
+    gone = weakref.ref(model.replicas[0])
+    model.replicas = [Counted(10)]
+    replanning.take_in_audits()
+    gc.collect()
+    assert gone() is None
 
 
 def test_another_certificate_of_the_version_counts_from_its_beginning() -> None:

@@ -148,6 +148,30 @@ def test_what_a_dead_replica_was_asked_another_one_answers() -> None:
     run(test)
 
 
+def test_what_a_request_waited_before_it_was_sent_counts_as_queueing() -> None:
+    """As time outside the service it would have had requests with an SLO refused until it was forgotten."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: any(place.engine.begun for place in places))
+        victim = next(place for place in places if place.engine.begun)
+        await asyncio.sleep(0.05)  # lost with the replica
+        await victim.die()
+        other = next(place for place in places if place is not victim)
+        await in_the_end(lambda: other.engine.begun == 1)
+        other.engine.places = 1
+        parked = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: model._parking.parked == 1)
+        await asyncio.sleep(0.05)
+        other.engine.answers.set()
+        for found in await asyncio.gather(asking, parked):
+            assert found.latency_ms >= found.queue_ms >= 50.0
+
+    run(test)
+
+
 def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
     """Half of it was refused until then, for the queue of the other one was full."""
 
@@ -441,6 +465,23 @@ def test_a_version_is_asked_of_who_has_it() -> None:
     run(test)
 
 
+def test_a_version_that_died_with_its_replica_is_not_called_unknown() -> None:
+    """404 says that asking again is in vain."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        places[1].engine.versions = ["first", "7"]
+        await model.statistics()
+        places[1].engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED, "7"))
+        await in_the_end(lambda: places[1].engine.begun == 1)
+        await places[1].die()
+        with pytest.raises(UnavailableError, match="'m' does not answer: replica 1 was killed"):
+            await asking
+        assert model.asked_again == 0
+
+    run(test)
+
+
 def test_replicas_come_and_go_while_requests_are_answered() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         places[0].engine.answers.clear()
@@ -638,6 +679,27 @@ def test_one_replica_has_no_label() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}, {}).decode()
         assert 'gati_queue_inputs{model="m"} 0.0' in page and "replica=" not in page
+
+    run(test, count=1)
+
+
+def test_a_model_that_may_have_several_replicas_keeps_their_label() -> None:
+    """With and without the label, each counter was there twice after the number had changed."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        async def page() -> str:
+            return Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}, {}).decode()
+
+        Autoscaler(model, Bounds(1, 1, delay_ms=5.0), LONG_S)
+        assert "replica=" not in await page()
+        Autoscaler(model, Bounds(1, 2, delay_ms=5.0), LONG_S)
+        assert 'gati_queue_inputs{model="m",replica="0"} 0.0' in await page()
+        model.numbered = False
+        for count in (2, 1):
+            await model.scale(count, LONG_S)
+            await all_ready(model)
+            assert 'gati_queue_inputs{model="m",replica="0"} 0.0' in await page()
+            assert 'gati_queue_inputs{model="m"}' not in await page()
 
     run(test, count=1)
 

@@ -1,0 +1,30 @@
+"""A replica on a Ray cluster, without a cluster; `test_replicated` has a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.inference.settings import InferenceSettings
+
+pytest.importorskip("ray", reason="needs gati[ray]")
+pytestmark = pytest.mark.slow  # importing Ray takes a second
+
+
+def test_restarts_are_still_counted_after_a_stop(tmp_path: Path) -> None:
+    """A model that went to sleep had fewer restarts than before, as if its counter had begun anew."""
+    from services.ray_hosts import RayReplica, _Seen
+
+    async def main() -> None:
+        replica = RayReplica(InferenceSettings(name="m", library=tmp_path), b"secret")
+        replica._take(_Seen(running=True, restarts=3))
+        await replica.stop(0.0)
+        assert replica.restarts == 3
+        replica._take(_Seen(running=True, restarts=1))  # of the next actor
+        assert replica.restarts == 4
+        await replica.stop(0.0)
+        assert replica.restarts == 4
+
+    asyncio.run(main())
