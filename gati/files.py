@@ -91,6 +91,11 @@ def lasting_source(source: Any, folder: Path = Path()) -> str:
     return str(path.resolve()) if text.endswith(".pt2") or path.exists() else text
 
 
+def is_standard_output(path: Path) -> bool:
+    """Whether a path such as `/dev/stdout` leads to the standard output of this process."""
+    return _own_descriptor(path) == 1
+
+
 def _own_descriptor(path: Path) -> int | None:
     """The number of the open file of this process that a path like `/dev/stdout` or `/dev/fd/63` leads to.
 

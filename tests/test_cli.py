@@ -6,15 +6,18 @@ import errno
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gati
-from gati.cli import run
+from gati.cli import main, run
 from gati.composition.composition import Composition, Exit, Expected
 from gati.errors import CompositionError, StorageError
+from gati.files import atomic_write_text
 from gati.types import TrialId
 from tests.composition.libraries import make_library
 
@@ -63,9 +66,27 @@ def test_each_help_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str
     assert f"gati {verb}" in capsys.readouterr().out.split("Examples:", 1)[1]
 
 
-def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 0
-    assert "gati demo" in capsys.readouterr().out
+@pytest.mark.parametrize("group", ["", "evict", "pipeline", "adapt"])
+def test_no_arguments_show_the_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([group] if group else []) == 0
+    shown = capsys.readouterr()
+    assert f"gati {group or 'demo'}" in shown.out and not shown.err
+
+
+def test_an_interrupt_while_modules_load_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupts(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "gati.cli.running":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "gati.cli.running")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert one_line(capsys) == "error: interrupted"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,8 +113,14 @@ def test_the_module_is_the_command() -> None:
         (["bake"], "error: No such command 'bake'"),
         (["compose", "x", "--accuracy", "high"], "error: Invalid value for '--accuracy'"),
         (["compose", "x", "--solver", "cplex"], "error: Invalid value for '--solver'"),
+        (
+            ["compose", "x", "--solver"],
+            "error: Option '--solver' requires an argument (see gati compose --help)",
+        ),
+        (["evict", "inspect"], "error: Missing argument 'TRACE' (see gati evict inspect --help)"),
     ],
-    ids=["no model", "misspelled option", "unknown verb", "not a number", "unknown solver"],
+    ids=["no model", "misspelled option", "unknown verb", "not a number", "unknown solver", "no value"]
+    + ["verb of a group"],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -335,6 +362,33 @@ def test_evaluate_writes_the_json_it_printed(evaluated: Path, capsys: pytest.Cap
     assert "note: NOT CERTIFIED: nothing proves that at least 97 % of answers of composition 'small'" in shown
 
 
+@pytest.mark.parametrize("place", ["-", "/dev/stdout", "/dev/fd/1", "link"])
+def test_numbers_on_standard_output_are_alone_there(
+    place: str, evaluated: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if place == "link":
+        (evaluated / "link").symlink_to("/dev/stdout")
+        place = str(evaluated / "link")
+    assert run(["evaluate", str(evaluated), "--data", "t.npz", "--json", place]) == 0
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["gain"] == 2.0
+    assert "gain 2.00x" in shown.err and "note: NOT CERTIFIED" in shown.err
+    print("and what follows is not redirected")
+    assert capfd.readouterr().out
+
+
+def test_a_page_on_standard_output_is_alone_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def report(directory: Path, *, composition: str, out: Path) -> dict[str, int]:
+        atomic_write_text(out, "<page>")
+        return {}
+
+    monkeypatch.setattr(gati, "report", report)
+    assert run(["report", str(tmp_path), "--out", "-"]) == 0
+    assert capfd.readouterr().out == "<page>"
+
+
 def test_what_was_evaluated_is_shown_and_kept_wherever_it_can_be(
     evaluated: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -445,7 +499,7 @@ def test_a_library_is_composed_with_the_threads_it_was_explored_with(
 ) -> None:
     import torch
 
-    from gati.cli.options import threads_as_explored
+    from gati.cli.options import threads_as_measured
     from tests.composition.libraries import make_library
 
     library = make_library(tmp_path / "library")
@@ -453,10 +507,36 @@ def test_a_library_is_composed_with_the_threads_it_was_explored_with(
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    threads_as_explored(library.directory)
+    threads_as_measured(library.directory)
     assert not asked
     monkeypatch.delenv("OMP_NUM_THREADS")
-    threads_as_explored(library.directory)
+    threads_as_measured(library.directory)
     assert asked == [library.manifest.profile.threads]
-    threads_as_explored(tmp_path)  # no library
+    threads_as_measured(tmp_path)  # no library
     assert len(asked) == 1
+
+
+def test_a_composition_is_measured_with_the_threads_it_was_composed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from gati.cli.options import threads_as_measured
+    from tests.composition.libraries import make_library
+    from tests.engine.served import composed
+
+    library = make_library(tmp_path / "library")
+    known = library.manifest.profile
+    plain = composed(library.manifest.checkpoint_sha256, ())
+    plain.save(library.composition_path("older"))
+    conditions = replace(known.conditions, threads=known.threads + 5)
+    replace(plain, measured_on=conditions).save(library.composition_path("newer"))
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("older", "newer"):
+        threads_as_measured(library.directory, name)
+    assert asked == [known.threads, known.threads + 5]
+    threads_as_measured(library.directory, "missing")
+    assert len(asked) == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from gati.cli import app
+from gati.cli import app, run
+from gati.cli.options import JsonFile
 
 MARKUP = re.compile(r"\[/?bold\]")  # the only markup that help texts use
 FRAME = re.compile(r"[\s│╭╮╰╯─]+")
@@ -65,3 +67,36 @@ def test_names_with_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixtu
     console().print("blocks [g]")
     said = capsys.readouterr().out
     assert all(f"[{letter}]" in said for letter in "abcdefg"), said
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110])
+def test_paragraphs_fill_the_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line ends early only where its next word would not fit, or with its paragraph."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    assert run(["explore", "--help"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.split("╭")[0].splitlines()]
+    pairs = [(line, after) for line, after in pairwise(lines) if line and after]
+    assert len(pairs) > 5
+    assert not [line for line, after in pairs if len(line) + 1 + len(after.split()[0]) < columns - 1]
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_flags_show_no_value(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*path, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "<bool>" not in shown
+    assert re.search(r"--help\s+-h|-h\s*,\s*--help", shown)
+
+
+def test_every_json_file_may_be_standard_output() -> None:
+    """One option of all verbs, so that tables are never in the way of a program that reads JSON."""
+    found = {
+        path: each for path, command in VERBS.items() for each in command.params if "--json" in each.opts
+    }
+    assert len(found) > 5
+    own = {("stream",), ("adapt", "status")}  # results one by one, and nothing but the document
+    shared = get_args(JsonFile)[1].help
+    assert not [path for path, option in found.items() if path not in own and option.help != shared]

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import gc
 import logging
 import os
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
 import gati
 from gati.cli import adapt, compare, doctor, evict, explore, options, pipelines, query, render, serve, stream
-from gati.errors import CompositionError, GatiError, StorageError
-
-INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
-ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
+from gati.errors import CompositionError, StorageError
 
 _log = logging.getLogger(__name__)
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 app = typer.Typer(
     name="gati",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -139,6 +131,7 @@ def compose(
         bool, typer.Option("--per-class", help="Certify agreement in every class, not only overall.")
     ] = False,
     certify_data: options.CertifyData = None,
+    threads: options.ComposeThreads = None,
     latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Maximise agreement at this mean latency instead."),
@@ -162,9 +155,10 @@ def compose(
         name=name,
         slowdown="auto" if slowdown is None else slowdown,
         per_class=per_class,
+        threads=options.threads_of(threads),
     )
     if objective == "exact":
-        options.threads_as_explored(directory)
+        options.threads_as_measured(directory)
     if pareto and latency is not None:
         raise CompositionError("--pareto shows the trade-off, --latency composes at one latency: give one")
     if pareto or latency is not None:
@@ -200,9 +194,12 @@ def compose(
             slowdown=settings.slowdown,
             per_class=per_class,
             certify_data=certify_data,
+            threads=settings.threads,
             progress=render.counter("lookups measured"),
         )
     render.composition(chosen, directory, gati.explain(chosen, directory))
+    if threads is not None and chosen.measured_on is not None:
+        print(f"threads: {chosen.measured_on.threads}, for which all latencies were measured")
 
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
@@ -227,7 +224,7 @@ def evaluate(
     from gati.exploration.library import Library
     from gati.files import atomic_write_text
 
-    options.threads_as_explored(directory)
+    options.threads_as_measured(directory, composition)
     evaluation = gati.evaluate(
         directory,
         data,
@@ -311,60 +308,3 @@ def demo(
 ) -> None:
     """Run everything on handwritten digits: train a network, explore, compose, evaluate."""
     gati.demo(out)
-
-
-def main() -> None:
-    """Run the command line of this process and exit with its status."""
-    status = run(sys.argv[1:])
-    gc.freeze()  # at exit, the interpreter would spend a second collecting garbage in torch
-    sys.exit(status)
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit status; an error becomes one line on stderr."""
-    try:
-        status = app(args=options.with_addresses(arguments), prog_name="gati", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
-        status = INTERRUPTED
-    except Exception as error:
-        return _report(error)
-    if status == INTERRUPTED:
-        return _fail(_interrupted(arguments), INTERRUPTED)
-    return status if isinstance(status, int) else 0
-
-
-def _report(error: Exception) -> int:
-    if os.environ.get("GATI_DEBUG", "0") not in ("", "0"):
-        traceback.print_exception(error)
-    if isinstance(error, GatiError):
-        return _fail(str(error), error.exit_status)
-    if isinstance(error, _UsageError):
-        return _fail(_usage(error), 2)
-    if isinstance(error, BrokenPipeError):
-        # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" while writing {error.filename}" if error.filename else ""
-        return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
-    return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
-
-
-# typer's base class of usage errors is private, but its class name is stable.
-_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
-
-def _usage(error: Any) -> str:
-    command = error.ctx.command_path if error.ctx else "gati"
-    return f"{error.format_message().rstrip('.')} (see {command} --help)"
-
-
-def _interrupted(arguments: Sequence[str]) -> str:
-    if "explore" in arguments:
-        return "interrupted: run the same gati explore command again to resume"
-    return "interrupted"
-
-
-def _fail(message: str, status: int) -> int:
-    render.error(message)
-    return status

@@ -38,7 +38,7 @@ def bench(
     from gati.files import atomic_write_text
 
     if threads is None:
-        options.threads_as_explored(directory)
+        options.threads_as_measured(directory, composition)
     result = gati.bench(
         directory,
         data,
@@ -111,9 +111,7 @@ def certify(
 
 def report(
     directory: options.LibraryDir,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; DIR/report.html by default.")
-    ] = None,
+    out: options.PageFile = None,
     json_file: options.JsonFile = None,
     composition: options.CompositionName = "default",
 ) -> None:

@@ -63,7 +63,10 @@ def engine(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random network and of randomised policies.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads that compute; default: torch's choice.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Threads that compute; 1 where others use the cores. Default: torch's choice."
+        ),
     ] = None,
     access_log: Annotated[
         Path | None,

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
+from gati.cli.render import console
 from gati.errors import GatiError
 
 if TYPE_CHECKING:
@@ -188,23 +189,19 @@ def posted(webhook: WebhookSink) -> None:
 
 def replayed(report: Replayed) -> None:
     """Print a row for each version of a replay, then totals and changes."""
-    from rich.console import Console
-
     table = _periods("version", "from")
     for period in report.periods:
         table.add_row(str(period.version), f"{period.from_s:.1f} s", *_cells(period))
     for name, total in (("all", report.total), ("after", report.after)):
         if total is not None:
             table.add_row(name, f"{total.from_s:.1f} s", *_cells(total))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    console().print(table)
     for change in report.changes:
         print(_sentence(change))
 
 
 def swept(reports: Sequence[Replayed]) -> None:
     """Print a row for each replay of a sweep."""
-    from rich.console import Console
-
     table = _periods("sampling", "interval", "window", last=("versions", "alarms"))
     for report in reports:
         chosen, kinds = report.settings, [change.kind for change in report.changes]
@@ -216,7 +213,7 @@ def swept(reports: Sequence[Replayed]) -> None:
             str(kinds.count("activated") + kinds.count("reused")),
             str(kinds.count("alarm")),
         )
-    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    console().print(table)
 
 
 def _periods(*first: str, last: Sequence[str] = ()) -> Table:

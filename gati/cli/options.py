@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from gati.errors import DataError, GatiError
+from gati.errors import BackendError, DataError, GatiError
 from gati.units import parse_duration
 
 EXPLORE_BUDGET = "25m"
@@ -89,6 +90,15 @@ Slowdown = Annotated[
         "network's latency; default: 1. With 0.05 it takes at most 5 % longer than without caches.",
     ),
 ]
+ComposeThreads = Annotated[
+    str | None,
+    typer.Option(
+        "--threads",
+        metavar="N|auto",
+        help="Threads that run the network while latencies are measured; default: as in explore. auto times "
+        "the plain network with 1, 2, 4 and so on up to all cores, and takes the fastest number.",
+    ),
+]
 CertifyData = Annotated[
     str | None,
     typer.Option(
@@ -128,7 +138,41 @@ CompanionCheckpoints = Annotated[
         help="Weights of the companions, in their order; 'none' for one that includes its own.",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers here.")]
+
+
+def written_to(context: typer.Context, path: Path | None) -> Path | None:
+    """The file that an option names, `-` for standard output: what else is shown goes to standard error then.
+
+    So `gati evaluate ... --json - | jq` reads JSON only.
+    """
+    if path is None or not to_standard_output(path):
+        return path
+    context.with_resource(redirect_stdout(sys.stderr))
+    return Path("/dev/stdout")
+
+
+def to_standard_output(path: str | Path) -> bool:
+    """Whether results go to standard output: `-`, or a path such as `/dev/stdout`."""
+    from gati.files import is_standard_output
+
+    return str(path) == "-" or is_standard_output(Path(path))
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", callback=written_to, help="Also write the numbers here; - prints only them."
+    ),
+]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        callback=written_to,
+        help="The page; DIR/report.html by default, - prints it.",
+    ),
+]
 
 
 def examples_below(*commands: str) -> str:
@@ -192,8 +236,18 @@ def size_of(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def threads_as_explored(directory: Path) -> None:
-    """Use as many threads as `gati explore`, because its latencies were measured with that many.
+def threads_of(text: str | None) -> int | Literal["auto"] | None:
+    """Read a number of threads, or auto. Raises BackendError."""
+    if text is None or text == "auto":
+        return "auto" if text else None
+    try:
+        return int(text)
+    except ValueError:
+        raise BackendError(f"--threads {text!r} is not a number; give one such as 4, or auto") from None
+
+
+def threads_as_measured(directory: Path, composition: str | None = None) -> None:
+    """Use as many threads as the composition's latencies were measured with, or those of `gati explore`.
 
     Does nothing if OMP_NUM_THREADS is set, or if the library cannot be read: the verb then raises the error.
     """
@@ -201,10 +255,15 @@ def threads_as_explored(directory: Path) -> None:
         return
     import torch
 
+    from gati.composition.composition import Composition
     from gati.exploration.library import Library
 
     with suppress(GatiError):
-        known = Library.open(directory).manifest.profile.threads
+        library = Library.open(directory)
+        known = library.manifest.profile.threads
+        if composition is not None:
+            measured_on = Composition.load(library.composition_path(composition)).measured_on
+            known = known if measured_on is None else measured_on.threads
         torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))
 
 

@@ -98,21 +98,21 @@ def serve(
 
 
 def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from gati.cli.render import console
 
     table = Table("setting", "value", "from", title="Effective settings")
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
+    console().print(table)
     served = Table("model", "made from", title="Inference processes")
     for name, model in models.items():
         source = str(model.address or model.library or model.model)
         if model.library is not None:
             source += f" {model.composition if model.caches else '(no caches)'}"
         served.add_row(name, source)
-    console.print(served)
+    console().print(served)
 
 
 def check_installed() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list
+from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list, to_standard_output
 from gati.errors import AdaptError
 from gati.units import parse_duration
 from gati.variants import SCENE
@@ -139,6 +139,8 @@ def stream(
         seed=seed,
     )
     kept = state or directory / "adapt"
+    if json_file is not None and to_standard_output(json_file):
+        json_file = "-"
     with ExitStack() as stack:
         sinks = _sinks(stack, json_file, webhook, out)
         _run(

@@ -1,0 +1,104 @@
+"""One command from its arguments to its exit status; what goes wrong is one line on standard error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import typer
+
+from gati.cli import options, render
+from gati.cli.commands import app
+from gati.errors import GatiError, StorageError
+
+INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status; an error becomes one line on stderr."""
+    try:
+        status = tree()(args=options.with_addresses(arguments), prog_name="gati", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except Exception as error:
+        return _report(error, arguments)
+    if status == INTERRUPTED:
+        return _fail(_interrupted(arguments), INTERRUPTED)
+    return status if isinstance(status, int) else 0
+
+
+@cache
+def tree() -> Any:
+    """All commands, with help texts that a terminal of any width breaks where it wants."""
+    root = typer.main.get_command(app)
+    for command in _every(root):
+        command.help = _paragraphs(command.help or "")
+        for each in command.get_params(typer.Context(command, **root.context_settings)):
+            if getattr(each, "is_flag", False):
+                each.metavar = ""  # typer shows <bool>, as if a value followed
+    return root
+
+
+def _every(command: Any) -> Iterator[Any]:
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from _every(each)
+
+
+def _paragraphs(text: str) -> str:
+    """A text with one line per paragraph: typer keeps the line breaks of docstrings."""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
+def _report(error: Exception, arguments: Sequence[str]) -> int:
+    if os.environ.get("GATI_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if isinstance(error, GatiError):
+        return _fail(str(error), error.exit_status)
+    if isinstance(error, _UsageError):
+        message = error.format_message().rstrip(".")
+        if not message:  # a group without a command has shown its help
+            return 0
+        return _fail(f"{message} (see {' '.join(_asked(arguments))} --help)", 2)
+    if isinstance(error, BrokenPipeError):
+        # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing {error.filename}" if error.filename else ""
+        return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
+    return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
+
+
+# typer's base class of usage errors is private, but its class name is stable.
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _asked(arguments: Sequence[str]) -> list[str]:
+    """The words of the command that is asked for, such as `gati evict replay`."""
+    command, words = tree(), ["gati"]
+    for argument in arguments:
+        commands = getattr(command, "commands", {})
+        if argument in commands:
+            command = commands[argument]
+            words.append(argument)
+        elif not argument.startswith("-"):
+            break
+    return words
+
+
+def _interrupted(arguments: Sequence[str]) -> str:
+    if _asked(arguments) == ["gati", "explore"]:
+        return "interrupted: run the same gati explore command again to resume"
+    return "interrupted"
+
+
+def _fail(message: str, status: int) -> int:
+    render.error(message)
+    return status
