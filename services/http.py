@@ -5,6 +5,9 @@ is closed if its client sends nothing, an incomplete head, or a body that is too
 reply. If there are too many connections, the one that has waited longest for a complete request is closed, so
 silent clients cannot keep others out. If all of them are active, new ones wait to be accepted (`places`), and
 connections whose request is refused for overload are closed after the reply (`should_leave`).
+
+Requests to switch to another protocol, as Java's HTTP client makes for HTTP/2, are answered in HTTP/1.1.
+uvicorn's parser would skip their body and take it for the next request.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -22,6 +26,7 @@ _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
 _SILENT_S = 0.5  # a connection idle for less than this is not closed to make room
 _NEARLY_FULL = 0.9  # share of the limit on connections
+_OF_SWITCH = (b"upgrade", b"http2-settings")  # headers, and words of the header `Connection`
 _CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # keys in the scope of a request
 
 
@@ -69,6 +74,51 @@ class _OpenTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class _Parser:
+    """The parser of a connection, which ignores that a client wants to switch to another protocol.
+
+    The original parser stops after the head of such a request. So the head is parsed again without that wish,
+    and then what follows it.
+    """
+
+    def __init__(self, protocol: _BoundedProtocol) -> None:
+        self._protocol = protocol
+        self._begin()
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse some bytes. Raises `HttpParserError`."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if self.get_method() == b"CONNECT":
+                    raise httptools.HttpParserInvalidMethodError("CONNECT is not served") from stop
+                rest = memoryview(rest)[stop.args[0] :]
+            head = self._plain_head()
+            self._begin()  # the old one would ignore what follows a head with `Connection: close`
+            self._parser.feed_data(head)
+
+    def _begin(self) -> None:
+        parser = self._parser = httptools.HttpRequestParser(self._protocol)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.get_method, self.get_http_version = parser.get_method, parser.get_http_version
+        self.should_upgrade, self.should_keep_alive = parser.should_upgrade, parser.should_keep_alive
+
+    def _plain_head(self) -> bytes:
+        """The head that was just parsed, without the headers of the switch."""
+        method, version = self.get_method(), self.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self._protocol.url, version)]
+        for name, value in self._protocol.headers:
+            if name == b"connection":
+                words = (word.strip() for word in value.split(b","))
+                value = b", ".join(word for word in words if word.lower() not in _OF_SWITCH)
+            if name not in _OF_SWITCH:
+                lines.append(name + b": " + value)
+        return b"\r\n".join((*lines, b"", b""))
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
@@ -121,6 +171,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.parser = _Parser(self)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0  # received of the current head
@@ -171,6 +222,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
+        if self.parser.should_upgrade():  # it is parsed again
+            return
         self._in_head = False
         self._head_bytes = 0
         self._cancel_timer()
@@ -196,6 +249,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is complete."""
+        if self.parser.should_upgrade():
+            return
         self._in_body = False
         self._head_bytes = 0
         self._cancel_timer()

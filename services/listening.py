@@ -18,7 +18,8 @@ async def listen(
 ) -> tuple[WireServer, str]:
     """Start to listen as configured; returns the server and the address for clients.
 
-    **Raises:** `ConfigError` if other machines could connect without a secret.
+    **Raises:** `ConfigError` if the address is not available, or if other machines could connect without a
+    secret.
     """
     if settings.socket is not None:
         server = WireServer(service, handlers)
@@ -32,5 +33,11 @@ async def listen(
         )
     tls = server_tls(settings.certificate, settings.certificate_key)
     server = WireServer(service, handlers, secret=secret, tls=tls)
-    port = await server.start(settings.host, settings.port)
+    try:
+        port = await server.start(settings.host, settings.port)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port} ({why}); choose another port"
+        ) from error
     return server, f"{settings.host}:{port}"

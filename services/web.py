@@ -79,7 +79,8 @@ async def answering(
 def url_of(config: ServeConfig, listening: socket.socket) -> str:
     """The URL of the server."""
     scheme = "http" if config.certificate is None else "https"
-    return f"{scheme}://{config.host}:{listening.getsockname()[1]}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
 # --------------------------------------------------------------------------------------------------------

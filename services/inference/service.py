@@ -226,7 +226,8 @@ class InferenceService:
         standing = version.standing
         trial = None if pending is None else pending.post
         places, pauses = memory is not None and place is not None, self._versions.memory_pauses
-        looked = [None if memory is None else memory.look(row, place) for row in rows]
+        scenes, asked = self._versions.scenes_for(version), memory is not None
+        looked = [None if scenes is None else scenes.look(row, place, asked=asked) for row in rows]
         draws = [
             version.following.draw(trial, places=places, new_scene=seen is not None and seen.new_scene)
             for seen in looked

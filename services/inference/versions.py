@@ -74,7 +74,7 @@ class Versions:
             self._changed,
             lambda post: self._roster is not None and self._roster.is_after_memory(post),
         )
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], LoadedVersion] = {}
         self._loading = 0
 
     @property
@@ -103,12 +103,15 @@ class Versions:
         trial = None if self._roster is None else self._roster.trial
         return None if trial is None else trial.version.name
 
+    def scenes_for(self, version: LoadedVersion) -> ServedMemory | None:
+        """The memory, which also notices new scenes among inputs of that version; None without caches."""
+        similar = version.engine.traced.dtype.is_floating_point  # token ids do not show how similar texts are
+        return self._memory if similar and version.following.post is not None else None
+
     def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
         """The memory, if it promises at least the agreement of that version; else None."""
-        memory, post = self._memory, version.following.post
-        if memory is None or post is None or not version.engine.traced.dtype.is_floating_point:
-            return None  # token ids do not show how similar texts are
-        return memory if memory.agreement >= post.of_all.agreement else None
+        memory = self.scenes_for(version)
+        return memory if memory and memory.agreement >= version.post.of_all.agreement else None
 
     @property
     def memory_pauses(self) -> bool:
@@ -375,8 +378,14 @@ class Versions:
 
     def _leave(self, version: LoadedVersion) -> None:
         task = asyncio.create_task(self._let_go(version))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = version
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        del self._leaving[task]
+        if not self._loading:  # the watches of a version that is being loaded are in use already
+            used = (each.composition for each in (*self.loaded, *self._leaving.values()))
+            self._standing.watch_only({identity_of(each) for each in used if each is not None})
 
     async def _let_go(self, version: LoadedVersion) -> None:
         await self._line.settled()

@@ -36,7 +36,10 @@ PATIENT = ServeConfig(port=0, head_timeout_s=LONG_S, body_timeout_s=LONG_S)
 
 
 class App:
-    """Answers `/now` at once, `/later` when it is let go, `/endless` for as long as anybody reads."""
+    """Answers `/now` at once, `/later` when it is let go, `/endless` for as long as anybody reads.
+
+    `/echo` returns the body and the headers of the connection.
+    """
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -56,6 +59,9 @@ class App:
             if message["type"] == "http.disconnect":
                 self.left.append(path)
                 return
+        if path == "/echo":
+            await echo(scope, receive, send)
+            return
         if path == "/later":
             await self.go.wait()
             self.full.append(should_leave(scope))
@@ -86,6 +92,18 @@ class App:
             return False
         await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
         return True
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    content, more = b"", True
+    while more:
+        message = await receive()
+        content, more = content + message["body"], message.get("more_body", False)
+    of_connection = [value for name, value in scope["headers"] if name in (b"connection", b"upgrade")]
+    content = b"|".join((content, *of_connection))
+    headers = [(b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 def run(config: ServeConfig, test: Callable[[App, Connect], Awaitable[None]]) -> None:
@@ -273,6 +291,72 @@ def test_requests_that_wait_for_the_one_before_are_few() -> None:
         modest = await connect()
         app.go.set()
         assert await status(modest, ASK * 10) == 200
+
+    run(PATIENT, test)
+
+
+SWITCH = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + SWITCH
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+
+
+async def echoed(connection: Connection) -> bytes:
+    reader, _ = connection
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    return await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [POST + b"Content-Length: 5\r\n\r\nhello"],
+        [POST + b"Content-Length: 5\r\n\r\n", b"hello"],
+        [POST[:60], POST[60:] + b"Content-Length: 5\r\n\r\nhe", b"llo"],
+        [POST + CHUNKED],
+    ],
+    ids=["in one piece", "body apart", "in pieces", "chunked"],
+)
+def test_the_body_of_a_request_that_would_switch_to_http_2_is_read(parts: list[bytes]) -> None:
+    """Java's client sends such requests: their bodies were skipped, and taken for further requests."""
+
+    async def test(app: App, connect: Connect) -> None:
+        connection = await connect()
+        for part in parts:
+            connection[1].write(part)
+            await connection[1].drain()
+            await asyncio.sleep(0.01)
+        assert await echoed(connection) == b"hello|"
+        last = POST.replace(b"Upgrade,", b"close, upgrade,") + b"Content-Length: 1\r\n\r\n!"
+        connection[1].write(ASK + last)
+        assert await status(connection, b"") == 200
+        await connection[0].readuntil(b"done\r\n0\r\n\r\n")
+        assert await echoed(connection) == b"!|close"
+        await closed(connection)
+        assert app.begun == ["/echo", "/now", "/echo"]
+
+    run(PATIENT, test)
+
+
+def test_no_body_becomes_a_request_of_its_own() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        connection = await connect()
+        connection[1].write(POST + b"Content-Length: %d\r\n\r\n" % len(ASK) + ASK)
+        assert await echoed(connection) == ASK + b"|"
+        tunnel = await connect()
+        assert await status(tunnel, b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n" + ASK) == 400
+        await closed(tunnel)
+        assert app.begun == ["/echo"]
+
+    run(PATIENT, test)
+
+
+def test_many_requests_that_would_switch_are_as_few_as_others() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        greedy = await connect()
+        greedy[1].write(ASK.replace(b"now", b"later") + (POST + b"\r\n").replace(b"POST", b"GET") * 1500)
+        await closed(greedy)
+        assert await status(await connect()) == 200
 
     run(PATIENT, test)
 

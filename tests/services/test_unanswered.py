@@ -53,8 +53,9 @@ def versions_of(service: InferenceService) -> Versions:
     return service._versions
 
 
-def request(rows: Any, name: str = "asked", *, place: str | None = None) -> Any:
-    return InferRequest(name, to_tensor(rows), int(1e3 * LONG_S), "0" * 32, priority=2, place=place)
+def request(rows: Any, name: str = "asked", *, place: str | None = None, version: str | None = None) -> Any:
+    tensor, left_ms = to_tensor(rows), int(1e3 * LONG_S)
+    return InferRequest(name, tensor, left_ms, "0" * 32, priority=2, place=place, version=version)
 
 
 async def on_trial(service: InferenceService, name: str) -> LoadedVersion:
@@ -170,6 +171,51 @@ def test_no_row_of_a_batch_is_answered_by_caches_proven_elsewhere_when_a_scene_b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("why", ["it promises more", "it is named"])
+def test_a_new_scene_is_noticed_also_where_memory_must_not_answer(
+    made: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Caches that audits had proven elsewhere answered there at once."""
+    told: list[bool] = []
+    draw = Following.draw
+
+    def told_of(self: Following, trial: Any, *, places: bool = False, new_scene: bool = False) -> Any:
+        assert not places, "no work for a memory that must not answer"
+        told.append(new_scene)
+        return draw(self, trial, places=places, new_scene=new_scene)
+
+    monkeypatch.setattr(Following, "draw", told_of)
+
+    async def test(service: InferenceService) -> None:
+        versions = versions_of(service)
+        memory, chance = versions._memory, np.random.default_rng(0)
+        assert memory is not None
+        if why == "it promises more":
+            await service.load(VersionSource("certified", composition="certified"))
+            await service.activate("certified")
+
+        async def ask(level: float) -> None:
+            shape = (8, *versions.model.traced.input_shape)
+            rows = (level + 0.01 * chance.normal(size=shape)).astype(np.float32)
+            named = "default" if why == "it is named" else None
+            answered = await service.infer(request(rows, place="gate", version=named))
+            assert all(each.exit != "recall" for each in answered.answers)
+
+        before = memory.recall.state()
+        while memory.recall._risk is None:
+            await ask(0.0)
+        for _ in range(4):
+            await ask(0.0)
+        assert not any(told)
+        await ask(50.0)
+        assert told[-8:] == [True] * 8
+        await in_the_end(lambda: memory.recall._scenes.new != ())
+        assert memory.recall.state() == before, "it was not asked: nothing is proven, and no guard is told"
+
+    run(made, test)
+
+
+@pytest.mark.slow
 def test_a_certified_version_that_memory_must_not_answer_for_serves_by_its_certificate(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,3 +291,17 @@ def test_no_request_is_decided_by_what_is_proven_next_to_memory_once_memory_paus
 def test_the_first_promise_is_the_loosest(made: Path) -> None:
     """What the tests above rely on."""
     assert Composition.load(Library(made / "library").composition_path()).accuracy_target == LITTLE < STRICT
+
+
+@pytest.mark.slow
+def test_a_version_that_is_unloaded_leaves_no_watch_behind(made: Path) -> None:
+    async def test(service: InferenceService) -> None:
+        watches = versions_of(service)._standing._watches
+        before = set(watches)
+        await on_trial(service, "unproven")
+        assert set(watches) > before
+        await service.unload("unproven")
+        await in_the_end(lambda: set(watches) == before)
+        await on_trial(service, "unproven")
+
+    run(made, test)
