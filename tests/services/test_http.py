@@ -19,7 +19,7 @@ import uvloop
 
 from services.config import ServeConfig
 from services.http import should_leave, waited_s
-from services.web import listen, web_server
+from services.web import listen, url_of, web_server
 from services.wire.handshake import client_tls
 from tests.services import faults
 from tests.services.certificates import certify
@@ -293,6 +293,13 @@ def test_requests_that_wait_for_the_one_before_are_few() -> None:
         assert await status(modest, ASK * 10) == 200
 
     run(PATIENT, test)
+
+
+def test_the_url_of_an_ipv6_address_is_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert url_of(ServeConfig(host="::1"), listening) == f"http://[::1]:{port}"
+        assert url_of(ServeConfig(), listening) == f"http://127.0.0.1:{port}"
 
 
 SWITCH = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"

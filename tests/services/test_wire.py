@@ -628,6 +628,10 @@ def test_between_machines_a_service_asks_for_a_secret(tmp_path: Path) -> None:
         asyncio.run(main(certificate=long))
     asyncio.run(main(host="0.0.0.0", secret_file=long))
     asyncio.run(main())
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # the port of another program
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} .*; choose another port"):
+            asyncio.run(main(port=port))
 
 
 def test_tls_between_machines(tmp_path: Path) -> None:
