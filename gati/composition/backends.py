@@ -35,7 +35,7 @@ def choose_backend(
     measured, name = library.manifest.profile, settings.backend
     pieces = pieces or Pieces(library)
     explored = _explored_as_asked(library, settings)
-    if name not in (measured.backend, "auto") or (name == measured.backend and not explored):
+    if name != "auto" and not (explored and name == measured.backend):
         return on_backend(library, name, progress=progress, pieces=pieces, explored=explored)
     try:
         base_ms = network_times(library, _others(library, settings, pieces), pieces)

@@ -64,6 +64,12 @@ def older_path(library: Library, backend: str) -> Path:
     return library.directory / "profiles" / f"{backend}.json"
 
 
+def kept_paths(library: Library, backend: str, conditions: Conditions) -> list[Path]:
+    """The files that exist for these conditions: the present one, then an older Gati's."""
+    paths = (costs_path(library, backend, conditions), older_path(library, backend))
+    return [path for path in paths if path.is_file()]
+
+
 def is_valid_here(measured: Conditions, device: str) -> bool:
     """Whether what was measured then would be measured now; what is not known counts as the same."""
     here = conditions_here(device)
@@ -86,8 +92,7 @@ def kept_costs(library: Library, backend: str) -> BackendCosts | None:
     Also those of a GPU that is not in this machine, which cannot measure them. Raises LibraryError for a
     damaged file.
     """
-    here = costs_path(library, backend, conditions_here(library.manifest.profile.device))
-    for path in (here, older_path(library, backend)):
+    for path in kept_paths(library, backend, conditions_here(library.manifest.profile.device)):
         costs = _read(path)
         if costs is not None and is_valid_here(costs.profile.conditions, costs.profile.device):
             return costs

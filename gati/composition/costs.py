@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from gati.composition.cost_files import (
     BackendCosts,
-    costs_path,
     costs_under,
     keep_costs,
     kept_costs,
+    kept_paths,
     older_path,
 )
 from gati.composition.pieces import Pieces
@@ -93,11 +93,8 @@ def disturbance(library: Library) -> str:
     profile = library.manifest.profile
     if not profile.disturbance:
         return ""
-    kept = (
-        costs_path(library, profile.backend, profile.conditions), older_path(library, profile.backend)
-    )  # fmt: skip
-    path = next((each for each in kept if each.is_file()), None)
-    again = "explore" if path is None else f"delete {path}, then compose"
+    kept = kept_paths(library, profile.backend, profile.conditions)
+    again = f"delete {kept[0]}, then compose" if kept else "explore"
     return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.composition.cost_files import costs_path, is_valid_here, older_path
+from gati.composition.cost_files import costs_path, is_valid_here, kept_paths
 from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
 from gati.composition.pieces import Pieces
 from gati.costs.hardware import conditions_here
@@ -114,8 +114,8 @@ def plain_graph(library: Library, name: str, pieces: Pieces) -> Graph:
 
 def _read(library: Library, here: Conditions) -> _Compared:
     """What was measured under these conditions, also by an older Gati; nothing if nothing was."""
-    for path in (costs_path(library, _FILE, here), older_path(library, _FILE)):
-        if path.is_file() and (found := _valid(path, library.manifest.profile.device)) is not None:
+    for path in kept_paths(library, _FILE, here):
+        if (found := _valid(path, library.manifest.profile.device)) is not None:
             return found
     return _Compared()
 

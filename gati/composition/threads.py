@@ -8,8 +8,8 @@ is compared with has no better one. The times are stored next to the costs, see 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,20 +40,13 @@ class _Timed:
     base_ms: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-@contextmanager
-def using_threads(count: int | None) -> Iterator[None]:
-    """Run torch, and graphs compiled inside, on this number of threads; None leaves it as it is."""
+def using_threads(count: int | None) -> AbstractContextManager[None]:
+    """As `on_threads` of the engine; None leaves the number as it is."""
     if count is None:
-        yield
-        return
-    import torch
+        return nullcontext()
+    from gati.engine.threads import on_threads
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return on_threads(count)
 
 
 def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:
@@ -74,7 +67,7 @@ def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) ->
     if library.manifest.profile.device != "cpu":
         return torch.get_num_threads()
     path = costs_path(library, "threads", replace(conditions_here("cpu"), threads=0))
-    timed = _read(path)
+    timed = before = _read(path)
     notes: list[str] = []
     for name in backends:
         if name not in timed.base_ms:
@@ -86,7 +79,7 @@ def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) ->
             timed = _Timed({**timed.base_ms, name: {str(count): found[count] for count in found}})
     if notes:
         _log.warning("the number of threads may be wrong, and will be timed again: %s", notes[0])
-    elif timed != _read(path):
+    elif timed != before:
         _THREADS.write(path, {**values_of(conditions_here("cpu")), **values_of(timed)})
     every = [timed.base_ms[name] for name in backends if name in timed.base_ms]
     if not every:

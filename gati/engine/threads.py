@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -29,14 +29,19 @@ def limit_threads(count: int) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on a single thread inside the context, including graphs compiled there and new threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def on_threads(count: int) -> Iterator[None]:
+    """Run torch on `count` threads inside the context, including graphs compiled there and new threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """As `on_threads`, on a single one."""
+    return on_threads(1)
 
 
 def usable_cores() -> set[int]:

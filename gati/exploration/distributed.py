@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from gati.engine.threads import on_threads
 from gati.errors import BackendError, GatiError, first_line, one_line
 from gati.exploration.candidates import Specification
 from gati.exploration.connecting import connect
@@ -145,12 +146,8 @@ class RayExecutor:
     @contextmanager
     def probing(self) -> Iterator[None]:
         """Use as many threads as a worker while the context is open."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._cores)
-        try:
+        with on_threads(self._cores):
             yield
-        finally:
-            torch.set_num_threads(threads)
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
