@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import mean, median
 from typing import Generic, TypeVar
@@ -125,17 +126,19 @@ def measure_steadily(
     *,
     machine: Machine = MACHINE,
     passes: int = 3,
+    enough_s: float = inf,
 ) -> Steady[T]:
     """Measure every round, then repeat disturbed ones while that helps, in at most `passes` passes.
 
-    `alike` returns the times in the result of a round, see `MeasuringRound`. If a round stays disturbed, its
-    last measurement is kept.
+    No pass begins after `enough_s` seconds. `alike` returns the times in the result of a round, see
+    `MeasuringRound`. If a round stays disturbed, its last measurement is kept.
     """
+    began_ns = machine.now_ns()
     kept = [_measured(each, alike, machine) for each in rounds]
     reasons = _reasons(kept)
     for _ in range(passes - 1):
         again = [index for index, reason in enumerate(reasons) if reason]
-        if not again:
+        if not again or machine.now_ns() - began_ns > enough_s * 1e9:
             break
         for index in again:
             kept[index] = _measured(rounds[index], alike, machine)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
 
 import numpy as np
@@ -62,6 +63,12 @@ class _Glance(nn.Module):
         return repeated, values[:, 0] * 1.0
 
 
+@cache
+def _glance(classes: int) -> nn.Module:
+    """The same one each time, so that it is converted once for all backends."""
+    return _Glance(classes).eval()
+
+
 def measure_graph(
     traced: TracedModel,
     known: Profile,
@@ -72,17 +79,19 @@ def measure_graph(
     *,
     convert: Converter | None = None,
     cuts: Collection[str] = (),
+    network: GraphCosts | None = None,
     machine: Machine = MACHINE,
 ) -> GraphCosts:
     """Time the base model, the network up to each block, and lookups, for one request on `backend`.
 
     `known` is a profile of the same network on another backend, used to interpolate between measured blocks.
     `caches` are the lookups to measure, each with its block. `progress(done, of)` counts graphs; `convert`
-    and `cuts` are as for `GraphBackend.assembled`.
+    and `cuts` are as for `GraphBackend.assembled`. If `backend` runs the same network as another one and only
+    lookups differently, `network` is what was measured there: then only lookups are measured.
     """
     names = [block.name for block in known.blocks]
-    at = anchors(known)
-    glance = _Glance(traced.classes).eval()
+    at = anchors(known) if network is None else []
+    glance = _glance(traced.classes)
     settings: list[list[list[EngineExit]]] = [[[]]]
     settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
     settings += [[[EngineExit(block, cache.eval(), _NEVER)]] for block, cache in caches.values()]
@@ -101,16 +110,21 @@ def measure_graph(
             shares.append(own_ms / plain_ms)
         if progress is not None:
             progress(done, len(settings))
-    typical_ms = median(base_ms)
+    typical_ms = median(base_ms) if network is None else network.profile.base_ms
     _, *times_ms = (share * typical_ms for share in shares)
     at_anchors_ms, lookups = times_ms[: 2 * len(at)], times_ms[2 * len(at) :]
+    lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
+    disturbance = of_many(notes, len(shares))
+    if network is not None:
+        profile = replace(network.profile, backend=backend.name)
+        return GraphCosts(
+            replace(profile, disturbance=disturbance or profile.disturbance), network.if_ms, lookup_ms
+        )
     decisions_ms = [max(0.0, passed - typical_ms) for passed in at_anchors_ms[0::2]]
     through = zip(at_anchors_ms[1::2], decisions_ms, strict=True)
     reached = [max(0.0, there - if_ms) for there, if_ms in through]
     profile = profile_between(known, backend.name, at, reached, typical_ms, work=work_of(traced, names)[:-1])
-    profile = replace(profile, disturbance=of_many(notes, len(shares)))
-    lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
-    return GraphCosts(profile, median(decisions_ms), lookup_ms)
+    return GraphCosts(replace(profile, disturbance=disturbance), median(decisions_ms), lookup_ms)
 
 
 def places_to_measure(known: Profile, caches: Mapping[str, tuple[str, nn.Module]]) -> set[str]:

@@ -36,6 +36,10 @@ _WARM_UP_ROUNDS = 5
 _LOOKUP_BUDGET_S = 0.03
 _LOOKUP_MINIMUM = 15
 _LOOKUP_MAXIMUM = 200
+# Times of slow networks vary less: after so many seconds, a few rounds are enough. A network that takes up to
+# 50 ms gets all of them.
+_PROFILE_ENOUGH_S, _LEAST_PROFILE_ROUNDS = 5.0, 5
+_TURNS_ENOUGH_S, _LEAST_TURNS = 1.5, 3
 
 
 class OverlapCost(NamedTuple):
@@ -60,7 +64,7 @@ def measure_profile(
     uncut network, or of its segments if they are faster. `reach_ms` never decreases from block to block and
     never exceeds `base_ms`: times of blocks are scaled, since cutting at every block adds a cost that no
     composition has. Blocks with the same operators and shapes get the same time, the median over all of them.
-    The input is reached after 0 ms.
+    The input is reached after 0 ms. If `repetitions` take more than 5 seconds, there are fewer, at least 5.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
@@ -68,16 +72,16 @@ def measure_profile(
 
     def measure() -> _Walks:
         walks = _Walks([], [])
-        for _ in range(_WARM_UP_ROUNDS):
+        for _ in _rounds(_WARM_UP_ROUNDS, 1, _TURNS_ENOUGH_S, machine):
             path.base(request.clone())
             _walk_ms(path.segments, request, traced.device, machine)
-        for _ in range(repetitions):
+        for _ in _rounds(repetitions, _LEAST_PROFILE_ROUNDS, _PROFILE_ENOUGH_S, machine):
             walks.whole_ms.append(time_call_ms(partial(path.base, request.clone()), traced.device, machine))
             walks.ends_ms.append(_walk_ms(path.segments, request, traced.device, machine))
         return walks
 
     with quiet(), torch.inference_mode():
-        found = measure_steadily([measure], _Walks.alike, machine=machine)
+        found = measure_steadily([measure], _Walks.alike, machine=machine, enough_s=2 * _PROFILE_ENOUGH_S)
     (walks,) = found.rounds
     shared_ms = _shared_ms(walks, work_of(traced, names))
     if names and traced.block_kinds[names[0]] == INPUT_KIND:
@@ -148,10 +152,10 @@ def measure_in_turns(
 ) -> InTurns:
     """Time a lookup, from the hidden output [1, ...] to the score as a number, in turns with the base model.
 
-    `base` runs the base model; both run 15 times. So a slow moment of the machine affects both, and the CPU
-    caches are in a realistic state: without the base model a lookup seems two to three times as fast as it
-    is. The time depends on shapes only, not on weights. If the measurement stays disturbed, a line is added
-    to `notes`.
+    `base` runs the base model; both run 15 times, or fewer, at least 3, if that takes more than 1.5 seconds.
+    So a slow moment of the machine affects both, and the CPU caches are in a realistic state: without the
+    base model a lookup seems two to three times as fast as it is. The time depends on shapes only, not on
+    weights. If the measurement stays disturbed, a line is added to `notes`.
     """
     times, base_times = _timed_lookups(cache, hidden, base, backend, notes, machine)
     return InTurns(lookup_ms=quantiles(times, n=4)[0], base_ms=quantiles(base_times, n=4)[0])
@@ -187,15 +191,17 @@ def _timed_lookups(
                 _looked_up(lookup, example)
             times: list[float] = []
             base_times: list[float] = []
-            while len(times) < _LOOKUP_MINIMUM or (
-                base is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
-            ):
+            for _ in _rounds(_LOOKUP_MINIMUM, _LEAST_TURNS, _TURNS_ENOUGH_S, machine):
                 if base is not None:
                     base_times.append(time_call_ms(base, example.device, machine))
                 times.append(time_call_ms(partial(_looked_up, lookup, example), example.device, machine))
+            while base is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM:
+                times.append(time_call_ms(partial(_looked_up, lookup, example), example.device, machine))
             return [times, base_times]
 
-        found = measure_steadily([measure], lambda times: times, machine=machine)
+        found = measure_steadily(
+            [measure], lambda times: times, machine=machine, enough_s=2 * _TURNS_ENOUGH_S
+        )
     if notes is not None and found.note:
         notes.append(found.note)
     ((times, base_times),) = found.rounds
@@ -215,7 +221,8 @@ def measure_overlap(
 
     The penalty compares whole requests: the base model with a lookup in parallel, on the remaining cores,
     against the base model alone, on all cores. Pass an open `lookups` to measure many lookups in a row.
-    `notes` is as for `measure_lookup`.
+    If `repetitions` take more than 1.5 seconds, there are fewer, at least 3. `notes` is as for
+    `measure_in_turns`.
     """
     request = _single(traced.example())
     runner = segment_backend("torch")
@@ -233,7 +240,9 @@ def measure_overlap(
                 return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
 
             # With few cores, waiting for a core is part of the cost, not a disturbance.
-            found = measure_steadily([measure], lambda times: times, machine=Uncounted())
+            found = measure_steadily(
+                [measure], lambda times: times, machine=Uncounted(), enough_s=2 * _TURNS_ENOUGH_S
+            )
     if notes is not None and found.note:
         notes.append(found.note)
     alone_ms, lookup_ms, request_ms = map(median, found.rounds[0])
@@ -255,6 +264,15 @@ def time_call_ms(function: Callable[[], Any], device: torch.device, machine: Mac
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (machine.now_ns() - start_ns) / 1e6
+
+
+def _rounds(most: int, least: int, enough_s: float, machine: Machine = MACHINE) -> Iterator[int]:
+    """Count to `most`, or after `enough_s` seconds only to `least`."""
+    began_ns = machine.now_ns()
+    for number in range(most):
+        if number >= least and machine.now_ns() - began_ns > enough_s * 1e9:
+            return
+        yield number
 
 
 @contextmanager
@@ -316,9 +334,10 @@ def _alone_ms(
         result: Tensor = last.run(*first.run(x))
         return result
 
-    for _ in range(2):
+    for _ in _rounds(2, 1, _TURNS_ENOUGH_S / 2):
         run(request.clone())
-    return [time_call_ms(partial(run, request.clone()), device) for _ in range(repetitions)]
+    rounds = _rounds(repetitions, _LEAST_TURNS, _TURNS_ENOUGH_S)
+    return [time_call_ms(partial(run, request.clone()), device) for _ in rounds]
 
 
 def _overlapped_ms(
@@ -329,12 +348,15 @@ def _overlapped_ms(
     device: torch.device,
     repetitions: int,
 ) -> list[tuple[float, float]]:
-    """Return (submission to answer, whole request) per repetition, after two untimed ones."""
+    """Return (submission to answer, whole request) per repetition, after one or two untimed ones."""
     first, last = segments
-    return [
-        _overlapped_request_ms(first, last, lookup, request.clone(), lookups, device)
-        for _ in range(repetitions + 2)
-    ][2:]
+
+    def run() -> tuple[float, float]:
+        return _overlapped_request_ms(first, last, lookup, request.clone(), lookups, device)
+
+    for _ in _rounds(2, 1, _TURNS_ENOUGH_S / 2):
+        run()
+    return [run() for _ in _rounds(repetitions, _LEAST_TURNS, _TURNS_ENOUGH_S)]
 
 
 def _overlapped_request_ms(

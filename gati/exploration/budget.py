@@ -28,9 +28,10 @@ class Budget:
         """Seconds left, at least 0; None without a limit."""
         return None if self.budget_s is None else max(0.0, self.budget_s - self.spent_s)
 
-    def is_spent(self) -> bool:
-        """Whether no time is left."""
-        return self.left_s() == 0.0
+    def is_spent(self, needed_s: float = 0.0) -> bool:
+        """Whether no time is left, or less than `needed_s` seconds."""
+        left_s = self.left_s()
+        return left_s is not None and (left_s == 0.0 or left_s < needed_s)
 
     def note(self) -> None:
         """Record the time used, for the run that resumes if this one is interrupted."""

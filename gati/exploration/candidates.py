@@ -7,7 +7,8 @@ trial that is skipped has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
 from gati.costs.lengths import lookup_at_lengths
-from gati.errors import VariantError, one_line
+from gati.errors import GatiError, VariantError, one_line
 from gati.exploration.schedule import (
     MOST_BYTES,
     choose_places,
@@ -119,7 +120,7 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
     """Return a function that measures untrained lookups, once per variant and shape of hidden output.
 
     `base_ms` is the base model's time, to which lookups are relative. That function raises `VariantError` for
-    a variant that cannot be built.
+    a variant that cannot be built or run.
     """
     known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
 
@@ -129,16 +130,31 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
             place = None if reads_input(variant) else _block_of_shape(traced, shape)
-            lookup_ms = lookup_at_lengths(
-                traced,
-                cache,
-                lambda each: each.example() if place is None else each.hidden_example(place),
-                base_ms,
-            )
+            with _refusing(variant, shape):
+                lookup_ms = lookup_at_lengths(
+                    traced,
+                    cache,
+                    lambda each: each.example() if place is None else each.hidden_example(place),
+                    base_ms,
+                )
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
     return measure
+
+
+@contextmanager
+def _refusing(variant: str, shape: tuple[int, ...]) -> Iterator[None]:
+    """Inside the context, an error of a predictor, which may be the user's code, is a `VariantError`."""
+    try:
+        yield
+    except (GatiError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise VariantError(
+            f"variant {variant} cannot read a hidden output of shape {list(shape)} ({one_line(error)}); fix "
+            "its forward, or leave it out"
+        ) from error
 
 
 def _block_of_shape(traced: TracedModel, shape: tuple[int, ...]) -> str:

@@ -25,7 +25,7 @@ from gati.errors import BackendError, GatiError, first_line, one_line
 from gati.exploration.candidates import Specification
 from gati.exploration.connecting import connect
 from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, announcement, divided
-from gati.exploration.groups import Classroom, GroupTask, TrainedTrial
+from gati.exploration.groups import Classroom, GroupTask, TrialResult
 from gati.exploration.pace import allowance
 from gati.exploration.train import LATENESS
 from gati.exploration.workers import GroupTrainer, Slice, WorkerPlace
@@ -151,7 +151,7 @@ class RayExecutor:
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
-    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
+    ) -> Iterator[tuple[GroupTask, list[TrialResult]]]:
         """Train all tasks, one at a time on each worker.
 
         **Raises:** `BackendError` if workers keep dying or cannot start, and any error of a training.
@@ -348,7 +348,7 @@ class _Process:
         """As `GroupTrainer.advance`."""
         return self._started.advance(seconds, want_state)
 
-    def measure(self) -> list[TrainedTrial]:
+    def measure(self) -> list[TrialResult]:
         """As `GroupTrainer.measure`."""
         return self._started.measure()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from gati.caches import build_predictor, reads_input
@@ -14,14 +15,16 @@ from gati.exploration.crowding import Crowding
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
-    TrainedTrial,
+    TrialResult,
     batch_size_of,
     group_training,
+    in_smaller_batches,
     measured_trials,
     timekeeper,
 )
 from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
+from gati.exploration.train import LATENESS
 from gati.model.segments import TracedModel
 
 _GROUP_PARAMETERS = 60_000_000  # with gradients and two moments, these take 1 GB
@@ -55,7 +58,7 @@ class Executor(Protocol):
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
-    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
+    ) -> Iterator[tuple[GroupTask, list[TrialResult]]]:
         """Train each task to its end and yield it with its trials, in the order in which they end.
 
         A task with a saved state in `run.state` resumes from it. The caller removes the state afterwards.
@@ -78,12 +81,32 @@ class LocalExecutor:
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
-    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
-        """Train one task after the other."""
+    ) -> Iterator[tuple[GroupTask, list[TrialResult]]]:
+        """Train one task after the other; a GPU with too little memory gets smaller batches."""
         for task in tasks:
-            yield task, self._train(classroom, task, run)
+            yield self._train_in_memory(classroom, task, run)
 
-    def _train(self, classroom: Classroom, task: GroupTask, run: OngoingRun) -> list[TrainedTrial]:
+    def _train_in_memory(
+        self, classroom: Classroom, task: GroupTask, run: OngoingRun
+    ) -> tuple[GroupTask, list[TrialResult]]:
+        while True:
+            began = run.budget.clock()
+            try:
+                return task, self._train(classroom, task, run)
+            except Exception as error:
+                task = in_smaller_batches(classroom, task, error)
+                run.state.write_plan(task.name, task.plan)
+                run.state.training_path(task.name).unlink(missing_ok=True)
+                run.progress.note(
+                    f"too little memory: {task.lesson.name} begin again with {task.plan.batch_size} inputs "
+                    "a step"
+                )
+                lost_s = run.budget.clock() - began
+                if task.plan.planned_s is not None:
+                    left_s = (1.0 + LATENESS) * task.plan.planned_s if task.left_s is None else task.left_s
+                    task = replace(task, left_s=max(0.0, left_s - lost_s))
+
+    def _train(self, classroom: Classroom, task: GroupTask, run: OngoingRun) -> list[TrialResult]:
         state, budget, progress, save_every_s = run
         training = group_training(classroom, task, budget.clock)
         path = state.training_path(task.name)
@@ -113,7 +136,7 @@ def announcement(classroom: Classroom, task: GroupTask) -> str:
     what = ", ".join(dict.fromkeys(item.trial.variant for item in items))
     places = len({item.trial.block for item in items})
     where = "at the input" if reads_input(items[0].trial.variant) else f"after {places} blocks"
-    passes = plan.steps * batch_size_of(classroom, task.lesson) / len(classroom.train)
+    passes = plan.steps * batch_size_of(classroom, task) / len(classroom.train)
     long = "" if plan.planned_s is None else f" in {plan.planned_s / 60:.1f} min"
     return f"{task.lesson.name}: {what} {where}, {plan.steps} steps ({passes:.0f} passes){long}"
 

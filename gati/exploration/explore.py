@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 import platform
 import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +20,28 @@ import torch
 
 from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
-from gati.errors import DataError, LibraryError, VariantError
+from gati.errors import DataError, ModelError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
+from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.graphs import on_device
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
+from gati.exploration.memory import lack_of_memory_told
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
-from gati.exploration.progress import Progress, SilentProgress
+from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_epochs, students_for
 from gati.exploration.splits import content_hash
 from gati.exploration.stages import TrainingStages
-from gati.exploration.state import RunState, locked
+from gati.exploration.state import FinishedTrial, RunState, locked
 from gati.files import lasting_source
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
+from gati.types import TrialId
 from gati.variants import FAMILIES, ITSELF
 from gati.version import __version__
 
@@ -79,7 +84,8 @@ def explore(
     or, for images of at least 96 pixels a side, a copy of the network with fewer pixels and fewer blocks, if
     its lookup takes at most 45 % of the network's time. Exits at a few blocks follow; they concentrate on
     inputs that the best of these caches does not answer. An interrupted exploration resumes when called again
-    with the same arguments; a finished one is returned unchanged, and `explore_more` trains it further. The
+    with the same arguments; a finished one is returned unchanged, also by a newer Gati, and `explore_more`
+    trains it further. A variant whose training fails is left out, with the reason in the trials table. The
     network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
     training short. Latencies are measured anew, so other variants may be skipped.
 
@@ -102,7 +108,8 @@ def explore(
       the network itself on images of 112 pixels, `"reduced(128,6)"` on 128 pixels with 6 of its blocks.
       `"default"` trains those default variants whose cost allows it, see `gati.exploration.candidates`.
     - `epochs`: epochs of training for exits; students train three times as long.
-    - `budget_s`: end within this many seconds. Without `epochs`, training uses all of them.
+    - `budget_s`: end within this many seconds. Without `epochs`, training uses all of them. If the network
+      is so slow that nothing could be trained, `DataError` says so after its first answers.
     - `sample_rate` (hertz), `seconds`: of recordings, if the network does not define its front end.
     - `tokenizer`: a local `tokenizer.json` for networks that take text; it is copied into the library. `data`
       is then a CSV or Parquet file with the columns `text_column` and `label_column`, by default `text` and,
@@ -124,8 +131,9 @@ def explore(
 
     **Returns:** the finished library.
 
-    **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` if
-    `out` holds another exploration that is unfinished or has compositions, or another process writes to it.
+    **Raises:** `ModelError`, also if every training fails; `DataError`, `VariantError`, `BackendError`,
+    `StorageError`; `LibraryError` if `out` holds another exploration that is unfinished, has compositions or
+    is by another version of Gati, or another process writes to it.
     """
     began = clock()
     directory = Path(out)
@@ -151,17 +159,20 @@ def explore(
     )
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
-    loaded, held = fitted(named, data)
-    more = train_data
-    if train_data is not None and not isinstance(train_data, str | Path):
-        more = load_data(train_data, loaded.preprocessing, what="--train-data")
-    sources = _sources({"data": (data, held), "train_data": (train_data, more)})
+    reporting = progress or SilentProgress()
+    with told_if_long(reporting, "reading the inputs"):
+        loaded, held = fitted(named, data)
+        more = train_data
+        if train_data is not None and not isinstance(train_data, str | Path):
+            more = load_data(train_data, loaded.preprocessing, what="--train-data")
+        sources = _sources({"data": (data, held), "train_data": (train_data, more)})
     candidates = load_companions(companions, loaded, held.tensors)
     with (
         locked(directory),
         freed_memory_kept(),
         on_device(target),
-        progress or SilentProgress() as reporter,
+        lack_of_memory_told(),
+        reporting as reporter,
     ):
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
             if note:
@@ -175,12 +186,15 @@ def explore(
         }
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
-        if library.manifest_path.is_file() and library.manifest.settings == settings:
-            if state.claimed() == claim:
+        found = library.manifest.settings if library.manifest_path.is_file() else None
+        if found is not None and differing(found, settings) is None:
+            if differing(state.claimed(), claim) is None:
                 state.clear()  # killed between the manifest and this, it would refuse every further round
-            reporter.note(f"{directory} is already finished: gati explore --more trains it further")
+            reporter.note(already_finished(library))
             return library
-        _check_nothing_depends_on(library)
+        check_nothing_depends_on(library)
+        if found is not None:
+            reporter.note(replacing(library, settings))
         state.claim(claim)
         budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
@@ -197,9 +211,10 @@ def explore(
             class_names=class_names,
             label_map=label_map,
             clock=clock,
+            budget=budget,
             companions=[candidate.variant for candidate in candidates],
         )
-        _check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
+        check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
         library.forget_exploration()
@@ -209,7 +224,9 @@ def explore(
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
         if asked.defaults and blocks is None and ITSELF not in (each.variant for each in candidates):
-            accompanying += offer_itself(prepared, library, seed=seed, progress=reporter)
+            accompanying += offer_itself(
+                prepared, library, seed=seed, progress=reporter, left_s=budget.left_s()
+            )
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
                 prepared,
@@ -223,26 +240,45 @@ def explore(
             ).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
-        rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)
+        _check_not_all_failed(finished, state)
+        _check_time_sufficed(finished, budget, state)
+        late = partial(budget.is_spent, prepared.expected.lookup_s)
+        rows = finish_trials(prepared, library, finished, reporter, notes, late)
         library.write_trials(rows, points_of(finished, rows))
-        _check_nothing_depends_on(library)
+        check_nothing_depends_on(library)
         library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()
     return library
 
 
-def _check_nothing_depends_on(library: Library, claim: RunState | None = None) -> None:
-    """Refuse to replace caches that compositions use: their certificates are about these caches.
+def _check_not_all_failed(finished: Mapping[TrialId, FinishedTrial], state: RunState) -> None:
+    """Refuse to end with failures and without any cache; another command may then begin in the folder.
 
-    The `claim` of the exploration that was to replace them is given up, if nothing is replaced yet.
+    **Raises:** `ModelError`.
     """
-    if named := library.compositions():
-        if claim is not None and library.manifest_path.is_file():
-            claim.clear()  # else the library, which is whole, could not be trained further
-        raise LibraryError(
-            f"{library.directory} holds another exploration, whose caches are used by {', '.join(named)}: "
-            f"choose another --out, or delete {library.composition_path().parent} first"
-        )
+    failed = [row.trial for row in finished.values() if row.trial.status == "failed"]
+    if not failed or len(failed) < len(finished):
+        return
+    state.clear()
+    first = failed[0]
+    raise ModelError(
+        f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others with "
+        "--variants or --blocks)"
+    )
+
+
+def _check_time_sufficed(finished: Mapping[TrialId, FinishedTrial], budget: Budget, state: RunState) -> None:
+    """Refuse to end with trials that were all left out for lack of time; then as `_check_not_all_failed`.
+
+    **Raises:** `DataError`.
+    """
+    if not finished or any(row.trial.status != "skipped" for row in finished.values()):
+        return
+    state.clear()
+    raise DataError(
+        f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give --budget "
+        f"{math.ceil((budget.budget_s or 0) / 30)}m or more"
+    )
 
 
 def _sources(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

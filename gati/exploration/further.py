@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from gati.exploration.graphs import on_device
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
-from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.measure import seconds_per_input, selector_seconds
+from gati.exploration.memory import lack_of_memory_told, spare_bytes
 from gati.exploration.network import load_network
 from gati.exploration.prepare import (
     KEPT_PICTURES_BYTES,
@@ -39,9 +41,10 @@ from gati.exploration.prepare import (
     MeasuringTimes,
     Prepared,
     choose_augmentations,
+    inputs_to_try,
     resolve_device,
 )
-from gati.exploration.progress import Progress, SilentProgress
+from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_epochs
 from gati.exploration.splits import Inputs, left_over, part_to_train_on, recorded_inputs
 from gati.exploration.stages import TrainingStages
@@ -50,6 +53,7 @@ from gati.model.data import load_data
 from gati.types import OperatingPoint, Trial, TrialId
 
 _ROUNDS = DocumentKind(1, LibraryError, "restore it from a backup, or explore again")
+_TIMED = 32  # inputs
 _OF_ROUND = re.compile(r"--r\d+$")
 
 
@@ -104,6 +108,7 @@ def explore_more(
         locked(library.directory),
         freed_memory_kept(),
         on_device(device),
+        lack_of_memory_told(),
         progress or SilentProgress() as reporter,
     ):
         state, rounds = RunState(library.directory), _rounds(library)
@@ -114,7 +119,8 @@ def explore_more(
         state.claim({"round": number, "budget_s": budget_s, "epochs": epochs, **workers})
         budget = Budget(budget_s, clock, began, state)
         specifications, before = _to_train(library, number)
-        prepared = _prepare(library, data, train_data, specifications, clock, state, device)
+        with told_if_long(reporter, "reading the inputs, and measuring"):
+            prepared = _prepare(library, data, train_data, specifications, budget, state, device)
         reporter.note(f"round {number}: training {len(specifications)} caches further")
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
@@ -129,7 +135,8 @@ def explore_more(
                 before=before,
             ).run()
         finished = state.finished()
-        rows = finish_trials(prepared, library, finished, reporter, [], budget.is_spent)
+        late = partial(budget.is_spent, prepared.expected.lookup_s)
+        rows = finish_trials(prepared, library, finished, reporter, [], late)
         new = [row for row in rows if row.status == "trained"]
         library.write_trials(
             with_round(library.trials, new, before),
@@ -199,28 +206,30 @@ def _prepare(
     data: Any | None,
     train_data: Any | None,
     specifications: tuple[Specification, ...],
-    clock: Clock,
+    budget: Budget,
     state: RunState,
     device: torch.device,
 ) -> Prepared:
     manifest = library.manifest
     network = load_network(library, device)
     inputs = _inputs(library, data, train_data)
-    inputs.train.keep(KEPT_PICTURES_BYTES)
+    inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
     base = library.base_outcomes()
     stored = state.costs()
     if stored is None:
-        measured = clock()
-        outputs = base_answers(network.module, inputs.held_out, device)
+        clock, count = budget.clock, len(inputs.held_out)
+        answers = torch.nn.functional.one_hot(torch.from_numpy(base.base_class), manifest.classes)
         expected = MeasuringTimes(
-            clock() - measured,
-            selector_seconds(outputs, inputs.split, manifest.seed, clock),
+            count * seconds_per_input(network.module, inputs.held_out, device, clock, _TIMED),
+            selector_seconds(answers.float(), inputs.split, manifest.seed, clock),
             lookup_seconds(network.traced, specifications, clock),
         )
         state.write_costs({"expected": expected})
+        budget.note()
     else:
         expected = MeasuringTimes(*stored["expected"])
-    plain, bold = choose_augmentations(inputs, network.module, device)
+    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
+    plain, bold = choose_augmentations(inputs, network.module, device, tried)
     return Prepared(
         network.module,
         network.traced,

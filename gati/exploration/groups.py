@@ -24,16 +24,18 @@ from gati.caches import (
     is_reduced,
     separate_weights,
 )
-from gati.errors import ModelError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
+from gati.exploration.memory import halved
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
-from gati.exploration.train import LATENESS, Learner, SharedTraining
+from gati.exploration.train import LATENESS, Learner, SharedTraining, noting_failure
 from gati.model.sequence import Data
 from gati.types import OutputsKind, TrialId
+
+LEAST_BATCH = 2  # inputs: layers that normalise over a batch need two
 
 
 class GroupLesson(NamedTuple):
@@ -83,6 +85,15 @@ class TrainedTrial(NamedTuple):
     loss: float | None
 
 
+class FailedTrial(NamedTuple):
+    """A trial that could not be trained or measured, and why; the others of its group can."""
+
+    reason: str
+
+
+TrialResult = TrainedTrial | FailedTrial
+
+
 def group_training(
     classroom: Classroom,
     task: GroupTask,
@@ -97,7 +108,7 @@ def group_training(
         classroom.train if inputs is None else inputs,
         [_learner(classroom, item, task.weights) for item in task.specifications],
         total_steps=task.plan.steps,
-        batch_size=batch_size_of(classroom, lesson),
+        batch_size=batch_size_of(classroom, task),
         seed=classroom.seed,
         augmentation=lesson.augmentation,
         outputs_kind=classroom.outputs_kind,
@@ -106,6 +117,7 @@ def group_training(
         emphasis=lesson.emphasis,
         feature_block=lesson.feature_block,
         engine=task.plan.engine,
+        places=task.plan.places,
         clock=clock,
     )
 
@@ -135,33 +147,53 @@ def timekeeper(
     return lambda: course.share_of_steps((clock() - began_s) / whole_s)
 
 
-def batch_size_of(classroom: Classroom, lesson: GroupLesson) -> int:
+def batch_size_of(classroom: Classroom, task: GroupTask) -> int:
     """Inputs per step."""
-    return min(classroom.batch_size, lesson.recipe.most_inputs or classroom.batch_size)
+    usual = min(classroom.batch_size, task.lesson.recipe.most_inputs or classroom.batch_size)
+    return task.plan.batch_size or usual
+
+
+def in_smaller_batches(classroom: Classroom, task: GroupTask, error: Exception) -> GroupTask:
+    """The same task with half the inputs in twice as many steps, after `error`.
+
+    **Raises:** `ModelError` if two inputs are too many; any other `error` than a lack of memory.
+    """
+    batch_size = halved(batch_size_of(classroom, task), error, least=LEAST_BATCH)
+    places = None if task.plan.places is None else 2 * task.plan.places
+    return replace(
+        task, plan=task.plan._replace(steps=2 * task.plan.steps, batch_size=batch_size, places=places)
+    )
 
 
 def measured_trials(
     classroom: Classroom, training: SharedTraining, specifications: Sequence[Specification]
-) -> list[TrainedTrial]:
+) -> list[TrialResult]:
     """Measure the trials of a finished training on the held-out inputs.
 
-    **Raises:** `ModelError` if a predictor gives NaN.
+    A predictor that failed in training, or that raises or gives NaN now, is a `FailedTrial`.
+
+    **Raises:** `DataError` for inputs that cannot be read.
     """
-    folded = [
-        learner._replace(predictor=_folded(classroom, learner.predictor)) for learner in training.learners
-    ]
-    probabilities = held_out_probabilities(classroom.module, classroom.held_out, folded, classroom.device)
-    found = []
-    for item, learner, trained in zip(specifications, folded, training.learners, strict=True):
-        if not bool(torch.isfinite(probabilities[learner.trial_id]).all()):
-            raise ModelError(
-                f"training {item.trial.variant} at {item.trial.block} gave NaN: check the hidden outputs "
-                "of that block, or leave the variant out with --variants"
-            )
+    failures = dict(training.failures)
+    folded = []
+    for learner in training.learners:
+        with noting_failure(failures, learner.trial_id):
+            folded.append(learner._replace(predictor=_folded(classroom, learner.predictor)))
+    probabilities = _probabilities(classroom, folded, failures)
+    predictors = {learner.trial_id: learner.predictor for learner in folded}
+    found: list[TrialResult] = []
+    for item, trained in zip(specifications, training.learners, strict=True):
+        trial_id = trained.trial_id
+        if trial_id in failures:
+            found.append(FailedTrial(f"training or measuring it failed: {failures[trial_id]}"))
+            continue
+        if not bool(torch.isfinite(probabilities[trial_id]).all()):
+            found.append(FailedTrial("its training gave NaN: check the hidden outputs of that block"))
+            continue
         measured = measure_cache(
-            learner.trial_id,
-            (item.trial.variant, item.hidden_shape, learner.predictor),
-            probabilities[learner.trial_id],
+            trial_id,
+            (item.trial.variant, item.hidden_shape, predictors[trial_id]),
+            probabilities[trial_id],
             classroom.base_class,
             classroom.split,
             classroom.seed,
@@ -171,9 +203,30 @@ def measured_trials(
                 measured,
                 separate_weights(trained.predictor),
                 training.images_seen,
-                training.losses.get(learner.trial_id),
+                training.losses.get(trial_id),
             )
         )
+    return found
+
+
+def _probabilities(
+    classroom: Classroom, learners: Sequence[Learner], failures: dict[TrialId, str]
+) -> dict[TrialId, Tensor]:
+    """The answers of all learners that do not fail; if one fails, each is asked alone."""
+
+    def ask(some: Sequence[Learner]) -> dict[TrialId, Tensor]:
+        return held_out_probabilities(classroom.module, classroom.held_out, some, classroom.device)
+
+    own: dict[TrialId, str] = {}
+    left = [learner for learner in learners if learner.trial_id not in failures]
+    if not left:
+        return {}
+    with noting_failure(own, left[0].trial_id):
+        return ask(left)
+    found: dict[TrialId, Tensor] = {}
+    for learner in left:
+        with noting_failure(failures, learner.trial_id):
+            found |= ask([learner])
     return found
 
 

@@ -30,10 +30,11 @@ from gati.exploration.train import Learner
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.program import as_module
 from gati.types import Trial, TrialId
-from gati.variants import ITSELF
+from gati.variants import ITSELF, ITSELF_NAME
 
 _LATEST = 0.3  # share of the network's time after which its rest is no longer offered
 _LARGEST_BYTES = 128 * 2**20  # of a network that is offered by default: the library stores it twice
+_LARGEST_SHARE = 0.1  # of the time left, for measuring what no one has asked for
 _COMPARED = 64  # inputs on which the rest of the network is compared with all of it
 
 
@@ -46,9 +47,16 @@ class Placed(NamedTuple):
 
 
 def offer_itself(
-    prepared: PreparedModel, library: Library, *, seed: int, progress: Progress
+    prepared: PreparedModel,
+    library: Library,
+    *,
+    seed: int,
+    progress: Progress,
+    left_s: float | None = None,
 ) -> list[FinishedTrial]:
     """As `measure_itself` if it may pay and its copies are not large; no one has asked for it.
+
+    If measuring takes more than a tenth of the seconds left, it is left out, too.
 
     Networks that read sequences are left out: a companion would fix their length.
     """
@@ -60,6 +68,12 @@ def offer_itself(
         or INPUT not in prepared.traced.blocks
         or not any(kind.same_network_as and kind.installed() for kind in BACKENDS.values())
     ):
+        return []
+    if left_s is not None and prepared.expected.held_out_s > _LARGEST_SHARE * left_s:
+        progress.note(
+            f"left out {ITSELF}: measuring it takes {prepared.expected.held_out_s:.0f} of the {left_s:.0f} "
+            f"seconds left; name it with --companion {ITSELF_NAME}"
+        )
         return []
     try:
         return measure_itself(prepared, library, seed=seed, progress=progress)
@@ -137,6 +151,12 @@ def _probabilities(prepared: PreparedModel, place: Placed) -> Tensor:
     (found,) = held_out_probabilities(
         prepared.module, prepared.inputs.held_out, [learner], prepared.device
     ).values()
+    finite = torch.isfinite(found).all(1)
+    if not bool(finite.all()):
+        raise ModelError(
+            f"{place.variant} gives NaN for {int((~finite).sum())} of {len(found)} held-out inputs; check "
+            "its checkpoint and preprocessing, or leave it out"
+        )
     return found
 
 

@@ -2,7 +2,7 @@
 
     manifest.json             model, checkpoint hash, preprocessing, blocks, latencies, seeds, versions
     inputs.safetensors        which inputs were seen, as hashes, and which were held out
-    trials.csv                one row per variant and block: cost, agreement, why skipped
+    trials.csv                one row per variant and block: cost, agreement, why skipped or failed
     operating_points.csv      hit rate and agreement of every trained variant at many thresholds
     caches/TRIAL.safetensors  weights of predictor and selector
     outcomes/base.safetensors the base model's class of every held-out input, and its split
@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gati.documents import DocumentKind
-from gati.errors import LibraryError
+from gati.errors import CompositionError, LibraryError
 from gati.files import atomic_write, atomic_write_bytes, atomic_write_text
 from gati.model.identity import CopyCounts
-from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
+from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId, is_name
 from gati.variants import as_called_now
 
 if TYPE_CHECKING:
@@ -159,8 +159,10 @@ class Library:
         """
         library = cls(directory)
         if not library.manifest_path.is_file():
+            below = [str(path.parent) for path in sorted(library.directory.glob("*/manifest.json"))]
             raise LibraryError(
                 f"no cache library in {library.directory} (no manifest.json): run gati explore --out first"
+                + (f", or give {' or '.join(below[:3])}" if below else "")
             )
         if not library.manifest.complete:
             raise LibraryError(
@@ -207,7 +209,10 @@ class Library:
         return self.directory / "training" / f"{trial_id}.safetensors"
 
     def composition_path(self, name: str = "default") -> Path:
-        """Path of the composition of that name."""
+        """Path of the composition of that name. Raises `CompositionError` for what is no name, as a path."""
+        if not is_name(name):
+            known = ", ".join(self.compositions()) or "default"
+            raise CompositionError(f"{name!r} is not the name of a composition; give a name, such as {known}")
         return self.directory / "compositions" / f"{name}.json"
 
     def compositions(self) -> list[str]:

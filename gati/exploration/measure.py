@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
 from gati.engine.threads import one_thread
+from gati.exploration.feasible import FIRST_INPUTS, TimeLimit
 from gati.exploration.library import SELECT, TrialOutcomes
+from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
 from gati.exploration.train import Learner
 from gati.exploration.views import InputSource
 from gati.model.entry import INPUT, means_input
@@ -38,34 +41,82 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def base_answers(module: nn.Module, inputs: InputSource, device: torch.device) -> Tensor:
-    """The base model's raw outputs [n, K] on all inputs, in float32."""
-    batches = []
-    for start in range(0, len(inputs), _BATCH):
-        indices = np.arange(start, min(start + _BATCH, len(inputs)))
-        batches.append(module(inputs.images(indices).to(device)).float().cpu())
+def base_answers(
+    module: nn.Module, inputs: InputSource, device: torch.device, limit: TimeLimit | None = None
+) -> Tensor:
+    """The base model's raw outputs [n, K] on all inputs, in float32.
+
+    As many inputs at a time as memory holds, up to 250. If the time `limit` might be too short, the first
+    batches are smaller, so that it is told early.
+
+    **Raises:** `DataError` if the time is too short; `ModelError` if one input does not fit into memory.
+    """
+
+    def answer(indices: npt.NDArray[np.int64]) -> Tensor:
+        found: Tensor = module(inputs.images(indices).to(device)).float().cpu()
+        return found
+
+    def fits() -> int:
+        return _fitting(inputs, device, lambda few: answer(np.arange(few)))
+
+    if limit is None or limit.is_clear(seconds_per_input(module, inputs, device, limit.budget.clock)):
+        return torch.cat(list(in_batches(len(inputs), fits(), answer)))
+    batches: list[Tensor] = []
+    done, began = 0, limit.budget.clock()
+    for batch in in_batches(len(inputs), fits(), answer, first=FIRST_INPUTS):
+        now = limit.budget.clock()
+        batches.append(batch)
+        done += len(batch)
+        limit.check(done, (now - began) / len(batch))
+        began = now
     return torch.cat(batches)
+
+
+@torch.no_grad()
+def seconds_per_input(
+    module: nn.Module, inputs: InputSource, device: torch.device, clock: Callable[[], float], few: int = 8
+) -> float:
+    """Seconds per input that the base model takes for a batch of a few."""
+    images = inputs.images(np.arange(min(few, len(inputs)))).to(device)
+    if device.type == "cuda":
+        module(images.clone())  # libraries choose kernels at the first call
+    began = clock()
+    module(images.clone()).cpu()  # it may change its input in place
+    return (clock() - began) / len(images)
+
+
+def _fitting(inputs: InputSource, device: torch.device, run: Callable[[int], object]) -> int:
+    """How many inputs at a time fit into memory, by what `run` needs for a few of them."""
+    if len(inputs) < 2 or not may_be_short(inputs.images(np.arange(1)).to(device), _BATCH):
+        return _BATCH
+    return fitting(_BATCH, need_of(run))
 
 
 @torch.no_grad()
 def held_out_probabilities(
     module: nn.Module, inputs: InputSource, learners: Sequence[Learner], device: torch.device
 ) -> dict[TrialId, Tensor]:
-    """Class probabilities [n, K] of each (folded) predictor, from one forward pass per batch."""
+    """Class probabilities [n, K] of each (folded) predictor, from one forward pass per batch.
+
+    **Raises:** `ModelError` if one input does not fit into memory.
+    """
     blocks = sorted({learner.block for learner in learners})
-    found: dict[TrialId, list[Tensor]] = {learner.trial_id: [] for learner in learners}
-    for start in range(0, len(inputs), _BATCH):
-        indices = np.arange(start, min(start + _BATCH, len(inputs)))
+    at_the_input = blocks == [INPUT] and means_input(module, INPUT)
+
+    def answer(indices: npt.NDArray[np.int64]) -> list[Tensor]:
         images = inputs.images(indices).to(device)
-        if blocks == [INPUT] and means_input(module, INPUT):
-            hidden = {INPUT: images}
-        else:
-            with collect_hidden(module, blocks) as hidden:
+        with nullcontext({INPUT: images}) if at_the_input else collect_hidden(module, blocks) as hidden:
+            if not at_the_input:
                 module(images)
-        for learner in learners:
-            logits = learner.predictor(hidden[learner.block])
-            found[learner.trial_id].append(logits.float().softmax(1).cpu())
-    return {trial_id: torch.cat(batches) for trial_id, batches in found.items()}
+        asked = (learner.predictor(hidden[learner.block]) for learner in learners)
+        return [logits.float().softmax(1).cpu() for logits in asked]
+
+    most = _fitting(inputs, device, lambda few: answer(np.arange(few)))
+    batches = list(in_batches(len(inputs), most, answer))
+    return {
+        learner.trial_id: torch.cat([batch[place] for batch in batches])
+        for place, learner in enumerate(learners)
+    }
 
 
 def accuracy_curve(

@@ -12,20 +12,23 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from gati.caches import reads_input
 from gati.caches.tokens import of_any_length
 from gati.costs.lengths import profile_at_lengths
 from gati.documents import values_of
 from gati.errors import BackendError, DataError, LibraryError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
-from gati.exploration.budget import Clock
+from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
+from gati.exploration.feasible import TimeLimit
 from gati.exploration.library import NetworkProbe
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.memory import spare_bytes
 from gati.exploration.network import Network, computes_otherwise, example_of, probe_of
 from gati.exploration.places import find_places
-from gati.exploration.progress import Progress
+from gati.exploration.progress import Progress, told_if_long
 from gati.exploration.splits import Inputs, content_hash, split_inputs
 from gati.exploration.state import RunState
 from gati.model.data import load_data
@@ -47,6 +50,7 @@ from gati.model.sequence import Data
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 _TRIED = 128  # inputs used to find allowed augmentations
+_TRYING_SHARE, _MOST_TRIALS = 0.05, 9  # of a budget; answers to each of these inputs
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training images
 _UNKNOWN = (
     "--data are preprocessed tensors, and how images become such tensors is not known: the library will take "
@@ -151,16 +155,20 @@ def prepare(
     label_map: LabelMap | None = None,
     companions: Sequence[str] = (),
     clock: Clock = time.monotonic,
+    budget: Budget | None = None,
 ) -> PreparedModel:
     """Check model and data, measure the base model and untrained lookups, and skip what cannot pay off.
 
     `loaded` and `held` are the results of `fitted`. `companions` are variants that also read the input; they
     have no specification.
+
+    **Raises:** `DataError` if `budget` does not suffice to measure and train anything; and as `explore`.
     """
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
-    inputs = split_inputs(held, more, seed, unique=unique)
     given = {"--data": held} if more is None else {"--data": held, "--train-data": more}
-    contents = {option: content_hash(data) for option, data in given.items()}
+    with told_if_long(progress, f"reading {' and '.join(given)}, to find copies"):
+        inputs = split_inputs(held, more, seed, unique=unique)
+        contents = {option: content_hash(data) for option, data in given.items()}
     stored = state.costs()
     if stored is not None:
         _check_same_inputs(stored.get("contents", contents), contents)
@@ -184,9 +192,11 @@ def prepare(
     for note in (places.note, *inputs.notes, labelled.note, warning_of_neighbours(held), unknown):
         if note:
             progress.note(note)
-    inputs.train.keep(KEPT_PICTURES_BYTES)
+    inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
+    limit = None if stored is not None or budget is None else TimeLimit(budget, len(inputs.held_out))
     began = clock()
-    outputs = check_base_outputs(base_answers(module, inputs.held_out, device))
+    with told_if_long(progress, f"answering {len(inputs.held_out)} held-out inputs with the network"):
+        outputs = check_base_outputs(base_answers(module, inputs.held_out, device, limit))
     held_out_s = clock() - began
     held_out = _answers(outputs)
     if stored is None:
@@ -199,6 +209,8 @@ def prepare(
             selector_seconds(outputs, inputs.split, seed, clock),
             lookup_seconds(traced, specifications, clock),
         )
+        if limit is not None:
+            _check_time_to_train(limit, specifications, held_out_s / len(outputs))
         state.write_costs(
             {
                 "profile": asdict(profile),
@@ -209,9 +221,12 @@ def prepare(
                 "probe": values_of(probe),
             }
         )
+        if budget is not None:
+            budget.note()
     else:
         profile, specifications, expected = _from_stored(stored)
-    plain, bold = choose_augmentations(inputs, module, device)
+    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(outputs), budget=budget)
+    plain, bold = choose_augmentations(inputs, module, device, tried)
     return PreparedModel(
         module,
         traced,
@@ -262,14 +277,35 @@ def _check_same_network(before: NetworkProbe, now: NetworkProbe, device: torch.d
         )
 
 
+def _check_time_to_train(limit: TimeLimit, specifications: Sequence[Specification], input_s: float) -> None:
+    """Raise `DataError` if measurements have left too little time; exits alone must be measured, too."""
+    trained = [item.trial.variant for item in specifications if item.trial.status == "trained"]
+    if trained:
+        limit.check_training(input_s, measured=0 if any(map(reads_input, trained)) else limit.count)
+
+
+def inputs_to_try(*, held_out_s: float, inputs: int, budget: Budget | None) -> int:
+    """On how many inputs to try augmentations: fewer if the network is slow for the budget.
+
+    `held_out_s` is the time of its answers to `inputs` inputs. A resumed run must get the same number.
+    """
+    if budget is None or budget.budget_s is None or held_out_s <= 0:
+        return _TRIED
+    affordable = _TRYING_SHARE * budget.budget_s / (_MOST_TRIALS * held_out_s / inputs)
+    return min(_TRIED, int(affordable))
+
+
 def choose_augmentations(
-    inputs: Inputs, module: torch.nn.Module, device: torch.device
+    inputs: Inputs, module: torch.nn.Module, device: torch.device, most: int = _TRIED
 ) -> tuple[Augmentation, Augmentation]:
-    """The augmentations for exits and for students; none if the training inputs are not images."""
+    """The augmentations for exits and for students; none if the training inputs are not images.
+
+    They are tried on at most `most` inputs; on less than 16, there are none.
+    """
     if not inputs.train.is_images:
         return Augmentation(), Augmentation()
     # those of a folder are sorted by class, and a mirrored 0 is a 0
-    tried = np.random.default_rng(0).permutation(len(inputs.train))[:_TRIED]
+    tried = np.random.default_rng(0).permutation(len(inputs.train))[:most]
     sample = inputs.train.images(np.sort(tried)).to(device)
     bold = choose_augmentation(module, sample, bold=True)
     return bold._replace(least_side=1.0, light=0.0), bold

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -124,6 +127,19 @@ class LiveProgress(SilentProgress):
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
+
+
+@contextmanager
+def told_if_long(progress: Progress, text: str, after_s: float = 1.0) -> Iterator[None]:
+    """Print `text` if what happens inside the context takes longer than `after_s` seconds."""
+    timer = threading.Timer(after_s, progress.note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # a note that has begun ends before others follow
 
 
 def open_progress() -> Progress:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gati.errors import DataError
 from gati.exploration.pace import Pace, affordable_steps, rounds_for, rounds_in
@@ -36,6 +37,12 @@ _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 _LARGEST_BATCH = 128  # inputs
+_PROBING_SHARE = 0.2  # of the time of a group, at most, to time a few of its steps
+_FEW_PROBES, _LEAST_PROBED = 3, 2  # steps, of which the first chooses an engine, and inputs of each
+_DEAR_ANSWERS, _SHOWINGS = 4.0, 30.0  # relative to the rest of a step; of each view that is answered
+_LARGEST_OVERRUN = 0.05  # share of the budget that the only step of a training may take beyond its time
+_MOST_FOR_EXITS = 0.35  # share of the time left that a few steps and measuring of exits may take
+_FEWEST_EXIT_STEPS = 8  # what exits learn in fewer steps is worth nothing
 
 
 # Where ----------------------------------------------------------------------------------------------------
@@ -192,20 +199,89 @@ def rounds_of_steps(steps: int, training_inputs: int, batch_size: int, recipe: R
     )
 
 
+def answered_batches(
+    left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe
+) -> int | None:
+    """How many batches of views to answer if the network is too slow for all inputs; None for all.
+
+    Once answers take most of the time, steps on views that were answered before teach more than new views:
+    half of the time is for them, unless they would show each view more than 30 times.
+    """
+    an_epoch = steps_an_epoch(training_inputs, batch_size)
+    a_round_s = an_epoch * (pace.answer_s + 2 * pace.learn_s)
+    if recipe.rounds is None or a_round_s <= left_s or pace.answer_s < _DEAR_ANSWERS * pace.learn_s:
+        return None
+    half = left_s / 2 / pace.answer_s
+    enough = left_s / (pace.answer_s + _SHOWINGS * pace.learn_s)
+    return max(1, min(an_epoch, int(max(half, enough))))
+
+
+class ProbeSize(NamedTuple):
+    """How many steps to time, and with how many inputs each."""
+
+    steps: int
+    batch_size: int
+
+
+def probe_size(usual: ProbeSize, answer_s: float, allowed_s: float, engine_calls: int) -> ProbeSize:
+    """The steps to time before a training that may take `allowed_s` seconds.
+
+    They are as usual unless they take too much of that time, because an answer takes `answer_s` seconds per
+    input; choosing an engine for answers needs `engine_calls` further batches.
+    """
+    most_inputs = _PROBING_SHARE * allowed_s / answer_s if answer_s > 0 else math.inf
+    if (usual.steps + engine_calls) * usual.batch_size <= most_inputs:
+        return usual
+    steps = min(usual.steps, _FEW_PROBES)
+    inputs = int(most_inputs / (steps + engine_calls))
+    return ProbeSize(steps, min(usual.batch_size, max(_LEAST_PROBED, inputs)))
+
+
+def is_worth_a_step(step_s: float, allowed_s: float, budget_s: float | None) -> bool:
+    """Whether a training of `allowed_s` seconds may begin: a step fits, or exceeds the budget by little."""
+    return step_s <= allowed_s or budget_s is None or step_s <= _LARGEST_OVERRUN * budget_s
+
+
+def too_slow_for_exits(step_s: float, held_out_s: float, left_s: float) -> str:
+    """Why exits are not trained behind students, or "" if they are.
+
+    A step runs the network on a batch, in `step_s` seconds, and measuring runs it on all held-out inputs.
+    """
+    least_s = _FEWEST_EXIT_STEPS * step_s + held_out_s
+    if least_s <= _MOST_FOR_EXITS * left_s:
+        return ""
+    return (
+        f"a few steps and measuring take {least_s:.0f} of the {left_s:.0f} seconds that are left, in which "
+        "students learn more: give more --budget"
+    )
+
+
+class Affordable(NamedTuple):
+    """Steps that fit into a time, rounds of views as `rounds_of_steps`, and batches as `answered_batches`."""
+
+    steps: int
+    rounds: int | None
+    places: int | None
+
+
 def affordable(
     left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe, *, students: bool
-) -> tuple[int, int | None]:
-    """The useful steps that fit into a time, and their rounds of views as `rounds_of_steps`."""
+) -> Affordable:
+    """The useful steps that fit into a time, and which views they show."""
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    rounds = rounds_for(
-        left_s,
-        pace,
-        steps_per_round=an_epoch,
-        fewest=recipe.rounds,
-        most=most_rounds(training_inputs, batch_size, recipe),
-    )
-    steps = affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
-    return min(steps, most_steps(training_inputs, batch_size, students=students)), rounds
+    places = answered_batches(left_s, pace, training_inputs, batch_size, recipe)
+    rounds: int | None = 1
+    if places is None:
+        rounds = rounds_for(
+            left_s,
+            pace,
+            steps_per_round=an_epoch,
+            fewest=recipe.rounds,
+            most=most_rounds(training_inputs, batch_size, recipe),
+        )
+    steps = affordable_steps(left_s, pace, steps_per_round=places or an_epoch, rounds=rounds)
+    most = most_steps(training_inputs, batch_size, students=students)
+    return Affordable(min(steps, most), rounds, places)
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
@@ -213,12 +289,13 @@ def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
     return max(1, training_inputs // batch_size)
 
 
-def reserve(measuring_s: float, left_s: float) -> float:
-    """Seconds of the remaining time to reserve for measuring.
+def reserve(measuring_s: float, left_s: float, needed_s: float = 0.0) -> float:
+    """Seconds of the remaining time to reserve for measuring, which should take `measuring_s`.
 
-    At most a fixed share, so that time is left for training; measuring is cut short if it needs more.
+    At most a fixed share, so that time is left for training; measuring is cut short if it needs more. But of
+    the time left, it gets the `needed_s` that cannot be cut.
     """
-    return min(measuring_s, _MOST_MEASURING * left_s)
+    return max(min(measuring_s, _MOST_MEASURING * left_s), min(needed_s, left_s))
 
 
 def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, float]:

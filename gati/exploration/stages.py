@@ -16,14 +16,14 @@ from gati.exploration.candidates import Specification
 from gati.exploration.executors import Executor, OngoingRun
 from gati.exploration.groups import (
     Classroom,
+    FailedTrial,
     GroupLesson,
     GroupTask,
-    TrainedTrial,
-    batch_size_of,
-    group_training,
+    TrialResult,
 )
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.measure import accuracy_curve, held_out_probabilities
+from gati.exploration.planning import GroupPlanner
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Emphasis, Recipe, recipe_of_students
@@ -33,15 +33,13 @@ from gati.exploration.schedule import (
     LEAST_EXIT_STEPS,
     LEAST_STUDENT_STEPS,
     STUDENT_EPOCHS,
-    affordable,
     batch_size_for,
     divide_time,
     reserve,
-    rounds_of_steps,
-    steps_for_epochs,
+    too_slow_for_exits,
 )
 from gati.exploration.state import FinishedTrial, RunState, StagePlan
-from gati.exploration.train import LATENESS, Learner
+from gati.exploration.train import Learner
 from gati.files import atomic_write
 from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
@@ -50,9 +48,6 @@ _SAVE_EVERY_S = 60.0
 _SCARCE = 10_000  # with fewer training inputs, students need stronger views and also match hidden outputs
 _SURE_AT = 0.99  # agreement of the earlier cache's answers on inputs that exits may neglect
 _REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
-_PROBE_STEPS = 8
-_PROBE_STEPS_CUDA = 40  # the first ones are slow: see gati.exploration.graphs
-_ALWAYS_AVAILABLE = "torch"  # engine
 _FURTHER_RATE = 0.5  # share of the learning rate for weights that are already trained
 
 
@@ -91,6 +86,8 @@ class TrainingStages:
             seed,
             prepared.device,
         )
+        answer_s = prepared.expected.held_out_s / len(prepared.inputs.held_out)
+        self.planner = GroupPlanner(self.classroom, budget, executor.probing, answer_s)
         self._under_way: dict[str, GroupTask] = {}
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
         self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first
@@ -103,6 +100,7 @@ class TrainingStages:
         last = self.prepared.profile.blocks[-1]
         feature_block = last.name if scarce and last.kind != INPUT_KIND else None
         recipe = recipe_of_students(self.prepared.traced.example())
+        self._leave_out_dear_exits()
         exits_s = self._planned_for_exits_s() if self.executor.concurrent else None
         reduced = self._first_tasks(self._lesson(_REDUCED, REDUCED_NETWORK, bold))
         views = bold if scarce else self.prepared.augmentation
@@ -111,6 +109,17 @@ class TrainingStages:
         self._train(self._exit_tasks(exits_s))
 
     # The stages -----------------------------------------------------------------------------------------
+
+    def _leave_out_dear_exits(self) -> None:
+        """Leave out exits that are not begun, if there are students and even a few steps take too long."""
+        left_s, groups = self.budget.left_s(), self.executor.groups(self.exits, self.prepared.traced)
+        if left_s is None or not self.first or any(self.state.plan(_name(_EXITS, each)) for each in groups):
+            return
+        step_s = self.classroom.batch_size * self.planner.answer_s
+        reason = too_slow_for_exits(step_s, self.prepared.expected.held_out_s, left_s)
+        waiting = self._waiting(self.exits)
+        if reason and waiting:
+            self._leave_out(waiting, reason)
 
     def _first_tasks(self, lesson: GroupLesson) -> Iterator[GroupTask]:
         """Tasks for the trials at the input that `lesson` trains, in their share of the time."""
@@ -155,9 +164,20 @@ class TrainingStages:
     def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
         """Seconds left for training after reserving time to measure `items`; None without a budget."""
         left_s = self.budget.left_s()
+        if left_s is None:
+            return None
         lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
         expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
-        return None if left_s is None else left_s - reserve(expected_s, left_s) - self._promised_s()
+        return left_s - reserve(expected_s, left_s, self._needed_s(items)) - self._promised_s()
+
+    def _needed_s(self, items: Sequence[Specification]) -> float:
+        """Seconds to measure those of `items` that wait: selectors, and one pass over the held-out inputs."""
+        waiting, base_ms = self._waiting(items), self.prepared.profile.base_ms
+        lookups_ms = sum(item.trial.lookup_ms or 0.0 for item in waiting)
+        network = any(not reads_input(item.trial.variant) for item in waiting)
+        expected = self.prepared.expected
+        a_pass_s = expected.held_out_s * (network + lookups_ms / base_ms)
+        return a_pass_s + len(waiting) * expected.selector_s
 
     def _promised_s(self) -> float:
         """Seconds of the tasks that are planned but not finished."""
@@ -185,8 +205,9 @@ class TrainingStages:
     def _emphasis(self) -> Emphasis | None:
         """Less weight for inputs that the best cache at the input answers confidently and correctly."""
         finished = self.state.finished()
-        trials = [finished[item.trial.trial_id].trial for item in self.first]
-        trials = [each if each.status == "trained" else self.before[each.trial_id] for each in trials]
+        rows = [finished[item.trial.trial_id].trial for item in self.first]
+        kept = [row if row.status == "trained" else self.before.get(row.trial_id) for row in rows]
+        trials = [trial for trial in kept if trial is not None]
         if not trials:
             return None
         best = max(trials, key=worth)
@@ -230,53 +251,38 @@ class TrainingStages:
                 own_s = end_s - self.budget.spent_s - (self._promised_s() - promised_s)
                 allowed_s = max(0.0, own_s) / (len(groups) - number)
             task = self._task(lesson, group, allowed_s)
+            if task is None:
+                self._leave_out(group, "the budget leaves no time to train it: give more --budget")
+                continue
             self._under_way[task.name] = task
             yield task
 
     def _task(
         self, lesson: GroupLesson, group: Sequence[Specification], allowed_s: float | None
-    ) -> GroupTask:
-        name = "+".join((lesson.name, group[0].trial.trial_id))
+    ) -> GroupTask | None:
+        """The task with its plan, which is made once; None if the time is too short for it."""
+        name = _name(lesson.name, group)
         weights = {
             item.trial.trial_id: load_file(self.library.training_path(known.trial_id))
             for item in group
             if (known := self.before.get(item.trial.trial_id)) is not None
         }
-        steps = _PROBE_STEPS_CUDA if self.prepared.device.type == "cuda" else _PROBE_STEPS
-        task = GroupTask(name, lesson, tuple(group), StagePlan(steps, None), weights)
+        task = GroupTask(name, lesson, tuple(group), StagePlan(1, None), weights)
         plan = self.state.plan(name)
         if plan is not None:
             return replace(task, plan=plan, left_s=allowed_s)
         plan = self._plan(task, allowed_s)
+        if plan is None:
+            return None
         self.state.write_plan(name, plan)
         return replace(task, plan=plan)
 
-    def _plan(self, task: GroupTask, allowed_s: float | None) -> StagePlan:
-        """Choose the number of steps, from epochs or from the time per step."""
-        lesson = task.lesson
-        inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
-        batch_size = batch_size_of(self.classroom, lesson)
-        if self.epochs is not None or allowed_s is None:
-            least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
-            steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
-            # the fastest engine may be another one next time, but the same seed must give the same weights
-            return StagePlan(
-                steps,
-                None if allowed_s is None else allowed_s / (1.0 + LATENESS),
-                _ALWAYS_AVAILABLE,
-                rounds_of_steps(steps, inputs, batch_size, lesson.recipe),
-            )
-        began = self.budget.clock()
-        few = self.prepared.inputs.train.subset(range(min(inputs, task.plan.steps * batch_size)))
-        with self.executor.probing():
-            probe = group_training(self.classroom, _probe(task), self.budget.clock, inputs=few)
-            for _ in probe.run():
-                pass  # only the time matters
-        left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
-        pace = probe.pace
-        steps, rounds = affordable(left_s, pace, inputs, batch_size, lesson.recipe, students=of_students)
-        fresh_cost = 1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0
-        return StagePlan(max(1, steps), left_s, probe.engine_name, rounds, fresh_cost)
+    def _plan(self, task: GroupTask, allowed_s: float | None) -> StagePlan | None:
+        of_students = task.lesson.name != _EXITS
+        if self.epochs is None and allowed_s is not None:
+            return self.planner.by_time(task, allowed_s, students=of_students)
+        least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
+        return self.planner.by_epochs(task, self._epochs(of_students), least, allowed_s)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
@@ -285,7 +291,12 @@ class TrainingStages:
 
     # Keeping --------------------------------------------------------------------------------------------
 
-    def _keep(self, item: Specification, trained: TrainedTrial) -> None:
+    def _keep(self, item: Specification, trained: TrialResult) -> None:
+        if isinstance(trained, FailedTrial):
+            failed = replace(item.trial, status="failed", reason=trained.reason)
+            self.state.write_finished(FinishedTrial(failed, ()))
+            self.progress.note(f"left out {failed.variant} at {failed.block}: {failed.reason}")
+            return
         trial_id, known = item.trial.trial_id, self.before.get(item.trial.trial_id)
         measured = trained.measured
         trial = replace(
@@ -308,10 +319,18 @@ class TrainingStages:
         atomic_write(self.library.training_path(trial_id), lambda temporary: save_file(weights, temporary))
         self.state.write_finished(FinishedTrial(trial, tuple(measured.points)))
 
+    def _leave_out(self, items: Sequence[Specification], reason: str) -> None:
+        """Finish trials without training them."""
+        for item in items:
+            self.state.write_finished(FinishedTrial(replace(item.trial, status="skipped", reason=reason), ()))
+        what = ", ".join(dict.fromkeys(item.trial.variant for item in items))
+        self.progress.note(f"left out {what}: {reason}")
+
     def _report(self, group: Sequence[Specification]) -> None:
         """Report the results: all caches at the input, and the best exit of each block."""
         finished = self.state.finished()
         trials = [finished[item.trial.trial_id].trial for item in group]
+        trials = [trial for trial in trials if trial.status != "failed"]
         best = {
             trial.variant if reads_input(trial.variant) else trial.block: trial
             for trial in sorted(trials, key=worth)
@@ -324,11 +343,9 @@ class TrainingStages:
             )
 
 
-def _probe(task: GroupTask) -> GroupTask:
-    """The task with as many steps again, on the views of the first ones, if its views repeat."""
-    if task.lesson.recipe.rounds is None:
-        return task
-    return replace(task, plan=task.plan._replace(steps=2 * task.plan.steps, rounds=1))
+def _name(lesson: str, group: Sequence[Specification]) -> str:
+    """The name of a group's task."""
+    return "+".join((lesson, group[0].trial.trial_id))
 
 
 def worth(trial: Trial) -> tuple[float, float]:

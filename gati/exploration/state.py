@@ -34,13 +34,15 @@ class FinishedTrial(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """How a stage trains: its length, its engine for base answers, and its rounds of views."""
+    """How a stage trains: its length, its engine for base answers, its rounds of views, and its batches."""
 
     steps: int
     planned_s: float | None  # seconds for all steps; None without a budget
     engine: str | None = None
     rounds: int | None = None  # after which views repeat; None: never
     fresh_cost: float = 1.0  # time of a step in these rounds, relative to later ones
+    places: int | None = None  # batches per round; None: all inputs
+    batch_size: int | None = None  # None: as usual
 
 
 class RunState:
@@ -68,6 +70,12 @@ class RunState:
         if found is None:
             atomic_write_text(path, json.dumps(wanted, indent=1) + "\n")
             return
+        by, now = found.get("gati"), wanted.get("gati")
+        if by and now and by != now:
+            raise LibraryError(
+                f"{self.directory.parent} holds an unfinished exploration by Gati {by}, and this is {now}: "
+                f"resume with that version, choose another --out, or delete {self.directory} to start again"
+            )
         for name in sorted(wanted.keys() | found.keys()):
             if wanted.get(name) != found.get(name):
                 raise LibraryError(
@@ -154,7 +162,7 @@ class RunState:
 def locked(directory: Path) -> Iterator[None]:
     """Lock a cache library for writing. A run that fails before it has measured anything leaves no files.
 
-    **Raises:** `LibraryError` if another process holds the lock.
+    **Raises:** `LibraryError` if another process holds the lock, `StorageError` if there can be none here.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
@@ -165,12 +173,18 @@ def locked(directory: Path) -> Iterator[None]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:
             handle.seek(0)
             owner = handle.read().strip() or "unknown"
             raise LibraryError(
                 f"another gati explore (process {owner}) is writing to {directory}: "
                 "wait for it or choose another --out"
+            ) from error
+        except OSError as error:
+            _leave_nothing(directory, made)
+            raise StorageError(
+                f"cannot lock {directory / '.lock'}: {error.strerror}; choose an --out on a disk that has "
+                "file locks"
             ) from error
         handle.seek(0)
         handle.truncate()

@@ -6,11 +6,12 @@ from a saved state ends with the same weights as one that never stopped.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gati.caches import distillation_loss, feature_loss, runs_in_order
+from gati.errors import DataError, StorageError, one_line
 from gati.exploration.answers import BaseAnswers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
 from gati.exploration.fronts import Front, Fronts
 from gati.exploration.graphs import EAGER_CALLS, ReplayedFunction, capture_training
 from gati.exploration.lessons import BatchLesson, InputLessons
+from gati.exploration.memory import is_lack_of_memory
 from gati.exploration.pace import Pace, Stopwatch
 from gati.exploration.precision import gains_by_bfloat16, training_precision
 from gati.exploration.recipes import EXITS, Emphasis, Recipe, make_optimiser
@@ -52,10 +55,13 @@ class SharedTraining:
 
     The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch. If
     all learners read the network's input, only the base model's answers are needed. The fastest engine
-    available computes them (or the one that `engine` names), and they are kept for views that repeat.
+    available computes them (or the one that `engine` names), and they are kept for views that repeat. With
+    `places`, only so many batches are shown per round.
 
     If `feature_block` is given, learners whose predictor ends with a linear layer also match the pooled
     hidden output of that block through a projection, which is discarded. `emphasis` weights the inputs.
+
+    A learner that raises is left out from then on; `failures` says why. The others do not depend on it.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class SharedTraining:
         emphasis: Emphasis | None = None,
         feature_block: str | None = None,
         engine: str | None = None,
+        places: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.module, self.inputs, self.learners = module, inputs, tuple(learners)
@@ -83,10 +90,11 @@ class SharedTraining:
         self._steps_run = 0  # by this object; `step` also counts those before an interruption
         self.finished = False  # the learners have the averaged weights, if the recipe averages
         self.losses: dict[TrialId, float] = {}
+        self.failures: dict[TrialId, str] = {}
         self._clock, self._stopwatch = clock, Stopwatch()
         self._base = BaseAnswers(module, outputs_kind, feature_block)
         views = Views(augmentation, recipe.mixed, recipe.rounds)
-        self._viewer = Viewer(inputs, views, self.batch_size, seed)
+        self._viewer = Viewer(inputs, views, self.batch_size, seed, places)
         self._blocks = sorted({x.block for x in learners})
         at_the_input = all(means_input(module, block) for block in self._blocks)
         for learner in self.learners:
@@ -159,7 +167,7 @@ class SharedTraining:
                 share = self.step / self.total_steps
                 if share_due is not None:
                     share = max(share, share_due() - LATENESS)
-                if share >= 1:
+                if share >= 1 or (self.failures and not self._trained):
                     break
                 yield self._advance(answer, share)
         self._finish()
@@ -172,16 +180,17 @@ class SharedTraining:
         batch = self._viewer.batch(self.step)
         lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, answer)
         if self._steps_run == EAGER_CALLS:
-            for learner in self.learners:
+            for learner in self._trained:
                 capture_training(self._forwards[learner.trial_id], lesson.read[learner.trial_id])
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
         self._optimiser.zero_grad(set_to_none=self.device.type == "cuda")  # see `capture_training`
-        losses: list[Tensor] = []
-        for learner in self.learners:
-            loss, compared = self._loss(learner, lesson)
-            loss.backward()
-            losses.append(compared)
+        losses: dict[TrialId, Tensor] = {}
+        for learner in self._trained:
+            with noting_failure(self.failures, learner.trial_id):
+                loss, compared = self._loss(learner, lesson)
+                loss.backward()
+                losses[learner.trial_id] = compared
             if self.recipe.longest_gradient is not None:
                 nn.utils.clip_grad_norm_(learner.predictor.parameters(), self.recipe.longest_gradient)
         self._optimiser.step()
@@ -189,13 +198,19 @@ class SharedTraining:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].update(learner.predictor, self.step)
         total = 0.0
-        for learner, value in zip(self.learners, torch.stack(losses).tolist() if losses else (), strict=True):
+        values = torch.stack(list(losses.values())).tolist() if losses else ()
+        for trial_id, value in zip(losses, values, strict=True):
             total += value
-            self._note_loss(learner.trial_id, value)
+            self._note_loss(trial_id, value)
         self.step += 1
         self._steps_run += 1
         self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
-        return total / max(1, len(self.learners))
+        return total / max(1, len(losses))
+
+    @property
+    def _trained(self) -> list[Learner]:
+        """The learners that have not failed."""
+        return [each for each in self.learners if each.trial_id not in self.failures]
 
     def _hidden_lesson(self, batch: ViewedBatch, answer: ReplayedFunction) -> BatchLesson:
         """The base model's hidden outputs and answers for a view."""
@@ -276,8 +291,8 @@ class SharedTraining:
         tensors["finished"] = torch.tensor(self.finished)
         losses = [self.losses.get(x.trial_id, 0.0) for x in self.learners]
         tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
-        engine = (self.engine_name or "").encode()
-        tensors["engine"] = torch.tensor(list(engine), dtype=torch.uint8)
+        tensors["engine"] = _bytes(self.engine_name or "")
+        tensors["failures"] = _bytes(json.dumps(self.failures))
         atomic_write(path, lambda temporary: save_file(tensors, temporary))
 
     def restore(self, path: Path) -> None:
@@ -295,7 +310,8 @@ class SharedTraining:
                 tensor.copy_(saved[name])
         self.step, self.finished = int(saved["step"]), bool(saved["finished"])
         if self._lessons:
-            self._lessons.engine_name = bytes(saved["engine"].tolist()).decode() or self.engine_name
+            self._lessons.engine_name = _text(saved["engine"]) or self.engine_name
+        self.failures = json.loads(_text(saved["failures"])) if "failures" in saved else {}
         if self.step:
             values = saved["losses"].tolist()
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
@@ -319,6 +335,31 @@ class SharedTraining:
             for name, value in self._optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     yield f"optimiser.{index}.{name}", value.detach().cpu().contiguous()
+
+
+@contextmanager
+def noting_failure(failures: dict[TrialId, str], trial_id: TrialId) -> Iterator[None]:
+    """Inside the context, an exception ends it as the failure of that trial: predictors may be user code.
+
+    Inputs that cannot be read, too little memory and a GPU that has failed are not its fault: they raise.
+    """
+    try:
+        yield
+    except (DataError, StorageError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # after an error of CUDA, every call on that GPU raises
+        if "CUDA error" in str(error) or is_lack_of_memory(error):
+            raise
+        failures[trial_id] = one_line(error)
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _text(content: Tensor) -> str:
+    return bytes(content.tolist()).decode()
 
 
 class _Forward(nn.Module):

@@ -59,11 +59,18 @@ class ViewedBatch(NamedTuple):
 
 
 class Viewer:
-    """Batches of `batch_size` inputs under `views`; the remainder at the end of a round is dropped."""
+    """Batches of `batch_size` inputs under `views`; the remainder at the end of a round is dropped.
 
-    def __init__(self, inputs: InputSource, views: Views, batch_size: int, seed: int) -> None:
+    With `places`, a round has only so many batches.
+    """
+
+    def __init__(
+        self, inputs: InputSource, views: Views, batch_size: int, seed: int, places: int | None = None
+    ) -> None:
         self.inputs, self.views, self.batch_size, self.seed = inputs, views, batch_size, seed
-        self.places = max(1, len(inputs) // batch_size)
+        whole = max(1, len(inputs) // batch_size)
+        self.places = whole if places is None else min(places, whole)
+        self._last: tuple[int, npt.NDArray[np.int64]] | None = None  # round and its order
 
     def batch(self, step: int) -> ViewedBatch:
         """Return the batch of a step, counted from 0."""
@@ -76,13 +83,21 @@ class Viewer:
 
     def show(self, batch: ViewedBatch, device: torch.device | None = None) -> Shown:
         """Return the inputs of a batch, changed and mixed, on `device` (the CPU unless given)."""
-        order = np.random.default_rng((self.seed, _ORDER, batch.round)).permutation(len(self.inputs))
-        indices = order[batch.place * self.batch_size : (batch.place + 1) * self.batch_size]
+        indices = self._order(batch.round)[
+            batch.place * self.batch_size : (batch.place + 1) * self.batch_size
+        ]
         generator = np.random.default_rng((self.seed, _DRAWS, batch.round, batch.place))
         images = self.views.augmentation(self.inputs.images(np.sort(indices)).to(device), generator)
         if not images.is_floating_point() or generator.random() >= self.views.mixed:
             return Shown(images, mixed=False)
         return Shown(_mix(images, generator), mixed=True)
+
+    def _order(self, number: int) -> npt.NDArray[np.int64]:
+        """The order of the inputs in a round; that of the last one is kept, since it takes long to draw."""
+        if self._last is None or self._last[0] != number:
+            order = np.random.default_rng((self.seed, _ORDER, number)).permutation(len(self.inputs))
+            self._last = number, order
+        return self._last[1]
 
 
 def _mix(images: Tensor, generator: np.random.Generator) -> Tensor:

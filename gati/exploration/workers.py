@@ -22,7 +22,7 @@ from gati.exploration.graphs import on_device
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
-    TrainedTrial,
+    TrialResult,
     group_training,
     measured_trials,
     timekeeper,
@@ -108,7 +108,7 @@ class GroupTrainer:
         state = self._state() if want_state or ended else None
         return Slice(self._running.step, self._loss, ended, state)
 
-    def measure(self) -> list[TrainedTrial]:
+    def measure(self) -> list[TrialResult]:
         """Measure the trained caches."""
         if self._task is None:
             raise ValueError("call begin first")

@@ -39,7 +39,8 @@ def load_checkpoint(
     containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
     `wanted`, the network's state, is taken. Tensors are on the CPU.
 
-    **Raises:** `CheckpointError` for a missing or damaged file, another format, or one that needs unpickling.
+    **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
+    one that is written meanwhile.
     """
     path = Path(path)
     if path.is_dir():
@@ -47,6 +48,7 @@ def load_checkpoint(
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; check the path")
     try:
+        written = _last_written(path)
         with path.open("rb") as handle:
             sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
@@ -54,7 +56,20 @@ def load_checkpoint(
             f"cannot read checkpoint {path}: {error.strerror}; check its permissions"
         ) from error
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if _last_written(path) != written:  # the hash would be that of other weights
+        raise CheckpointError(
+            f"checkpoint {path} was written while it was read: run the command again once it is complete"
+        )
     return _unwrap(content, path, wanted or {}), sha256
+
+
+def _last_written(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written or replaced; None while there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:

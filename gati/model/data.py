@@ -23,11 +23,12 @@ from gati.model.archives import read_npz
 from gati.model.datasets import DatasetData, call_dataset, from_dataset
 from gati.model.folders import class_folders, files_with, readable
 from gati.model.identity import Identities
+from gati.model.kept import KeptInputs
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.sequence import Data, HeldData, listed
-from gati.model.tables import is_table, read_texts
+from gati.model.tables import check_table, is_table, read_texts
 from gati.model.tensors import TensorData
 
 _FORMS = (
@@ -88,13 +89,23 @@ def _from_npz(path: Path, preprocessing: Preprocessing, what: str) -> Data:
         return _ArrayData(path, arrays, preprocessing, what)
     labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
     found = TensorData(path.name, arrays, labels, preprocessing.tensors, f"{what}: {path}")
-    found.class_names = None if names is None else tuple(str(name) for name in names)
+    found.class_names = None if names is None else _class_names(names, f"{what}: {path}")
     return found
+
+
+def _class_names(names: NDArray[Any], where: str) -> tuple[str, ...]:
+    """The `class_names` of an `.npz`. Raises `DataError` unless it is a list of names."""
+    if names.ndim != 1:
+        raise DataError(f"{where} has class_names of shape {list(names.shape)}; give one name per class")
+    if names.dtype.kind == "S":
+        names = np.char.decode(names, "utf-8", "replace")
+    return tuple(str(name) for name in names)
 
 
 def _from_table(path: Path, preprocessing: Preprocessing, what: str) -> Data:
     text, taken = preprocessing.text, preprocessing.tensors
     if text is None:
+        check_table(path, what)
         raise DataError(f"{what}: {path} holds texts; give the network's tokenizer: --tokenizer FILE")
     table = read_texts(path, text.text_column, text.label_column, what)
     arrays = text.encode(table.texts, f"{what}: {path}", None if taken is None else text.length)
@@ -113,6 +124,11 @@ class _ArrayData(HeldData):
                 "give an .npz with those"
             )
         images, where = arrays["images"], f"{what}: {path}"
+        if images.dtype.kind == "f":
+            raise DataError(
+                f"{what}: images of {path} have dtype {images.dtype}; give uint8 values 0-255 in the shape "
+                "[N, H, W, C], or call the array `inputs` if it is what the network takes, float [N, C, H, W]"
+            )
         images = images[..., None] if images.ndim == 3 else images
         check_image_array(images, preprocessing.channels, f"{what}: images of {path}")
         if len(images) == 0:
@@ -122,7 +138,7 @@ class _ArrayData(HeldData):
         super().__init__(path.name, images, arrays.get("labels"), where)
         self._preprocessing = preprocessing
         if "class_names" in arrays:
-            self.class_names = tuple(str(name) for name in arrays["class_names"])
+            self.class_names = _class_names(arrays["class_names"], where)
 
     def _prepared(self, values: NDArray[Any]) -> Tensor:
         return self._preprocessing(values)
@@ -140,7 +156,8 @@ class _FolderData(Data):
                 for number, each in enumerate(folders)
                 for path in files_with(IMAGE_SUFFIXES, each, nested=True)
             ]
-            if not classes:
+            if not found:
+                classes = []
                 found = [(path, -1) for path in files_with(IMAGE_SUFFIXES, folder, nested=False)]
         if not found:
             refuse_recordings(folder, what)
@@ -152,8 +169,7 @@ class _FolderData(Data):
         self.class_names = tuple(classes) or None
         self._labels = np.array([number for _, number in found], dtype=np.int64) if classes else None
         self.name = folder.name
-        self._kept: dict[int, Tensor] = {}  # uint8 [1, C, h, w]
-        self._room_bytes = 0
+        self._kept = KeptInputs()  # uint8 [1, C, h, w]
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -171,16 +187,12 @@ class _FolderData(Data):
         return file_identities([self._paths[index] for index in indices], self._preprocessing)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        return self._preprocessing.scaled(join([self._pixels(index) for index in listed(indices, len(self))]))
+        rows = listed(indices, len(self))
+        return self._preprocessing.scaled(join([self._kept.get(index, self._pixels) for index in rows]))
 
     def keep(self, limit_bytes: int) -> None:
-        self._room_bytes = limit_bytes - sum(pixels.nbytes for pixels in self._kept.values())
+        self._kept.allow(limit_bytes)
 
     def _pixels(self, index: int) -> Tensor:
-        if index in self._kept:
-            return self._kept[index]
-        pixels = self._preprocessing.fitted(self._preprocessing.pixels(open_image(self._paths[index]))[None])
-        if pixels.nbytes <= self._room_bytes:
-            self._kept[index] = pixels.contiguous()
-            self._room_bytes -= pixels.nbytes
-        return pixels
+        decoded = self._preprocessing.pixels(open_image(self._paths[index]))[None]
+        return self._preprocessing.fitted(decoded).contiguous()

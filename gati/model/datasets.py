@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from gati.errors import DataError, one_line
 from gati.model.identity import Identities, identities_of
 from gati.model.inputs import ALONE
+from gati.model.kept import KeptInputs
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object
@@ -59,6 +60,7 @@ class DatasetData(Data):
         if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
             self.class_names = tuple(names)
         self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
+        self._kept = KeptInputs()  # images as uint8 [1, C, h, w], tensors as they are
         self._check_fixed()
 
     def __len__(self) -> int:
@@ -74,7 +76,7 @@ class DatasetData(Data):
             if known is not None and all(_is_number(label, known[at]) for at, label in self._probed.items()):
                 return check_labels(known, self._length, self._what)
         try:
-            numbers = [int(self._item(index)[1]) for index in range(self._length)]
+            numbers = [_class_number(self._item(index)[1]) for index in range(self._length)]
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{self._what} has labels that are not numbers ({one_line(error)}); "
@@ -104,10 +106,29 @@ class DatasetData(Data):
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         """As `Data.images`."""
-        items = [self._item(index)[0] for index in listed(indices, len(self))]
+        rows = listed(indices, len(self))
         if not self.is_images:
-            return self._stack(items)
-        return join([self._preprocessing(self._content(image)[None]) for image in items])
+            return self._stack([self._kept.get(index, self._tensor) for index in rows])
+        return self._preprocessing.scaled(join([self._kept.get(index, self._pixels) for index in rows]))
+
+    def keep(self, limit_bytes: int) -> None:
+        """As `Data.keep`, of what the dataset returns, unless it has that in memory."""
+        if not isinstance(self._dataset, TensorDataset):
+            self._kept.allow(limit_bytes)
+
+    def _pixels(self, index: int) -> Tensor:
+        image = self._content(self._item(index)[0])
+        return self._preprocessing.fitted(image[None]).contiguous()
+
+    def _tensor(self, index: int) -> Tensor:
+        """An item that the dataset cannot overwrite later."""
+        item = self._item(index)[0]
+        if not isinstance(item, Tensor):
+            raise DataError(
+                f"{self._what}: items differ (item {index} is a {type(item).__name__}, others are tensors); "
+                "return tensors of one dtype and shape"
+            )
+        return item.clone()
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
         """All items as named arrays [N, ...] if they are dicts or integers, None for images."""
@@ -170,15 +191,12 @@ class DatasetData(Data):
         check_image_array(pixels[None], channels, self._what)
         return pixels
 
-    def _stack(self, items: list[Any]) -> Tensor:
+    def _stack(self, items: list[Tensor]) -> Tensor:
         shape = tuple(items[0].shape)
         for item in items:
-            if not isinstance(item, Tensor) or tuple(item.shape) != shape or not item.is_floating_point():
-                found = (
-                    f"{item.dtype} {list(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
-                )
+            if tuple(item.shape) != shape or not item.is_floating_point():
                 raise DataError(
-                    f"{self._what}: items differ (float {list(shape)} and {found}); "
+                    f"{self._what}: items differ (float {list(shape)} and {item.dtype} {list(item.shape)}); "
                     "return tensors of one dtype and shape"
                 )
         if len(shape) == 3 and shape[0] != self._preprocessing.channels:
@@ -197,6 +215,14 @@ def _plain(value: Any) -> Any:
         return value
     tensor = value.detach().cpu()
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _class_number(label: Any) -> int:
+    """A label as an integer. Raises `TypeError` or `ValueError` for what is none, such as 0.7."""
+    number = int(label)
+    if number != float(label):
+        raise ValueError(f"{label} is not whole")
+    return number
 
 
 def _is_number(label: Any, number: Any) -> bool:

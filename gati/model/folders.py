@@ -9,10 +9,14 @@ from pathlib import Path
 
 from gati.errors import DataError
 
+# What macOS puts into archives next to files, under their names.
+_MAC_FOLDER, _MAC_PREFIX = "__MACOSX", "._"
+
 
 def class_folders(folder: Path) -> list[Path]:
     """The folders of a folder's classes, sorted by name. Raises `OSError` if `folder` cannot be listed."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = (entry for entry in folder.iterdir() if entry.is_dir() and entry.name != _MAC_FOLDER)
+    return sorted(entry for entry in names if not entry.name.startswith("."))
 
 
 def files_with(suffixes: Collection[str], folder: Path, *, nested: bool) -> list[Path]:
@@ -22,7 +26,8 @@ def files_with(suffixes: Collection[str], folder: Path, *, nested: bool) -> list
     """
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_raise):
-        found += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
+        wanted = (name for name in names if Path(name).suffix.lower() in suffixes)
+        found += [Path(parent, name) for name in wanted if not name.startswith(_MAC_PREFIX)]
         if not nested:
             folders.clear()
     return sorted(path for path in found if path.is_file())

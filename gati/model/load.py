@@ -25,7 +25,7 @@ from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, near
 from gati.model.text import TOKENIZER, read_tokenizer
-from gati.model.usable import check_weights, without_compile
+from gati.model.usable import check_weights, other_precision, without_compile
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -95,11 +95,17 @@ def load_model(
     `tokenizer`, by default the `tokenizer.json` in the network's folder, encodes text, truncated to
     `max_length` tokens; `text_column` and `label_column` are the columns of tables.
 
+    A network whose weights are all float16, bfloat16 or float64 is converted to float32; checkpoints of any
+    precision are.
+
     **Raises:** `ModelError`; `CheckpointError` for the weights; `DataError` for the tokenizer.
     """
     source = str(source)
     recipe = _recipe(source)
     module = _build(source, recipe, None)
+    precision = other_precision(module)
+    if precision:
+        module = module.float()
     state, sha256 = (None, "") if checkpoint is None else load_checkpoint(checkpoint, module.state_dict())
     if state is not None:
         classes = _other_class_count(module, state) if recipe.any_classes else None
@@ -116,6 +122,8 @@ def load_model(
     note = ""
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
+    if precision:
+        note = f"the weights of {source} are {precision}: the network runs in float32, which caches read"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
     weights = sha256 or state_sha256(module)
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def check_base_outputs(outputs: Any) -> Tensor:
             f"the network returns {type(outputs).__name__}; "
             "a classifier must return one tensor [batch, classes]"
         )
+    check_not_one_score(outputs.shape)
     if outputs.ndim != 2 or outputs.shape[1] < 2:
         raise ModelError(
             f"the network returns shape {list(outputs.shape)}; "
@@ -42,6 +44,16 @@ def check_base_outputs(outputs: Any) -> Tensor:
             "check the checkpoint and the preprocessing (--mean, --std)"
         )
     return outputs
+
+
+def check_not_one_score(shape: Sequence[int]) -> None:
+    """Raise `ModelError` for outputs of one score per input, as of a network that tells two classes apart."""
+    if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
+        raise ModelError(
+            f"the network returns shape {list(shape)}, one score per input; return one for each class: for a "
+            "logit x [batch, 1] torch.cat([torch.zeros_like(x), x], 1), for a probability "
+            "torch.cat([1 - x, x], 1)"
+        )
 
 
 def outputs_kind(outputs: Tensor) -> OutputsKind:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
 from gati.model.folders import class_folders, files_with, readable
+from gati.model.kept import KeptInputs
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
@@ -49,8 +50,7 @@ class RecordingFolder(Dataset[Any]):
         labels = [label for _, label in named if label is not None]
         self.classes: list[str] | None = sorted(set(labels), key=_place) if labels else None
         self.targets = None if self.classes is None else [self.classes.index(label) for label in labels]
-        self._kept: dict[int, Tensor] = {}
-        self._room_bytes = _KEPT_BYTES
+        self._kept = KeptInputs(_KEPT_BYTES)
 
     def __len__(self) -> int:
         """Return the number of recordings."""
@@ -62,13 +62,7 @@ class RecordingFolder(Dataset[Any]):
         return found if self.targets is None else (found, self.targets[index])
 
     def _spectrogram(self, index: int) -> Tensor:
-        if index in self._kept:
-            return self._kept[index]
-        found = load_recordings([self.paths[index]], self._preprocessing)[0]
-        if found.nbytes <= self._room_bytes:
-            self._kept[index] = found
-            self._room_bytes -= found.nbytes
-        return found
+        return self._kept.get(index, lambda at: load_recordings([self.paths[at]], self._preprocessing)[0])
 
 
 def load_recordings(paths: Sequence[Path], preprocessing: Preprocessing) -> Tensor:
@@ -130,6 +124,8 @@ def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
 
     **Raises:** `DataError` for a file that is missing, unreadable, too large, damaged or empty.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the recordings in it, such as {path}/*.wav")
     if not path.is_file():
         raise DataError(f"no recording at {path}; check the path")
     if path.stat().st_size > _LARGEST_BYTES:

@@ -23,6 +23,7 @@ from gati.model.cuts import Segment, cut_program
 from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
 from gati.model.masks import giving_hidden, mask_of, without_padding
+from gati.model.outputs import check_not_one_score
 from gati.model.program import FlatFunction, Program
 
 _BEFORE_ALL = -1  # the input's position among the statements
@@ -133,6 +134,8 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
         program = lower(module, example, observe=finder.observe)
     else:
         program = lower(giving_hidden(module, inner), example, observe=finder.observe).first_output()
+    if len(program.output_shapes) == 1:
+        check_not_one_score(program.output_shapes[0])
     if len(program.output_shapes) != 1 or len(program.output_shapes[0]) != 2:
         raise ModelError(
             f"the network returns tensors of shapes {list(program.output_shapes)}; one of shape "

@@ -6,7 +6,7 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,11 +44,10 @@ def read_texts(path: Path, text_column: str, label_column: str | None, what: str
     messages.
 
     **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a missing column, rows
-    without text or class, or classes that are numbers but not integers from 0.
+    with too many fields or without text or class, or classes that are numbers but not integers from 0.
     """
     where = f"{what}: {path}"
-    if not path.is_file():
-        raise DataError(f"{what}: no file {path}; check the path")
+    _check_there(path, what)
     read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
     columns = read(path, (text_column, label_column or _LABELS), where)
     texts = columns.get(text_column)
@@ -65,6 +64,37 @@ def read_texts(path: Path, text_column: str, label_column: str | None, what: str
     return TextTable(texts, *_classes(columns.get(label_column or _LABELS), where))
 
 
+def check_table(path: Path, what: str) -> None:
+    """Raise `DataError` for a table that is missing, or that holds pictures instead of texts."""
+    _check_there(path, what)
+    if path.suffix.lower() != ".parquet" or find_spec("pyarrow") is None:
+        return
+    from pyarrow import ArrowException, parquet, types
+
+    try:
+        schema = parquet.read_schema(path)
+    except (ArrowException, OSError) as error:
+        raise _damaged_parquet(f"{what}: {path}", error) from error
+    for field in schema:
+        content = field.type
+        if types.is_struct(content) and content.get_field_index("bytes") >= 0:  # as Hugging Face writes them
+            content = content.field("bytes").type
+        if types.is_binary(content) or types.is_large_binary(content):
+            raise DataError(
+                f"{what}: column `{field.name}` of {path} holds pictures or other files; write them to a "
+                "folder of one folder per class, or give a package.module:callable that returns a Dataset"
+            )
+
+
+def _check_there(path: Path, what: str) -> None:
+    if not path.is_file():
+        raise DataError(f"{what}: no file {path}; check the path")
+
+
+def _damaged_parquet(where: str, error: Exception) -> DataError:
+    return DataError(f"{where} is not valid Parquet ({one_line(error)}); copy it again")
+
+
 def _missing(where: str, wanted: str, columns: dict[str, Any], option: str) -> DataError:
     return DataError(
         f"{where} has no column `{wanted}` (columns: {', '.join(columns) or 'none'}); name it with {option}"
@@ -76,17 +106,47 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            lines: list[str] = []  # of the row that is being read
+            reader = csv.DictReader(_noted(file, lines))
             columns: dict[str, list[Any] | None] = {str(name): None for name in reader.fieldnames or ()}
             kept: dict[str, list[Any]] = {name: [] for name in wanted if name in columns}
-            for row in reader:
+            last: list[str] = []
+            lines.clear()
+            for number, row in enumerate(reader):
+                if any(row.get(None) or ()):
+                    raise DataError(
+                        f"{where}: row {number} has more fields than the header; put texts that hold commas "
+                        "into double quotes"
+                    )
                 for name, values in kept.items():
                     values.append(row[name])
+                last, lines[:] = lines.copy(), ()
+            if len(last) > 1 and "".join(last).count('"') % 2:
+                raise DataError(
+                    f"{where}: a double quote in the last {len(last)} lines is not closed, so they are one "
+                    "row; close it, or double it if it belongs to the text"
+                )
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 ({one_line(error)}); convert it, as with iconv") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+    except csv.Error as error:
+        if "field larger" not in str(error):
+            raise DataError(
+                f"{where} is not valid CSV ({one_line(error)}); write or copy it again"
+            ) from error
+        raise DataError(
+            f"{where}: a field has more than {csv.field_size_limit()} characters; close its double quote, or "
+            "cut that text"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where} is not valid CSV ({one_line(error)}); write or copy it again") from error
     return {**columns, **kept}
+
+
+def _noted(file: Iterable[str], lines: list[str]) -> Iterator[str]:
+    """The lines of a file, each added to `lines` as it is read."""
+    for line in file:
+        lines.append(line)
+        yield line
 
 
 def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
@@ -103,7 +163,7 @@ def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, li
     except UnicodeDecodeError as error:
         raise DataError(f"{where} has text that is not UTF-8; write it again") from error
     except (ArrowException, OSError) as error:
-        raise DataError(f"{where} is not valid Parquet ({one_line(error)}); copy it again") from error
+        raise _damaged_parquet(where, error) from error
 
 
 def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:

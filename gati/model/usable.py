@@ -48,3 +48,12 @@ def check_weights(module: nn.Module, source: str) -> None:
                 f"{source}: {name} is no plain tensor, as in a quantized network; give the network in "
                 "floating point: gati compose --backend openvino-int8 quantizes it"
             )
+
+
+def other_precision(module: nn.Module) -> str:
+    """The precision of a network whose weights are all in another one than float32, such as `float16`, or "".
+
+    One that mixes precisions converts in its own forward, and is left as it is.
+    """
+    kinds = {each.dtype for each in module.parameters() if each.is_floating_point()}
+    return str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 and torch.float32 not in kinds else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from gati.errors import DataError, VideoError
 from gati.model.depth import eight_bits
@@ -36,7 +36,7 @@ class Folder:
         self.corrupt = 0
 
     def __iter__(self) -> Iterator[Picture]:
-        files = [path for path in self._path.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
+        files = self._files()
         if not files:
             raise VideoError(f"folder {self._path} has no images ({', '.join(_SUFFIXES)}); check the path")
         seconds = 0
@@ -49,6 +49,13 @@ class Folder:
             seconds += 1
         if self.corrupt == seconds:
             raise VideoError(f"folder {self._path} has {seconds} images, and none of them can be read")
+
+    def _files(self) -> list[Path]:
+        try:
+            listed = list(self._path.iterdir())
+        except OSError as error:
+            raise VideoError(f"cannot read folder {self._path}: {error.strerror}") from None
+        return [path for path in listed if path.suffix.lower() in _SUFFIXES and path.is_file()]
 
     def close(self) -> None:
         """Does nothing: no file is held open."""
@@ -66,7 +73,7 @@ def _read(path: Path) -> NDArray[np.uint8] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
-                return np.asarray(eight_bits(ImageOps.exif_transpose(image)).convert("RGB"))
+                return np.asarray(eight_bits(image).convert("RGB"))
     except (*_UNREADABLE, DataError):
         return None
 

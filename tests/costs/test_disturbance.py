@@ -73,6 +73,26 @@ def test_what_stays_disturbed_is_said_in_one_line() -> None:
     assert "\n" not in found.note
 
 
+def test_what_took_long_is_not_measured_again() -> None:
+    torn = [*series(100, of_ms=2.9), *[37.0] * 25]
+
+    def measured_within(enough_s: float) -> int:
+        machine, count = MadeUp(), 0
+
+        def run() -> Times:
+            nonlocal count
+            count += 1
+            for each in torn:
+                machine.request(each)
+            return torn
+
+        found = measure_steadily([run], lambda times: [times], machine=machine, enough_s=enough_s)
+        assert found.disturbed == 1, "and told all the same"
+        return count
+
+    assert [measured_within(each) for each in (1.0, 2.0, 60.0)] == [1, 2, 3]
+
+
 def test_waiting_for_a_core_is_a_disturbance_even_where_times_agree() -> None:
     """A program that always has half of the core slows every request alike."""
     machine = MadeUp(waiting=lambda number: 0.5)

@@ -82,6 +82,25 @@ def test_a_lookup_is_timed_at_least_fifteen_times_with_the_base_model_in_between
     assert len(calls) == 15
 
 
+class Slow(Quiet):
+    """A machine on which each look at the clock takes a fifth of a second."""
+
+    def now_ns(self) -> int:
+        self.ticks += 200_000_000
+        return self.ticks
+
+
+def test_a_slow_network_is_timed_less_often() -> None:
+    calls: list[int] = []
+    cache, hidden, machine = ready(Cache()), torch.randn(1, 8, 6, 6), Slow()
+    turns = measure_in_turns(cache, hidden, lambda: calls.append(1), machine=machine)
+    assert len(calls) == 3 and machine.ticks < 4e9
+    assert turns.lookup_ms == turns.base_ms == 200.0
+    machine = Slow()
+    profile = measure_profile(TRACED, repetitions=40, machine=machine)
+    assert profile.base_ms == pytest.approx(200.0) and machine.ticks < 15e9
+
+
 class Slowed(Quiet):
     """A machine on which everything takes `times` as long."""
 

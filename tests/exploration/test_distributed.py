@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gati.caches import build_predictor, reads_input
-from gati.errors import BackendError, ModelError
+from gati.errors import BackendError
 from gati.exploration import distributed
 from gati.exploration.augment import Augmentation
 from gati.exploration.budget import Budget
@@ -25,7 +25,14 @@ from gati.exploration.candidates import Specification, trial_name
 from gati.exploration.distributed import RayExecutor, opened_executor, trained_on
 from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, divided
 from gati.exploration.explore import explore
-from gati.exploration.groups import Classroom, GroupLesson, GroupTask, TrainedTrial
+from gati.exploration.groups import (
+    Classroom,
+    FailedTrial,
+    GroupLesson,
+    GroupTask,
+    TrainedTrial,
+    TrialResult,
+)
 from gati.exploration.pace import allowance
 from gati.exploration.progress import SilentProgress
 from gati.exploration.recipes import EXITS, STUDENTS
@@ -106,17 +113,18 @@ def trained(
     progress: SilentProgress | None = None,
     given: list[GroupTask] | None = None,
     save_every_s: float = 0.0,
-) -> dict[str, list[TrainedTrial]]:
+) -> dict[str, list[TrialResult]]:
     state, ticks = RunState(folder), count()
     budget = Budget(None, lambda: float(next(ticks)), 0.0, state)
     run = OngoingRun(state, budget, progress or SilentProgress(), save_every_s)
     return {task.name: found for task, found in executor.train(classroom, given or tasks(), run)}
 
 
-def assert_same(one: dict[str, list[TrainedTrial]], two: dict[str, list[TrainedTrial]]) -> None:
+def assert_same(one: dict[str, list[TrialResult]], two: dict[str, list[TrialResult]]) -> None:
     assert one.keys() == two.keys()
     for name in one:
         for first, second in zip(one[name], two[name], strict=True):
+            assert isinstance(first, TrainedTrial) and isinstance(second, TrainedTrial)
             assert first.loss == second.loss and first.images_seen == second.images_seen
             for key, tensor in first.weights.items():
                 assert torch.equal(tensor, second.weights[key]), (name, key)
@@ -128,7 +136,7 @@ def assert_same(one: dict[str, list[TrainedTrial]], two: dict[str, list[TrainedT
 
 
 @pytest.fixture(scope="module")
-def expected(classroom: Classroom, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TrainedTrial]]:
+def expected(classroom: Classroom, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TrialResult]]:
     """What this process makes of the same groups, with one thread as workers have."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -141,7 +149,7 @@ def expected(classroom: Classroom, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_gives_what_this_process_gives(
-    classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path, workers: int
+    classroom: Classroom, expected: dict[str, list[TrialResult]], tmp_path: Path, workers: int
 ) -> None:
     ray, progress = FakeRay(workers), _Notes()
     assert_same(expected, trained(RayExecutor(ray), classroom, tmp_path, progress))
@@ -151,7 +159,7 @@ def test_any_number_of_workers_gives_what_this_process_gives(
 
 @pytest.mark.parametrize("doomed", [4, 9, 20])
 def test_when_a_worker_dies_its_group_goes_on_from_what_it_saved(
-    classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path, doomed: int
+    classroom: Classroom, expected: dict[str, list[TrialResult]], tmp_path: Path, doomed: int
 ) -> None:
     ray, progress = FakeRay(2, lambda number, method: number == doomed), _Notes()
     assert_same(expected, trained(RayExecutor(ray), classroom, tmp_path, progress))
@@ -163,7 +171,7 @@ def test_when_a_worker_dies_its_group_goes_on_from_what_it_saved(
 
 @pytest.mark.slow
 def test_workers_that_die_again_and_again_end_it_in_one_line_and_the_state_stays(
-    classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path
+    classroom: Classroom, expected: dict[str, list[TrialResult]], tmp_path: Path
 ) -> None:
     saved: Callable[[int, str], bool] = lambda number, method: number > 20 and method == "advance"  # noqa: E731
     with pytest.raises(BackendError, match=r"3 Ray workers in a row died while .* same command resumes"):
@@ -186,9 +194,18 @@ def test_what_a_training_raises_comes_through_as_it_is(classroom: Classroom, tmp
         trained(RayExecutor(FakeRay(1)), classroom, tmp_path, given=[broken])
     assert "\n" not in str(caught.value)
 
-    poisoned = [GroupTask(task.name, task.lesson, task.specifications, task.plan, _poison(classroom, task))]
-    with pytest.raises(ModelError, match="training grid.8. at blocks.1 gave NaN"):
-        trained(RayExecutor(FakeRay(1)), classroom, tmp_path / "nan", given=poisoned)
+
+@pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])
+def test_a_training_that_gives_nan_does_not_end_the_others(
+    executor: Executor, classroom: Classroom, tmp_path: Path
+) -> None:
+    _, first, second = tasks()
+    poisoned = GroupTask(
+        first.name, first.lesson, first.specifications, first.plan, _poison(classroom, first)
+    )
+    found = trained(executor, classroom, tmp_path, given=[poisoned, second])
+    assert found[first.name] == [FailedTrial("its training gave NaN: check the hidden outputs of that block")]
+    assert isinstance(found[second.name][0], TrainedTrial)
 
 
 def _poison(classroom: Classroom, task: GroupTask) -> dict[Any, dict[str, torch.Tensor]]:
@@ -264,7 +281,7 @@ def test_one_at_a_time_training_ends_in_time_and_nobody_is_left_out(
 
 @pytest.mark.slow
 def test_a_slow_worker_hurries_only_when_the_budget_would_not_last(
-    classroom: Classroom, expected: dict[str, list[TrainedTrial]], tmp_path: Path
+    classroom: Classroom, expected: dict[str, list[TrialResult]], tmp_path: Path
 ) -> None:
     """The time of a whole stage, 3,600 s by plan, is what counts: nothing here takes as long."""
     found = trained(RayExecutor(FakeRay(2)), classroom, tmp_path, given=tasks(planned_s=1200.0))

@@ -368,6 +368,43 @@ def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: di
     assert again.manifest_path.stat().st_mtime_ns == before
 
 
+@pytest.fixture
+def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("explore", "claims"):
+        monkeypatch.setattr(f"gati.exploration.{module}.__version__", "99.0")
+
+
+def test_after_an_upgrade_the_same_command_leaves_a_finished_exploration_as_it_is(
+    library: Library, files: dict[str, str], tmp_path: Path, upgraded: None
+) -> None:
+    copy = Library(shutil.copytree(library.directory, tmp_path / "library"))
+    before, said = {path: path.read_bytes() for path in copy.directory.rglob("*.*")}, _Notes()
+    explore(NET, **files, out=copy.directory, variants=VARIANTS, epochs=2, progress=said)
+    assert all(path.read_bytes() == content for path, content in before.items() if path.name != ".lock")
+    assert any("is already finished by Gati" in note and "another --out" in note for note in said.notes)
+    with pytest.raises(
+        LibraryError, match="finished exploration by Gati .* with another epochs: choose another"
+    ):
+        explore(NET, **files, out=copy.directory, variants=VARIANTS, epochs=1)
+    assert copy.manifest == Library(copy.directory).manifest and not (copy.directory / ".state").exists()
+
+
+def test_that_another_exploration_replaces_a_finished_one_is_said_before_it_does(
+    library: Library, files: dict[str, str], tmp_path: Path
+) -> None:
+    class Stopped(_Notes):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if text.startswith("replacing the finished exploration"):
+                raise Killed
+
+    copy, said = Library(shutil.copytree(library.directory, tmp_path / "library")), Stopped()
+    with pytest.raises(Killed):
+        explore(NET, **files, out=copy.directory, variants=VARIANTS, epochs=1, progress=said)
+    assert said.notes[-1].endswith("which had another epochs")
+    assert Library.open(copy.directory).manifest == library.manifest
+
+
 def test_caches_that_compositions_name_are_never_replaced(
     library: Library, files: dict[str, str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gati.errors import LibraryError
+from gati.errors import LibraryError, StorageError
 from gati.exploration.library import FORMAT, BaseOutcomes, Library, Manifest, TrialOutcomes
 from gati.exploration.state import RunState, locked
 from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
@@ -115,6 +116,28 @@ def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+def test_a_disk_without_file_locks_is_not_taken_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(StorageError, match=r"cannot lock .*\.lock: No locks available; choose an --out"):
+        locked(tmp_path / "new" / "out").__enter__()
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_another_version_began_is_said_to_be_its_own(tmp_path: Path) -> None:
+    state = RunState(tmp_path)
+    state.claim({"gati": "1.0", "families": 1, "seed": 0})
+    with pytest.raises(
+        LibraryError,
+        match=r"unfinished exploration by Gati 1.0, and this is 1.1: .* delete .*\.state to start",
+    ):
+        state.claim({"gati": "1.1", "families": 2, "seed": 0})
 
 
 def test_another_exploration_may_not_go_on_with_an_unfinished_one(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 
-from gati.exploration.progress import PlainProgress
+from gati.exploration.progress import PlainProgress, SilentProgress, told_if_long
 
 
 def test_a_log_gets_the_stage_the_share_done_the_detail_and_the_time_left() -> None:
@@ -35,3 +36,29 @@ def test_a_resumed_stage_says_nothing_before_its_first_step() -> None:
     assert log.getvalue() == "training\n"
     progress.advance(1)
     assert "training: 7/10" in log.getvalue()
+
+
+class _Heard(SilentProgress):
+    """Tells when a note has come."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.heard = threading.Event()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.heard.set()
+
+
+def test_what_takes_long_is_told_while_it_goes_on() -> None:
+    progress = _Heard()
+    with told_if_long(progress, "reading the inputs", after_s=0.01):
+        assert progress.heard.wait(60)
+    assert progress.notes == ["reading the inputs"]
+
+
+def test_what_ends_at_once_is_not_told() -> None:
+    progress = _Heard()
+    with told_if_long(progress, "reading the inputs", after_s=3600):
+        pass
+    assert progress.notes == []

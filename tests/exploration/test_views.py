@@ -43,6 +43,17 @@ def test_every_epoch_shows_each_batch_of_one_round_once(
         assert len(set(values.tolist())) == shown.places * batch_size, "no input twice in an epoch"
 
 
+def test_a_round_of_a_few_batches_shows_these_again() -> None:
+    shown = Viewer(Numbered(100), Views(rounds=1), 8, 0, places=3)
+    whole = Viewer(Numbered(100), Views(rounds=1), 8, 0)
+    assert (shown.places, whole.places) == (3, 12)
+    assert {shown.batch(step) for step in range(30)} == {ViewedBatch(0, place) for place in range(3)}
+    for place in range(3):
+        batch = ViewedBatch(0, place)
+        assert torch.equal(shown.show(batch).images, whole.show(batch).images)
+    assert Viewer(Numbered(20), Views(rounds=1), 8, 0, places=5).places == 2
+
+
 def test_views_that_come_round_are_the_same_in_another_order() -> None:
     shown = viewer(mixed=0.5, rounds=2)
     first = [shown.batch(step) for step in range(shown.places)]
@@ -51,6 +62,22 @@ def test_views_that_come_round_are_the_same_in_another_order() -> None:
     for batch in first:
         assert torch.equal(shown.show(batch).images, viewer(mixed=0.5, rounds=2).show(batch).images)
         assert shown.show(batch).mixed == viewer(mixed=0.5, rounds=2).show(batch).mixed
+
+
+def test_the_order_of_a_round_is_drawn_once_while_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million inputs it takes longer than many a step."""
+    drawn, rng = [], np.random.default_rng
+
+    class Counted(np.random.Generator):
+        def permutation(self, x: int) -> np.ndarray:  # type: ignore[override]
+            drawn.append(x)
+            return super().permutation(x)
+
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: Counted(rng(seed).bit_generator))
+    shown = viewer(rounds=2)
+    for step in range(2 * shown.places):
+        shown.show(shown.batch(step))
+    assert drawn == [50, 50]
 
 
 def test_rounds_and_seeds_differ() -> None:

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,25 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
     apply_checkpoint(target, loaded, "weights.pth")
     assert state_sha256(target) == state_sha256(trained)
     assert re.fullmatch("[0-9a-f]{64}", sha256)
+
+
+def test_a_file_that_is_written_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a library would be of other weights than the hash in its manifest says."""
+    path, read = tmp_path / "latest.pth", torch.load
+
+    def slowly(*given: Any, **options: Any) -> Any:
+        torch.save(network(seed=1).state_dict(), tmp_path / "next.pth")
+        (tmp_path / "next.pth").replace(path)  # as a training does that goes on
+        return read(*given, **options)
+
+    torch.save(network().state_dict(), path)
+    monkeypatch.setattr(torch, "load", slowly)
+    with pytest.raises(
+        CheckpointError, match=r"latest.pth was written while it was read: run the command again"
+    ):
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("other", ["best_acc1", "loss"])

@@ -273,6 +273,78 @@ def test_pictures_that_are_kept_are_decoded_once_and_no_more_than_there_is_room_
         data.images([0, 2])
 
 
+@pytest.mark.parametrize("kind", [bytes, Image.Image, torch.Tensor], ids=lambda kind: kind.__name__)
+def test_items_of_a_dataset_that_are_kept_are_not_asked_for_again(kind: type) -> None:
+    """As a callable may decode or fetch them; the buffer that it returns may be its own."""
+
+    class Fetched(Dataset[Any]):
+        def __init__(self) -> None:
+            self.readings, self.buffer = 0, torch.zeros(3, 4, 4)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            self.readings += 1
+            image = np.full((4, 4, 3), index, dtype=np.uint8)
+            if kind is torch.Tensor:
+                return self.buffer.fill_(index)
+            return Image.fromarray(image) if kind is Image.Image else image
+
+    dataset = Fetched()
+    data = load_data(dataset, PLAIN)
+    expected = data.images(range(6))
+    data.subset([0, 1]).keep(4 * (4 * 4 * 3 * (4 if kind is torch.Tensor else 1)))
+    assert torch.equal(data.images(range(6)), expected)
+    before = dataset.readings
+    assert torch.equal(data.images([3, 0, 2]), expected[[3, 0, 2]]) and dataset.readings == before
+    assert torch.equal(data.images([5, 0]), expected[[5, 0]]) and dataset.readings == before + 1
+
+
+def test_a_rotation_in_exif_is_applied_by_no_verb(tmp_path: Path) -> None:
+    """What `serve` and `stream` show the network must be what was certified."""
+    from gati.video.folder import Folder
+    from services.scheduler.budget import ByteBudget
+    from services.scheduler.images import decode_image
+
+    pixels = RNG.integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn by a quarter
+    path = tmp_path / "turned.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    with Image.open(path) as saved:
+        assert saved.getexif()[0x0112] == 6
+    expected = PLAIN(pixels[None])
+    assert torch.equal(load_data(tmp_path, PLAIN).images([0]), expected)
+    assert torch.equal(load_images([path], PLAIN), expected)
+    (picture,) = Folder(tmp_path)
+    assert np.array_equal(picture.image(), pixels)
+    with ByteBudget(1 << 20).open() as charge:
+        sent = decode_image(path.read_bytes(), 3, 1 << 20, charge)
+    assert sent.shape == [1, 5, 4, 3] and bytes(sent.data) == pixels.tobytes()
+
+
+def test_pictures_next_to_a_folder_without_any_are_unlabelled(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "val") / "cat"
+    (folder / "notes").mkdir()
+    data = load_data(folder, PLAIN)
+    assert len(data) == 3 and data.labels is None and data.class_names is None
+
+
+def test_what_macos_adds_to_archives_is_no_picture_and_no_class(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "val")
+    (folder / "__MACOSX" / "cat").mkdir(parents=True)
+    for added in (folder / "__MACOSX" / "cat" / "._0.png", folder / "cat" / "._0.png"):
+        added.write_bytes(b"Mac OS X")
+    data = load_data(folder, PLAIN)
+    assert len(data) == 6 and data.class_names == ("cat", "dog")
+
+
+def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:
+    path = npz(tmp_path, images=IMAGES, labels=LABELS, class_names=np.array([b"cat", b"dog", b"owl"]))
+    assert load_data(path, PLAIN).class_names == ("cat", "dog", "owl")
+
+
 def test_a_folder_of_plain_images_is_unlabelled(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "val") / "cat"
     assert load_data(folder, PLAIN).labels is None
@@ -341,7 +413,8 @@ def test_preprocessing_survives_json() -> None:
         ),
         (
             {"images": IMAGES.astype(np.float32)},
-            "have dtype float32; give uint8 values 0-255 in the shape [N, H, W, C]",
+            "have dtype float32; give uint8 values 0-255 in the shape [N, H, W, C], or call the array "
+            "`inputs` if it is what the network takes, float [N, C, H, W]",
         ),
         (
             {"images": IMAGES[..., :1]},
@@ -368,6 +441,10 @@ def test_preprocessing_survives_json() -> None:
         (
             {"images": np.array([{}, {}], dtype=object)},
             "holds Python objects, which would need unpickling; save numeric arrays",
+        ),
+        (
+            {"images": IMAGES, "class_names": np.array("cat")},
+            "has class_names of shape []; give one name per class",
         ),
     ],
 )
@@ -397,6 +474,7 @@ def test_damaged_compressed_arrays_are_one_line(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("nowhere.npz", "data: no file nowhere.npz; check the path"),
+        ("nowhere.csv", "data: no file nowhere.csv; check the path"),
         (
             "nowhere",
             "data: nothing at nowhere; give an .npz file, a CSV or Parquet file of texts, a folder of images "
@@ -435,6 +513,15 @@ def test_a_dataset_of_mixed_sizes_or_named_labels_is_one_line() -> None:
         data.images([0, 1])
     with pytest.raises(DataError, match=r"Sizes has labels that are not numbers \(ValueError: "):
         _ = data.labels
+
+
+@pytest.mark.parametrize("label", [0.7, torch.tensor(1.5), torch.tensor([0, 1]), [1], float("nan")])
+def test_labels_that_are_no_class_numbers_are_one_line(label: Any) -> None:
+    pairs = [(image, label) for image in IMAGES]
+    with pytest.raises(DataError, match="has labels that are not numbers .* give integer class numbers"):
+        _ = load_data(_Items(pairs), PLAIN).labels
+    labels = load_data(_Items([(image, 2.0) for image in IMAGES]), PLAIN).labels
+    assert labels is not None and labels.tolist() == [2] * 6
 
 
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:

@@ -285,3 +285,40 @@ def test_files_are_remembered_by_absolute_paths(tmp_path: Path, monkeypatch: pyt
     loaded = load_model("mine.py:tiny", "weights.pt")
     assert loaded.source == f"{tmp_path / 'mine.py'}:tiny"
     assert loaded.checkpoint_path == str(tmp_path / "weights.pt")
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_network_of_another_precision_runs_in_float32(
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Weights of a checkpoint are not rounded on their way."""
+    network = user_code.tiny().eval()
+    torch.save(network.state_dict(), tmp_path / "net.pt")
+    monkeypatch.setattr(user_code, "other", lambda: user_code.tiny().to(precision), raising=False)
+    loaded = load_model(f"{HERE}:other", tmp_path / "net.pt")
+    name = str(precision).removeprefix("torch.")
+    assert (
+        loaded.note
+        == f"the weights of {HERE}:other are {name}: the network runs in float32, which caches read"
+    )
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(loaded.module(x), network(x))
+
+
+def test_a_checkpoint_of_another_precision_is_converted(tmp_path: Path) -> None:
+    state = {name: tensor.bfloat16() for name, tensor in user_code.tiny().state_dict().items()}
+    torch.save(state, tmp_path / "net.pt")
+    loaded = load_model(f"{HERE}:tiny", tmp_path / "net.pt")
+    assert loaded.note == ""
+    for name, tensor in loaded.module.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, state[name].float())
+
+
+def test_a_network_that_mixes_precisions_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).double())
+
+    monkeypatch.setattr(user_code, "mixed", mixed, raising=False)
+    kinds = {each.dtype for each in load_model(f"{HERE}:mixed").module.parameters()}
+    assert kinds == {torch.float32, torch.float64}

@@ -19,8 +19,8 @@ from gati.model.outputs import check_base_outputs, check_more_than_one_class, ou
         ),
         (
             torch.zeros(2, 1),
-            "the network returns shape [2, 1]; a classifier must return [batch, classes] with at "
-            "least 2 classes",
+            "the network returns shape [2, 1], one score per input; return one for each class: for a logit "
+            "x [batch, 1] torch.cat([torch.zeros_like(x), x], 1), for a probability torch.cat([1 - x, x], 1)",
         ),
         (
             torch.zeros(2, 3, dtype=torch.int64),

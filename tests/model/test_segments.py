@@ -317,6 +317,21 @@ def test_a_hidden_output_in_another_precision_is_refused(dtype: torch.dtype) -> 
     small(Inside(), "stem")
 
 
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_a_network_of_one_score_is_told_to_return_two(squeezed: bool) -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            score: Tensor = self.head(x)
+            return score.squeeze(1) if squeezed else score
+
+    with pytest.raises(ModelError, match=r"one score per input; return one for each class: for a logit"):
+        small(Single())
+
+
 def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused() -> None:
     class Centering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

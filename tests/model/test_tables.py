@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gati.errors import DataError
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
 from gati.model.tables import TextTable, read_texts
 
 
@@ -73,6 +75,33 @@ def test_an_empty_cell_is_one_line(tmp_path: Path, labels: list[str]) -> None:
         read(tmp_path, labels)
 
 
+def read_lines(folder: Path, *lines: str) -> TextTable:
+    (folder / "texts.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_texts(folder / "texts.csv", "text", None, "--data")
+
+
+def test_a_text_that_its_own_comma_cuts_is_one_line(tmp_path: Path) -> None:
+    """Else what follows the comma would be its class."""
+    with pytest.raises(DataError, match=r"row 1 has more fields than the header; put texts that hold commas"):
+        read_lines(tmp_path, "text,label", "my card,3", "hello, world,3")
+    assert read_lines(tmp_path, "text,label", '"hello, world",3,', "my card,3,").texts == [
+        "hello, world",
+        "my card",
+    ]
+
+
+def test_a_quote_that_is_not_closed_does_not_swallow_the_rest(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"a double quote in the last 3 lines is not closed, so they are one row"
+    ):
+        read_lines(tmp_path, "label,text", '1,"a', "2,b", "3,c")
+    with pytest.raises(
+        DataError, match="a field has more than 131072 characters; close its double quote, or"
+    ):
+        read_lines(tmp_path, "label,text", '1,"a', *(["2,b"] * 40_000))
+    assert read_lines(tmp_path, "label,text", '1,"a', '""b"""', '2,5" pipe').texts == ['a\n"b"', '5" pipe']
+
+
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
 def test_a_parquet_column_of_floats_is_read_alike(tmp_path: Path) -> None:
     from pyarrow import parquet, table
@@ -84,3 +113,23 @@ def test_a_parquet_column_of_floats_is_read_alike(tmp_path: Path) -> None:
     parquet.write_table(table({"text": ["a", "b"], "label": [2.0, float("nan")]}), path)
     with pytest.raises(DataError, match="row 1 has no label"):
         read_texts(path, "text", None, "--data")
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
+def test_a_parquet_file_of_pictures_is_not_taken_for_texts(tmp_path: Path) -> None:
+    from pyarrow import parquet, table
+
+    path = tmp_path / "train.parquet"
+    for pictures in ([{"bytes": b"PNG", "path": "0.png"}], [b"PNG"]):
+        parquet.write_table(table({"image": pictures, "label": [0]}), path)
+        with pytest.raises(DataError) as error:
+            load_data(path, Preprocessing(), what="--data")
+        assert str(error.value).startswith(
+            f"--data: column `image` of {path} holds pictures or other files; "
+        )
+    parquet.write_table(table({"text": ["a"]}), path)
+    with pytest.raises(DataError, match=r"holds texts; give the network's tokenizer: --tokenizer FILE"):
+        load_data(path, Preprocessing())
+    path.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="is not valid Parquet"):
+        load_data(path, Preprocessing())

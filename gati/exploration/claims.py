@@ -1,0 +1,61 @@
+"""What `explore` finds in its folder: the same exploration, finished, or another one that it may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gati.errors import LibraryError
+from gati.exploration.library import Library
+from gati.exploration.state import RunState
+from gati.version import __version__
+
+_OF_VERSION = {"gati", "families"}  # settings that say which Gati, not what it was asked for
+
+
+def check_nothing_depends_on(library: Library, claim: RunState | None = None) -> None:
+    """Refuse to replace caches that compositions use: their certificates are about these caches.
+
+    The `claim` of the exploration that was to replace them is given up, if nothing is replaced yet.
+    """
+    if named := library.compositions():
+        if claim is not None and library.manifest_path.is_file():
+            claim.clear()  # else the library, which is whole, could not be trained further
+        raise LibraryError(
+            f"{library.directory} holds another exploration, whose caches are used by {', '.join(named)}: "
+            f"choose another --out, or delete {library.composition_path().parent} first"
+        )
+
+
+def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first setting in which two explorations differ, None if they are the same.
+
+    That another version of Gati made a library is no reason to make it again.
+    """
+    names = sorted((known.keys() | wanted.keys()) - _OF_VERSION)
+    return next((name for name in names if known.get(name) != wanted.get(name)), None)
+
+
+def already_finished(library: Library) -> str:
+    """A note that there is nothing to do, and what could be."""
+    by = library.manifest.settings.get("gati")
+    older = "" if by == __version__ else f" by Gati {by}"
+    return (
+        f"{library.directory} is already finished{older}: gati explore --more trains it further; to explore "
+        "anew, delete it or choose another --out"
+    )
+
+
+def replacing(library: Library, settings: Mapping[str, Any]) -> str:
+    """A note that another exploration is replaced. Raises `LibraryError` for one by another Gati.
+
+    There, the command may be the same: what it means by default can change from one version to the next.
+    """
+    found = library.manifest.settings
+    by, name = found.get("gati"), differing(found, settings)
+    if by != __version__:
+        raise LibraryError(
+            f"{library.directory} holds a finished exploration by Gati {by} with another {name}: choose "
+            f"another --out to explore with {__version__}, or delete {library.directory} first"
+        )
+    return f"replacing the finished exploration in {library.directory}, which had another {name}"

@@ -1,0 +1,305 @@
+"""A variant that cannot be trained or measured is left out; the others do not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import gati
+from gati.caches import build_predictor, register_predictor
+from gati.cli import render
+from gati.errors import DataError, ModelError, VariantError
+from gati.exploration import candidates, stages
+from gati.exploration.augment import Augmentation
+from gati.exploration.candidates import Specification
+from gati.exploration.explore import explore
+from gati.exploration.further import explore_more
+from gati.exploration.groups import Classroom, FailedTrial, TrainedTrial, measured_trials
+from gati.exploration.library import Library
+from gati.exploration.progress import SilentProgress
+from gati.exploration.train import Learner, SharedTraining
+from gati.model.data import load_data
+from gati.model.load import load_model
+from gati.model.preprocess import Preprocessing
+from gati.types import Trial, TrialId
+from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.quick import quick_selectors
+
+NETWORKS = Path(__file__).parent / "networks.py"
+NET = f"{NETWORKS}:Net"
+SHAPE = (8, 8, 8)
+CPU = torch.device("cpu")
+
+
+class Wrapped(nn.Module):
+    """A predictor whose answers `spoilt` may change, or raise instead."""
+
+    def __init__(self, spoilt: Callable[[Tensor, nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.spoilt = build_predictor("grid(8)", SHAPE, 10), spoilt
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.spoilt(self.inner(hidden), self)
+
+
+def raising(answers: Tensor, module: nn.Module) -> Tensor:
+    if module.training:
+        raise ValueError("one at a time\nplease")
+    return answers
+
+
+def raising_later(answers: Tensor, module: nn.Module) -> Tensor:
+    if not module.training:
+        raise TypeError("only in training")
+    return answers
+
+
+def nan(answers: Tensor, module: nn.Module) -> Tensor:
+    return answers * torch.nan
+
+
+def unreadable(answers: Tensor, module: nn.Module) -> Tensor:
+    raise DataError("the disk is gone")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder, count=300)
+    save_file(trained_state(), folder / "net.safetensors")
+    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+
+
+@pytest.fixture(scope="module")
+def classroom(files: dict[str, str]) -> Classroom:
+    loaded = load_model(NET)
+    held_out = load_data(files["data"], loaded.preprocessing)
+    with torch.no_grad():
+        base_class = loaded.module(held_out.images(np.arange(300))).argmax(1).numpy()
+    train = load_data(files["train_data"], loaded.preprocessing).subset(range(64))
+    split = (np.arange(300) % 3 > 0).astype(np.uint8)
+    return Classroom(loaded.module, train, held_out, split, base_class, "logits", 10, 32, 0, CPU)
+
+
+def training_of(
+    classroom: Classroom, **spoilt: Callable[[Tensor, nn.Module], Tensor] | None
+) -> SharedTraining:
+    """A short training of one predictor for each name; those of None are as they should be."""
+    learners = []
+    for name, how in spoilt.items():
+        torch.manual_seed(3)
+        predictor = build_predictor("grid(8)", SHAPE, 10) if how is None else Wrapped(how)
+        learners.append(Learner(TrialId(name), "blocks.1", predictor))
+    return SharedTraining(
+        classroom.module,
+        classroom.train,
+        learners,
+        total_steps=6,
+        batch_size=32,
+        seed=0,
+        augmentation=Augmentation(),
+        outputs_kind="logits",
+        device=CPU,
+    )
+
+
+def specifications(training: SharedTraining) -> list[Specification]:
+    return [
+        Specification(Trial(each.trial_id, 1, each.block, "grid(8)", "trained"), SHAPE)
+        for each in training.learners
+    ]
+
+
+def weights(training: SharedTraining, name: str) -> dict[str, Tensor]:
+    return next(each.predictor for each in training.learners if each.trial_id == name).state_dict()
+
+
+def test_learners_are_trained_as_if_those_that_fail_were_not_there(classroom: Classroom) -> None:
+    alone = training_of(classroom, good=None)
+    list(alone.run())
+    together = training_of(classroom, bad=raising, good=None, nan=nan)
+    list(together.run())
+    assert together.failures == {"bad": "ValueError: one at a time"}
+    for name, tensor in weights(alone, "good").items():
+        assert torch.equal(tensor, weights(together, "good")[name]), name
+    found = measured_trials(classroom, together, specifications(together))
+    expected = measured_trials(classroom, alone, specifications(alone))
+    assert isinstance(found[1], TrainedTrial) and isinstance(expected[0], TrainedTrial)
+    assert found[1].loss == expected[0].loss
+    assert found[0] == FailedTrial("training or measuring it failed: ValueError: one at a time")
+    assert found[2] == FailedTrial("its training gave NaN: check the hidden outputs of that block")
+
+
+def test_a_failure_is_known_to_the_run_that_resumes(classroom: Classroom, tmp_path: Path) -> None:
+    first = training_of(classroom, bad=raising, good=None)
+    list(first.run())
+    first.save(tmp_path / "state.safetensors")
+    second = training_of(classroom, bad=raising, good=None)
+    second.restore(tmp_path / "state.safetensors")
+    assert second.failures == first.failures and len(second.failures) == 1
+
+
+def test_a_predictor_that_fails_on_the_held_out_inputs_leaves_the_others(classroom: Classroom) -> None:
+    training = training_of(classroom, good=None, bad=raising_later)
+    list(training.run())
+    good, bad = measured_trials(classroom, training, specifications(training))
+    assert isinstance(good, TrainedTrial)
+    assert bad == FailedTrial("training or measuring it failed: TypeError: only in training")
+
+
+def test_no_time_is_spent_once_all_have_failed(classroom: Classroom) -> None:
+    training = training_of(classroom, one=raising, two=raising)
+    assert len(list(training.run())) == 1 and training.finished
+    found = measured_trials(classroom, training, specifications(training))
+    assert all(isinstance(each, FailedTrial) for each in found)
+
+
+def test_inputs_that_cannot_be_read_are_no_fault_of_a_variant(classroom: Classroom) -> None:
+    with pytest.raises(DataError, match="the disk is gone"):
+        list(training_of(classroom, one=unreadable, good=None).run())
+
+
+# The verb ---------------------------------------------------------------------------------------------------
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def families() -> None:
+    """Predictors of a user."""
+
+    @register_predictor("raising")
+    def of_raising(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+        return Wrapped(raising)
+
+    @register_predictor("raising-input", reads="input")
+    def of_raising_input(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), _Fails())
+
+    @register_predictor("refusing")
+    def of_refusing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+        return Wrapped(lambda answers, module: answers.view(7, -1))
+
+    @register_predictor("nan")
+    def of_nan(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+        return Wrapped(nan)
+
+
+class _Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return raising(x, self)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, families: None) -> Iterator[None]:
+    monkeypatch.setattr(candidates, "too_slow", lambda *_: "")
+    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 40)
+    monkeypatch.setattr(stages, "LEAST_STUDENT_STEPS", 40)
+    quick_selectors(monkeypatch)
+    yield
+
+
+def explored(files: dict[str, str], out: Path, *variants: str, **options: Any) -> Library:
+    return explore(NET, **files, out=out, variants=variants, blocks="blocks.[12]", epochs=0.5, **options)
+
+
+@pytest.mark.slow
+def test_a_failed_variant_is_a_row_with_its_reason_and_the_rest_goes_on(
+    files: dict[str, str],
+    tmp_path: Path,
+    quick: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = Notes()
+    names = ("raising-input(1)", "grid(16)", "raising(1)", "nan(1)")
+    library = explored(files, tmp_path / "out", *names, progress=said)
+    rows = {(trial.block, trial.variant): trial for trial in Library(library.directory).trials}
+    assert len(rows) == 7
+    for (block, variant), trial in rows.items():
+        assert trial.status == ("trained" if variant == "grid(16)" else "failed")
+        if trial.status == "failed":
+            assert f"left out {variant} at {block}: {trial.reason}" in said.notes
+            assert trial.agreement is None and not library.cache_path(trial.trial_id).exists()
+    assert (
+        rows["blocks.1", "raising(1)"].reason == "training or measuring it failed: ValueError: one at a time"
+    )
+    assert rows["blocks.2", "nan(1)"].reason.startswith("its training gave NaN")
+    assert {point.trial_id for point in library.operating_points} == {
+        trial.trial_id for trial in rows.values() if trial.status == "trained"
+    }
+    gati.compose(library.directory, accuracy=0.8, backend="torch", confidence=None)
+    gati.report(library.directory, out=tmp_path / "report.html")
+    render.library(library)
+    assert "5 failed" in capsys.readouterr().out
+    further = explore_more(library.directory, epochs=0.1)
+    assert sum(trial.status == "failed" for trial in further.trials) == 5
+
+
+@pytest.mark.slow
+def test_if_nothing_is_left_that_is_an_error_and_another_command_may_begin(
+    files: dict[str, str], tmp_path: Path, quick: None
+) -> None:
+    with pytest.raises(ModelError, match=r"no variant could be trained; nan\(1\) at blocks.1: .*--variants"):
+        explored(files, tmp_path / "out", "raising(1)", "nan(1)")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    library = explored(files, tmp_path / "out", "grid(16)")
+    assert {trial.status for trial in library.trials} == {"trained"}
+
+
+@pytest.mark.slow
+def test_a_lookup_that_raises_is_refused_before_any_training(
+    files: dict[str, str], tmp_path: Path, quick: None
+) -> None:
+    with pytest.raises(
+        VariantError, match=r"variant refusing\(1\) cannot read a hidden output of shape"
+    ) as caught:
+        explored(files, tmp_path / "out", "refusing(1)")
+    assert "\n" not in str(caught.value)
+
+
+class FailsInTheLight(nn.Module):
+    """A companion that gives NaN for a picture that is white everywhere."""
+
+    preprocessing = Preprocessing((0.0,), (1.0,), channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dark = x.amin((1, 2, 3)).unsqueeze(1) < 1
+        return torch.where(dark, self.conv(x).mean((2, 3)), torch.nan)
+
+
+@pytest.mark.slow
+def test_a_companion_that_gives_nan_is_refused_by_name(
+    files: dict[str, str], tmp_path: Path, quick: None
+) -> None:
+    images = np.load(files["data"])["images"]
+    images[299] = 255  # beyond those that a companion is tried on first
+    np.savez(tmp_path / "val.npz", images=images)
+    with pytest.raises(
+        ModelError, match=r"companion\(FailsInTheLight\) gives NaN for 1 of 300 held-out inputs"
+    ):
+        explore(
+            NET,
+            files["checkpoint"],
+            data=str(tmp_path / "val.npz"),
+            train_data=files["train_data"],
+            out=tmp_path / "out",
+            variants=(),
+            companions=[(f"{__file__}:FailsInTheLight", None)],
+        )

@@ -1,0 +1,245 @@
+"""Budgets of networks that are slow for them: they are kept, or told to be too short after a few answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from gati.errors import DataError
+from gati.exploration import candidates
+from gati.exploration.budget import Budget
+from gati.exploration.explore import explore
+from gati.exploration.feasible import TimeLimit
+from gati.exploration.further import explore_more
+from gati.exploration.library import Library
+from gati.exploration.pace import Pace
+from gati.exploration.prepare import inputs_to_try
+from gati.exploration.progress import SilentProgress
+from gati.exploration.recipes import EXITS, STUDENTS
+from gati.exploration.schedule import (
+    ProbeSize,
+    affordable,
+    answered_batches,
+    is_worth_a_step,
+    probe_size,
+    reserve,
+    too_slow_for_exits,
+)
+from gati.exploration.state import RunState
+from tests.exploration.killing import Killed
+from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.quick import quick_selectors
+from tests.exploration.slow_networks import TIME, on_fake_time
+
+NET = "tests.exploration.slow_networks:SlowNet"
+_TOLERANCE = 1.08  # of the budget: a step or a measurement that has begun is ended
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder, count=240)
+    save_file(trained_state(), folder / "net.safetensors")
+    return {"checkpoint": folder / "net.safetensors", "data": str(held), "train_data": str(more)}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    on_fake_time(monkeypatch)
+    monkeypatch.setattr(candidates, "too_slow", lambda *_: "")
+    quick_selectors(monkeypatch)
+    yield monkeypatch
+    TIME.reset(0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variants", "input_s", "budget_s"),
+    [
+        (("student(8)", "grid(8)"), 0.2, 300.0),
+        (("student(8)", "grid(8)"), 0.05, 60.0),
+        (("student(8)", "grid(8)"), 1.0, 1500.0),
+        (("grid(8)",), 0.2, 300.0),
+    ],
+    ids=["a fifth of a second", "a minute", "a second", "exits alone"],
+)
+def test_a_slow_network_is_explored_within_its_budget(
+    variants: tuple[str, ...],
+    input_s: float,
+    budget_s: float,
+    files: dict[str, Any],
+    tmp_path: Path,
+    slow: pytest.MonkeyPatch,
+) -> None:
+    TIME.reset(input_s)
+    library = explore(
+        NET, **files, out=tmp_path, variants=variants, blocks="blocks.[12]", budget_s=budget_s, clock=TIME
+    )
+    assert TIME.now <= _TOLERANCE * budget_s
+    trained = [trial for trial in Library.open(library.directory).trials if trial.status == "trained"]
+    assert trained and all(trial.hit_rate_at_97 is not None for trial in trained)
+    assert all(trial.reason for trial in library.trials if trial.status == "skipped")
+
+
+@pytest.mark.slow
+def test_epochs_within_the_budget_of_a_slow_network_end_in_time(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    TIME.reset(0.2)
+    variants = ("student(8)", "grid(8)")
+    explore(NET, **files, out=tmp_path, variants=variants, budget_s=300, epochs=2, clock=TIME)
+    assert TIME.now <= 1.1 * 300
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_too_short_is_told_after_a_few_answers_and_leaves_nothing(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    TIME.reset(0.2)
+    with pytest.raises(DataError) as caught:
+        explore(NET, **files, out=tmp_path / "out", variants=["student(8)"], budget_s=60, clock=TIME)
+    text = str(caught.value)
+    assert text.startswith("the budget of 60 s is too short: the network takes 0.21 s per input, and must")
+    assert "give --budget 4m or more, or fewer inputs" in text and "\n" not in text
+    assert TIME.now < 12
+    assert not (tmp_path / "out").exists()
+    explore(NET, **files, out=tmp_path / "out", variants=["student(8)"], budget_s=240, clock=TIME)
+
+
+@pytest.mark.slow
+def test_a_further_round_of_a_slow_network_keeps_its_budget(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    variants = ("student(8)", "grid(8)")
+    TIME.reset(0.2)
+    library = explore(
+        NET, **files, out=tmp_path, variants=variants, blocks="blocks.1", budget_s=300, clock=TIME
+    )
+    TIME.reset(0.2)
+    explore_more(tmp_path, budget_s=200, clock=TIME)
+    assert TIME.now <= _TOLERANCE * 200
+    assert len(Library.open(tmp_path).trials) >= len(library.trials)
+
+
+@pytest.mark.slow
+def test_a_library_without_any_cache_is_not_what_a_budget_ends_with(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    TIME.reset(0.2)
+    slow.setattr("gati.exploration.planning.is_worth_a_step", lambda *_: False)
+    with pytest.raises(
+        DataError, match=r"^the budget of 240 s was too short to train anything: .* 8m or more$"
+    ):
+        explore(NET, **files, out=tmp_path, variants=["student(8)"], budget_s=240, clock=TIME)
+    assert not (tmp_path / "manifest.json").exists() and not (tmp_path / ".state").exists()
+
+
+class _Listening(SilentProgress):
+    """Hears that inputs are read."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def note(self, text: str) -> None:
+        if text.startswith("reading --data and --train-data"):
+            self.heard.set()
+
+
+@pytest.mark.slow
+def test_that_inputs_are_read_is_told_while_it_goes_on(
+    files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = _Listening()
+
+    def reads_until_it_is_told(*_: Any, **__: Any) -> Any:
+        raise Killed if progress.heard.wait(60) else AssertionError("nothing was said")
+
+    monkeypatch.setattr("gati.exploration.prepare.split_inputs", reads_until_it_is_told)
+    with pytest.raises(Killed):
+        explore(NET, **files, out=tmp_path, variants=["student(8)"], epochs=1, progress=progress)
+
+
+# How much of it is done -----------------------------------------------------------------------------------
+
+
+def test_steps_of_a_fast_network_are_timed_as_ever_and_those_of_a_slow_one_cost_a_fifth_of_its_time() -> None:
+    usual = ProbeSize(8, 128)
+    assert probe_size(usual, 0.001, 60.0, 13) == usual
+    assert probe_size(usual, 0.0, 0.0, 13) == usual
+    for allowed_s in (60.0, 200.0, 900.0):
+        size = probe_size(usual, 0.2, allowed_s, 13)
+        assert (size.steps + 13) * size.batch_size * 0.2 <= 0.2 * allowed_s
+        assert size.steps == 3 and 2 <= size.batch_size < 128
+    assert probe_size(usual, 10.0, 1.0, 13) == ProbeSize(3, 2), "layers that normalise need two"
+
+
+@given(st.floats(1.0, 2000.0), st.floats(0.0, 60.0), st.floats(0.01, 2.0), st.integers(200, 100_000))
+def test_what_is_affordable_fits(left_s: float, answer_s: float, learn_s: float, inputs: int) -> None:
+    pace = Pace(answer_s, learn_s)
+    steps, rounds, places = affordable(left_s, pace, inputs, 128, STUDENTS, students=True)
+    whole = max(1, inputs // 128)
+    assert rounds is not None and (places is None or 1 <= places <= whole)
+    fresh = min(steps, rounds * (places or whole))
+    assert fresh * answer_s + steps * learn_s <= max(left_s, answer_s) + 1e-6
+
+
+def test_a_network_too_slow_for_all_inputs_answers_some_of_them_and_shows_them_again() -> None:
+    slow, fast = Pace(25.0, 0.7), Pace(0.5, 0.5)
+    assert answered_batches(900.0, fast, 50_000, 128, STUDENTS) is None
+    assert answered_batches(900.0, slow, 50_000, 128, EXITS) is None, "their views never repeat"
+    places = answered_batches(900.0, slow, 50_000, 128, STUDENTS)
+    steps, rounds, same = affordable(900.0, slow, 50_000, 128, STUDENTS, students=True)
+    assert places == same == 19 and rounds == 1
+    assert steps > 20 * 19, "and not each view once, in 35 steps"
+
+
+def test_measuring_that_cannot_be_cut_is_reserved_whole() -> None:
+    assert reserve(50.0, 100.0) == 35.0
+    assert reserve(90.0, 100.0, 60.0) == 60.0
+    assert reserve(90.0, 100.0, 200.0) == 100.0
+    assert reserve(10.0, 100.0, 5.0) == 10.0
+
+
+def test_exits_are_left_out_where_a_few_steps_of_them_take_the_time_of_students() -> None:
+    assert too_slow_for_exits(1.0, 20.0, 100.0) == ""
+    assert too_slow_for_exits(1.0, 30.0, 100.0).startswith(
+        "a few steps and measuring take 38 of the 100 seconds that are left"
+    )
+    assert too_slow_for_exits(6.0, 0.0, 100.0)
+
+
+def test_a_step_that_does_not_fit_is_begun_only_where_it_is_short() -> None:
+    assert is_worth_a_step(2.0, 3.0, 300.0)
+    assert is_worth_a_step(2.0, 0.0, 300.0), "as ever"
+    assert not is_worth_a_step(25.0, 3.0, 300.0)
+    assert is_worth_a_step(25.0, 3.0, None)
+
+
+def test_fewer_inputs_show_which_augmentations_are_harmless_if_the_network_is_slow(tmp_path: Path) -> None:
+    budget = Budget(300.0, lambda: 0.0, 0.0, RunState(tmp_path))
+    assert inputs_to_try(held_out_s=1000.0, inputs=100, budget=None) == 128
+    assert inputs_to_try(held_out_s=0.5, inputs=500, budget=budget) == 128
+    assert inputs_to_try(held_out_s=50.0, inputs=500, budget=budget) == 16
+    assert inputs_to_try(held_out_s=500.0, inputs=500, budget=budget) == 1
+
+
+def test_a_budget_is_too_short_only_if_answers_alone_exceed_it(tmp_path: Path) -> None:
+    limit = TimeLimit(Budget(300.0, lambda: 0.0, 0.0, RunState(tmp_path)), 600)
+    assert limit.is_clear(0.1) and not limit.is_clear(0.2)
+    limit.check(8, 0.3)
+    limit.check(560, 0.7)
+    with pytest.raises(DataError, match=r"takes 0.4 s per input, and must answer 600 .* 10m or more"):
+        limit.check(8, 0.4)
+    limit.check_training(0.15, measured=600)
+    with pytest.raises(DataError, match="the budget of 300 s is too short"):
+        limit.check_training(0.2, measured=600)
+    unlimited = TimeLimit(Budget(None, lambda: 0.0, 0.0, RunState(tmp_path)), 600)
+    assert unlimited.is_clear(1e6)
+    unlimited.check(0, 1e6)
