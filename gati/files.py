@@ -138,4 +138,6 @@ def _flush_folder(folder: Path) -> None:
 def _storage_error(path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"disk full while writing {path}: free some space and run the command again")
+    if error.errno == errno.EISDIR:
+        return StorageError(f"cannot write {path}: it is a folder; give the name of a file")
     return StorageError(f"cannot write {path}: {error.strerror or error}; choose a folder you may write to")

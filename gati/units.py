@@ -1,8 +1,9 @@
-"""Sizes and durations as people write them: `256MiB`, `1.5GB`, `10m`, `500ms`."""
+"""Sizes and durations as people write them (`256MiB`, `1.5GB`, `10m`, `500ms`), and limits of shares."""
 
 from __future__ import annotations
 
 import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from gati.errors import GatiError
 
@@ -57,6 +58,22 @@ def format_bytes(size: int) -> str:
             return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024.0
     return f"{value:.1f} TiB"
+
+
+def at_least(share: float, digits: int = 2) -> str:
+    """Return a lower limit of a share as a percentage without its sign, rounded down: `98.99` for 0.98996."""
+    return _limit(share, digits, ROUND_FLOOR)
+
+
+def at_most(share: float, digits: int = 2) -> str:
+    """Return an upper limit of a share as a percentage without its sign, rounded up: `0.31` for 0.00304."""
+    return _limit(share, digits, ROUND_CEILING)
+
+
+def _limit(share: float, digits: int, rounding: str) -> str:
+    # from the shortest decimal number: 100 * 0.29 is below 29
+    percentage = Decimal(repr(float(share))).scaleb(2)
+    return f"{percentage.quantize(Decimal(1).scaleb(-digits), rounding=rounding):f}"
 
 
 def _split(text: str, units: dict[str, int] | dict[str, float], wanted: str) -> tuple[float, str]:

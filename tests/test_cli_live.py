@@ -112,6 +112,10 @@ def test_a_state_that_is_no_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
             "webhook: 2 results sent, 5 failed or dropped (http://host: status 404)\n",
         ),
         (
+            WebhookStatistics(2, 1, 0, 0, ""),
+            "webhook: 2 results sent, 1 failed or dropped (they waited too long)\n",
+        ),
+        (
             WebhookStatistics(2, 0, 1, 0, ""),
             "webhook: 2 results sent, 1 failed or dropped (they waited too long)\n",
         ),

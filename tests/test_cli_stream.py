@@ -17,7 +17,7 @@ from gati.errors import AdaptError
 from gati.video import Region
 from services.locks import hold
 from tests.adaptation.deployed import make_deployed
-from tests.video.films import Camera, film, plays
+from tests.video.films import Camera, film, plays, serving
 from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
@@ -167,6 +167,14 @@ def test_replay_prints_a_row_a_version_and_writes_json(
     assert 0.0 <= report["total"]["worst_agreement"] <= report["total"]["agreement"] <= 1.0
     table = capsys.readouterr().out
     assert "agreement" in table and "all" in table
+
+
+def test_replay_shows_no_password_of_an_address(library: Path, video: Path, tmp_path: Path) -> None:
+    written = tmp_path / "replay.json"
+    with serving(video.parent) as place:
+        url = f"http://me:secret@{place}/film.mp4?token=hush"
+        assert run(["replay", str(library), "--source", url, "--json", str(written)]) == 0
+    assert json.loads(written.read_text())["source"] == f"http://***@{place}/film.mp4?token=***"
 
 
 def test_replay_sweeps_over_every_combination(

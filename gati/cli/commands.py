@@ -6,19 +6,42 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 import gati
 from gati.cli import adapt, compare, doctor, evict, explore, options, pipelines, query, render, serve, stream
 from gati.errors import CompositionError, StorageError
 
 _log = logging.getLogger(__name__)
+_FORMAT_OF = {".onnx": "onnx", ".pt2": "pt2"}
 _Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+class PipeError(Exception):
+    """A pipe or socket broke while a verb ran."""
+
+    def __init__(self, broken: BrokenPipeError) -> None:
+        super().__init__(str(broken))
+        self.broken = broken
+
+
+class _Verbs(TyperGroup):
+    """All verbs. Typer ends quietly whatever pipe or socket breaks, so it must not see which one did."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb. Raises PipeError in place of BrokenPipeError."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeError(error) from error
+
 
 app = typer.Typer(
     name="gati",
+    cls=_Verbs,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -90,6 +113,7 @@ _verb(
     "gati compose runs/mine --latency 2ms",
 )
 def compose(
+    context: typer.Context,
     directory: options.LibraryDir,
     accuracy: Annotated[
         float, typer.Option(help="Required share of answers equal to the full network's.")
@@ -157,12 +181,10 @@ def compose(
         per_class=per_class,
         threads=options.threads_of(threads),
     )
-    if objective == "exact":
-        options.threads_as_measured(directory)
     if pareto and latency is not None:
         raise CompositionError("--pareto shows the trade-off, --latency composes at one latency: give one")
     if pareto or latency is not None:
-        given = [
+        ignored = [
             option
             for option, used in (
                 ("--certify-data", certify_data is not None),
@@ -171,10 +193,19 @@ def compose(
             )
             if used
         ]
-        if given:
+        if ignored:
             raise CompositionError(
-                f"{' and '.join(given)} requires --accuracy; it works with neither --pareto nor --latency"
+                f"{' and '.join(ignored)} requires --accuracy; it works with neither --pareto nor --latency"
             )
+        given = options.given(context)
+        if latency is not None and "--accuracy" in given:
+            raise CompositionError(
+                "--latency finds the highest agreement at that latency: leave out --accuracy, or --latency"
+            )
+        if pareto and "--name" in given:
+            raise CompositionError("--pareto composes nothing: leave out --name")
+    if objective == "exact":
+        options.threads_as_measured(directory)
     if pareto:
         render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -273,13 +304,20 @@ def predict(
     device: options.LibraryDevice = None,
 ) -> None:
     """Classify image files, recordings or texts, and show at which block each answer was found."""
+    options.threads_as_measured(directory, composition)
     render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
 
 
 @_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")
 def export(
+    context: typer.Context,
     directory: options.LibraryDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; for Triton, the model folder.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Output file, - for standard output; for Triton, the model folder."
+        ),
+    ],
     composition: options.CompositionName = "default",
     format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
     raw_input: Annotated[
@@ -296,6 +334,12 @@ def export(
 
     Its answers equal those of Gati's engine. ONNX Runtime and OpenVINO run it unchanged.
     """
+    if format != "triton":
+        out = options.file_of(context, "--out", out)
+    elif options.to_standard_output(out):
+        raise StorageError("--format triton writes a folder, which has no place on standard output: name it")
+    if (named := _FORMAT_OF.get(out.suffix, format)) != format:
+        raise StorageError(f"--out {out} is called as a {named} file: give --format {named}, or another name")
     written = gati.export(
         directory, out, composition=composition, format=format, raw_input=raw_input, length=length
     )

@@ -91,6 +91,7 @@ def certify(
 
     from gati.files import atomic_write_text
 
+    options.threads_as_measured(directory, composition)
     found = gati.certify(
         directory,
         data,

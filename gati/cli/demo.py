@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gati.cli import render
+from gati.cli.words import quoted
 from gati.exploration.progress import open_progress
 from gati.files import atomic_write
 
@@ -61,6 +62,7 @@ def _demo(
     from gati.exploration.explore import explore
 
     library = folder / "library"
+    shown = quoted(library)
     checkpoint = folder / "model.safetensors"
     started_s = time.monotonic()
     if checkpoint.is_file():
@@ -72,8 +74,9 @@ def _demo(
         say(f"   {accuracy:.1%} accuracy on unseen digits, after {time.monotonic() - started_s:.0f} s.")
 
     say("2. Training and measuring learned caches, at the input and after some blocks:")
-    say(f"   gati explore {MODEL} --checkpoint {checkpoint} --data {folder}/val.npz \\")
-    say(f"     --train-data {folder}/train.npz --out {library} --budget {explore_budget_s:.0f}s")
+    data = {name: quoted(folder / f"{name}.npz") for name in SHARES}
+    say(f"   gati explore {MODEL} --checkpoint {quoted(checkpoint)} --data {data['val']} \\")
+    say(f"     --train-data {data['train']} --out {shown} --budget {explore_budget_s:.0f}s")
     explore(
         MODEL,
         checkpoint,
@@ -86,10 +89,10 @@ def _demo(
     )
 
     options = f"--accuracy {ACCURACY} --backend torch"
-    say(f"3. Choosing caches and thresholds:\n   gati compose {library} {options}")
+    say(f"3. Choosing caches and thresholds:\n   gati compose {shown} {options}")
     render.composition(compose(library, accuracy=ACCURACY, backend="torch"), library)
 
-    say(f"4. Measuring on digits that no step has seen:\n   gati evaluate {library} --data {folder}/test.npz")
+    say(f"4. Measuring on digits that no step has seen:\n   gati evaluate {shown} --data {data['test']}")
     evaluation = evaluate(library, str(folder / "test.npz"))
     render.evaluation(evaluation)
     say(_next_steps(folder, library, time.monotonic() - started_s))
@@ -170,11 +173,12 @@ def _fit(model: ResNet, images: Tensor, labels: Tensor, epochs: int, batch_size:
 
 
 def _next_steps(folder: Path, library: Path, seconds: float) -> str:
+    shown, test = quoted(library), quoted(folder / "test.npz")
     return f"""Done in {seconds:.0f} s. Look at
    {library}/trials.csv                 what every cache costs and how well it imitates the network
    {library}/operating_points.csv       hit rate and agreement at many thresholds
    {library}/compositions/default.json  what was chosen
 Next
-   gati compose {library} --accuracy 0.95 --name bold
-   gati evaluate {library} --data {folder}/test.npz --composition bold
+   gati compose {shown} --accuracy 0.95 --name bold
+   gati evaluate {shown} --data {test} --composition bold
    gati explore --help                  with a network of your own"""

@@ -9,6 +9,7 @@ import typer
 import gati
 from gati.cli import options
 from gati.cli.render import console, new_table, percent
+from gati.cli.words import threads
 from gati.units import parse_duration
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _show_network(found: Diagnosis) -> None:
     shape = "x".join(map(str, found.input_shape or ()))
     print(
         f"{found.model} ({size}) can be cut at {len(profile.blocks)} places; "
-        f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, {profile.threads} threads)"
+        f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, {threads(profile.threads)})"
     )
     if profile.disturbance:
         print(f"note: these latencies may be wrong: {profile.disturbance}")
@@ -139,7 +140,7 @@ def _show_engines(found: Diagnosis) -> None:
         if engine.base_ms is None:
             print(f"engine {engine.name}: not measured: {engine.reason}")
         else:
-            mark = ", the fastest here" if engine == found.fastest else ""
+            mark = ", the fastest measured" if engine == found.fastest else ""
             print(f"engine {engine.name} ({engine.precision}): {engine.base_ms:.3f} ms{mark}")
 
 
@@ -182,18 +183,26 @@ def _show_data(data: DataForecast) -> None:
     )
     table = new_table(
         "agreement",
-        f"certifiable at {percent(data.confidence, 0)} confidence",
+        f"certifiable for one engine at {100 * data.confidence:g} % confidence",
         "inputs of --data needed",
         left=(1,),
     )
     for target in data.targets:
-        allowed = target.losses_allowed
         table.add_row(
             f"{target.accuracy:g}",
-            "no" if allowed is None else f"with up to {allowed} different answers",
+            _certifiable(target.losses_allowed),
             str(target.held_out_needed),
         )
     console().print(table)
+
+
+def _certifiable(losses: int | None) -> str:
+    """Whether an agreement can be certified, and with how many different answers."""
+    if losses is None:
+        return "no"
+    if losses == 0:
+        return "without a different answer"
+    return f"with up to {losses} different answer{'s' if losses > 1 else ''}"
 
 
 def _duration(seconds: float) -> str:

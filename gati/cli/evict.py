@@ -10,7 +10,8 @@ import typer
 from gati.cli import evict_serve, render
 from gati.cli.evict_engine import engine
 from gati.cli.evict_tables import print_fields, print_outcomes
-from gati.cli.options import JsonFile, examples_below, split_list
+from gati.cli.options import JsonFile, examples_below, split_list, to_standard_output, written_to
+from gati.cli.words import quoted
 from gati.errors import EvictError
 from gati.units import parse_duration
 
@@ -109,7 +110,7 @@ def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
     print_fields(found)
-    typer.echo(f"next: gati evict replay {trace}{' --flat' if flat else ''}")
+    typer.echo(f"next: gati evict replay {quoted(trace)}{' --flat' if flat else ''}")
 
 
 @evict.command(
@@ -194,13 +195,15 @@ def train(
         raise EvictError("--encoder requires --dialogues; add it, or leave out --encoder")
     trained = fit(_read(trace, flat, limit), out, seed=seed, progress=render.counter("requests"))
     typer.echo(f"wrote {out}, trained on {trained['requests']} requests of {trained['name']}")
-    typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")
+    typer.echo(f"next: gati evict replay ANOTHER --predictor {quoted(out)}{' --flat' if flat else ''}")
 
 
 @evict.command(epilog=examples_below("gati evict compare trace.jsonl.gz --out report.html --seeds 5"))
 def compare(
     trace: TraceFile,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", callback=written_to, help="The page; - prints only it.")
+    ],
     sizes: Sizes = None,
     policies: Policies = "lru,slru,fpb,hf,laru,gati,opt-leaf,opt",
     predictor: PredictorName = "reuse",
@@ -244,7 +247,12 @@ def synthesise(
         Path,
         typer.Argument(metavar="DIALOGUES", help="JSON lines with messages, turns or conversations; or .gz."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The trace: .jsonl or .jsonl.gz.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", callback=written_to, help="The trace: .jsonl or .jsonl.gz; - prints it as .jsonl."
+        ),
+    ],
     active: Annotated[
         int, typer.Option(metavar="N", help="Maximum number of concurrent conversations.")
     ] = 200,
@@ -265,7 +273,8 @@ def synthesise(
     from gati.evict.trace.synthesise import synthesise as stream
     from gati.files import atomic_write_bytes
 
-    if not out.name.endswith((".jsonl", ".jsonl.gz")):
+    printed = to_standard_output(out)
+    if not printed and not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise EvictError(f"--out {out}: a trace of JSON lines ends in .jsonl or .jsonl.gz")
     settings = StreamSettings(
         active=active,
@@ -280,7 +289,8 @@ def synthesise(
     atomic_write_bytes(out, gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
     talks = len({request.talk.conversation for request in requests})
     typer.echo(f"wrote {out}: {len(requests)} requests of {talks} conversations")
-    typer.echo(f"next: gati evict replay {out} --policy lru,lpc,lpc-oracle --continuation DIR")
+    if not printed:
+        typer.echo(f"next: gati evict replay {quoted(out)} --policy lru,lpc,lpc-oracle --continuation DIR")
 
 
 def _train_continuation(
@@ -296,7 +306,7 @@ def _train_continuation(
         f"wrote {out}, trained on {trained['prompts']} prompts of {trained['dialogues']} dialogues; "
         f"Matthews' correlation on the others {trained['mcc']:.2f}"
     )
-    typer.echo(f"next: gati evict synthesise {path} --out stream.jsonl.gz")
+    typer.echo(f"next: gati evict synthesise {quoted(path)} --out stream.jsonl.gz")
 
 
 def _read(path: Path, flat: bool, limit: int | None) -> Trace:

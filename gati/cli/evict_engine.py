@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +15,7 @@ from gati.cli.options import Certificate, CertificateKey, Host, LogLevel, Port
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
+_WAITING = "OMP_WAIT_POLICY"  # which OpenMP reads when it is loaded
 _NEEDED = ("httptools", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
 
 
@@ -64,9 +68,7 @@ def engine(
     seed: Annotated[int, typer.Option(help="Seed of the random network and of randomised policies.")] = 0,
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Threads that compute; 1 where others use the cores. Default: torch's choice."
-        ),
+        typer.Option(metavar="N", help="Threads that compute. Default: torch's choice."),
     ] = None,
     access_log: Annotated[
         Path | None,
@@ -95,11 +97,10 @@ def engine(
     missing = [package for package in _NEEDED if find_spec(package) is None]
     if missing:
         raise EvictError(f"gati evict engine needs {', '.join(missing)}: pip install 'gati[serve,evict]'")
-    import os
-
-    from gati.evict.engine.engine import PrefixEngineLimits
-    from gati.evict.engine.pages import KeptPrefixes
-    from services.completions.serve import CompletionsSettings, serve_completions
+    with _sleeping_threads():
+        from gati.evict.engine.engine import PrefixEngineLimits
+        from gati.evict.engine.pages import KeptPrefixes
+        from services.completions.serve import CompletionsSettings, serve_completions
     from services.config import ENVIRONMENT_PREFIX, ServeConfig, validated
 
     settings = CompletionsSettings(
@@ -134,3 +135,19 @@ def engine(
     serve_completions(
         settings, config, lambda url, served: typer.echo(f"serving {served} at {url}/v1/completions")
     )
+
+
+@contextmanager
+def _sleeping_threads() -> Iterator[None]:
+    """Torch, if it is imported within this, has threads that sleep while they wait for each other.
+
+    By default they spin after each layer. Where other processes use the cores, they keep the one without a
+    core from getting one. What the environment says goes first.
+    """
+    given = os.environ.get(_WAITING)
+    os.environ.setdefault(_WAITING, "passive")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_WAITING]

@@ -12,8 +12,11 @@ from gati.cli import options, render
 from gati.errors import DataError
 from gati.units import parse_duration
 
+_WITH_MORE = ("--more", "--data", "--train-data", "--ray", "--ray-cores", "--ray-gpus")
+
 
 def explore(
+    context: typer.Context,
     model: options.Model,
     data: Annotated[
         str | None,
@@ -117,16 +120,11 @@ def explore(
     from gati.exploration.progress import open_progress
 
     if more is not None:
-        _refuse_with_more(
-            blocks=pattern,
-            variants=variants,
-            companion=companion,
-            out=out,
-            checkpoint=checkpoint,
-            budget=budget,
-            epochs=epochs,
-            unique=unique or None,
-        )
+        if ignored := [each for each in options.given(context) if each not in _WITH_MORE]:
+            raise DataError(
+                f"{', '.join(ignored)} cannot be used with --more: the library keeps its own settings; "
+                "--more TIME DIR trains it for that much longer"
+            )
         budget_s = parse_duration(more)
         library = gati.explore_more(
             model,
@@ -177,10 +175,3 @@ def explore(
         progress=open_progress(),
     )
     render.library(library)
-
-
-def _refuse_with_more(**given: object) -> None:
-    """Raise a usage error for options that a library already fixes."""
-    for name, value in given.items():
-        if value is not None:
-            raise DataError(f"--{name} cannot be used with --more: the library keeps its own setting")

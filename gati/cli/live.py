@@ -182,7 +182,7 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
 def posted(webhook: WebhookSink) -> None:
     """Print how many results a closed webhook has sent, and why others were not."""
     counted = webhook.statistics
-    lost = counted.failed + counted.dropped
+    lost = counted.failed + counted.dropped + counted.waiting  # no answer came to what waits even now
     why = f", {lost} failed or dropped ({counted.last_error or 'they waited too long'})" if lost else ""
     print(f"webhook: {counted.sent} results sent{why}", file=sys.stderr)
 

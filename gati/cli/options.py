@@ -13,11 +13,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from gati.errors import BackendError, DataError, GatiError
+from gati.errors import BackendError, DataError, GatiError, StorageError
 from gati.units import parse_duration
 
 EXPLORE_BUDGET = "25m"
 _THIS_CLUSTER = "auto"  # Ray's name for the running cluster
+_PRINTS = "gati.prints"  # key of the option whose results go to standard output
+_HOME = re.compile(r"(--[a-z-]+=)(~.*)", re.DOTALL)
 
 Model = Annotated[
     str,
@@ -140,15 +142,31 @@ CompanionCheckpoints = Annotated[
 ]
 
 
-def written_to(context: typer.Context, path: Path | None) -> Path | None:
+def written_to(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """As `file_of`, for an option that may be left out."""
+    return None if path is None else file_of(context, option.opts[0], path)
+
+
+def file_of(context: typer.Context, option: str, path: Path) -> Path:
     """The file that an option names, `-` for standard output: what else is shown goes to standard error then.
 
-    So `gati evaluate ... --json - | jq` reads JSON only.
+    So `gati evaluate ... --json - | jq` reads JSON only. Raises StorageError, before any work is done, for a
+    folder, and for a second option that names standard output.
     """
-    if path is None or not to_standard_output(path):
+    if not to_standard_output(path):
+        refuse_folder(option, path)
         return path
+    other = context.meta.setdefault(_PRINTS, option)
+    if other != option:
+        raise StorageError(f"{other} and {option} both name standard output; give one of them a file")
     context.with_resource(redirect_stdout(sys.stderr))
     return Path("/dev/stdout")
+
+
+def refuse_folder(option: str, path: Path) -> None:
+    """Check that an option does not name a folder as its file. Raises StorageError."""
+    if path.is_dir():
+        raise StorageError(f"{option} {path} is a folder; give the name of a file")
 
 
 def to_standard_output(path: str | Path) -> bool:
@@ -265,6 +283,22 @@ def threads_as_measured(directory: Path, composition: str | None = None) -> None
             measured_on = Composition.load(library.composition_path(composition)).measured_on
             known = known if measured_on is None else measured_on.threads
         torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options on the command line, such as `--seed`, in the order of the help."""
+    found = []
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if source is not None and source.name == "COMMANDLINE" and each.opts[0].startswith("--"):
+            found.append(each.opts[0])
+    return found
+
+
+def with_home(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command, with the home folder in `--out=~/x`: shells expand only `--out ~/x`."""
+    found = [(_HOME.fullmatch(each), each) for each in arguments]
+    return [each if match is None else match[1] + os.path.expanduser(match[2]) for match, each in found]
 
 
 def with_addresses(arguments: Sequence[str]) -> list[str]:

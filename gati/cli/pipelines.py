@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -66,7 +67,7 @@ def status(
     api_key: ServerKey = None,
 ) -> None:
     """Show the figures that the planner uses for a served pipeline, and their source."""
-    found = AskedServer(url, api_key).ask("GET", f"/v1/pipelines/{name}")
+    found = AskedServer(url, api_key).ask("GET", f"/v1/pipelines/{quote(name, safe='')}")
     follows = f"planned again {found['replans']} times" if found["live"] else "offline figures only"
     typer.echo(f"{name}: policy {found['policy']}, {follows}")
     for stage in found["stages"]:

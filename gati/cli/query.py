@@ -12,7 +12,6 @@ import typer
 
 from gati.cli.asking import AskedServer
 from gati.cli.options import SERVER_URL, ServerKey, ServerUrl
-from gati.cli.serve import check_installed
 from gati.errors import DataError, RequestError
 from gati.units import parse_duration
 
@@ -44,7 +43,6 @@ def query(
     api_key: ServerKey = None,
 ) -> None:
     """Query a served pipeline or model with an image, a text or a recording; show answers, exits, latency."""
-    check_installed()
     server = AskedServer(url, api_key, _RefusedError)
     parameters: dict[str, Any] = {}
     if slo is not None:

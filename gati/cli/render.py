@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.units import format_bytes
+from gati.cli.words import quoted, threads
+from gati.units import at_least, at_most, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gati.exploration.library import Library
     from gati.formats.export import Exported
 
+_LARGEST_GAIN = 100  # larger ones say only that nothing is left to compute
 _PIPE_WIDTH = 120  # columns without a terminal
 
 
@@ -52,7 +54,7 @@ def blocks(found: ModelBlocks) -> None:
     console().print(table)
     print(
         f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
-        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {profile.threads} threads)"
+        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {threads(profile.threads)})"
     )
     _disturbed(profile.disturbance)
 
@@ -82,7 +84,7 @@ def library(explored: Library) -> None:
         f"{counted or 'no'} variants; all of them, with reasons, are in {explored.directory / 'trials.csv'}"
     )
     nothing = "nothing was worth training: name variants with --variants, or blocks with --blocks"
-    print(f"next: gati compose {explored.directory}" if best else nothing)
+    print(f"next: gati compose {quoted(explored.directory)}" if best else nothing)
 
 
 def composition(chosen: Composition, directory: Path, explained: Sequence[Explanation] = ()) -> None:
@@ -117,7 +119,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     print(
         f"expected: mean {expected.mean_latency_ms:.3f} ms against {expected.base_latency_ms:.3f} ms, "
         f"gain {expected.gain:.2f}x; {percent(expected.hit_rate)} leave early, agreement "
-        f"{percent(expected.agreement, digits=2)} (target {percent(chosen.accuracy_target)}), "
+        f"{percent(expected.agreement, digits=2)} (target {100 * chosen.accuracy_target:.6g} %), "
         f"caches {format_bytes(expected.memory_bytes)}"
     )
     print(f"why: {_why(chosen)}")
@@ -132,7 +134,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     if chosen.note and (chosen.certificate is None or chosen.note != chosen.certificate.sentence()):
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
-    print(f"next: gati evaluate {directory} --data TEST{option}")
+    print(f"next: gati evaluate {quoted(directory)} --data TEST{option}")
 
 
 def _headroom(found: Headroom) -> None:
@@ -141,14 +143,19 @@ def _headroom(found: Headroom) -> None:
     table = new_table(*columns, left=(0,))
     for each in found.exits:
         gains = (each.free.gain, each.knowing.gain, each.right.gain)
-        table.add_row(each.block, *(f"{gain:.2f}x" for gain in gains))
-    table.add_row("all of them", f"{found.free.gain:.2f}x", f"{found.oracle.gain:.2f}x", "")
+        table.add_row(each.block, *map(_bounded, gains))
+    table.add_row("all of them", _bounded(found.free.gain), _bounded(found.oracle.gain), "")
     console().print(table)
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
         f"current gain {found.chosen.gain:.2f}x; with free lookups and perfect selectors "
-        f"{found.free_oracle.gain:.2f}x; {basis}, with the same choice of exits"
+        f"{_bounded(found.free_oracle.gain)}; {basis}, with the same choice of exits"
     )
+
+
+def _bounded(gain: float) -> str:
+    """A gain that has no limit where all leave at the input for nothing."""
+    return f"{gain:.2f}x" if gain < _LARGEST_GAIN else f"over {_LARGEST_GAIN}x"
 
 
 def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
@@ -162,7 +169,7 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
             _milliseconds(point.mean_latency_ms),
             f"{point.gain:.2f}x",
             percent(point.agreement, digits=2),
-            percent(point.certified_agreement, digits=2),
+            f"{at_least(point.certified_agreement)} %",
             format_bytes(point.memory_bytes),
             str(len(point.blocks)),
         )
@@ -175,7 +182,7 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
         from gati.composition.certificate import of_uses
 
         print(f"note:{of_uses(points[0].use)}")
-    print(f"next: gati compose {directory} --accuracy TARGET, or --latency TIME")
+    print(f"next: gati compose {quoted(directory)} --accuracy TARGET, or --latency TIME")
 
 
 def _why(chosen: Composition) -> str:
@@ -215,14 +222,14 @@ def evaluation(measured: Evaluation) -> None:
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
         console().print(exits)
     print(
-        f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, {measured.threads} "
-        f"threads): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
+        f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, "
+        f"{threads(measured.threads)}): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
         f"tail ratio {measured.tail_ratio:.2f}, "
         f"{percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
     )
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
-        print(f"the module called directly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+        print(f"the module called directly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f} times Gati's")
     _disturbed(measured.disturbance)
 
 
@@ -253,7 +260,7 @@ def classes(measured: Evaluation) -> None:
 
 
 def _share(share: Share) -> tuple[str, str]:
-    return percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
+    return percent(share.value), f"{at_least(share.low, 1)} - {at_most(share.high, 1)} %"
 
 
 def bench(result: Bench) -> None:
@@ -338,7 +345,8 @@ def predictions(inputs: Sequence[str], answers: Sequence[Prediction]) -> None:
 
 def exported(written: Exported) -> None:
     """Print the file, its inputs and outputs, and its exits."""
-    print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
+    size = f", {format_bytes(written.size_bytes)}" if written.size_bytes else ""  # of a pipe it is not known
+    print(f"{written.path}: {written.format}{size}")
     takes = f"{written.input_type} {_shape(written.input_shape)}"
     print(f"input: one {takes}; outputs: probabilities, exit and score")
     places = [f"{index} after {block}" for index, block in enumerate(written.exits)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,10 @@ from typing import Any
 import typer
 
 from gati.cli import options, render
-from gati.cli.commands import app
+from gati.cli.commands import PipeError, app
 from gati.errors import GatiError, StorageError
 
+_STDOUT = 1  # its file descriptor
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
 
@@ -23,9 +25,14 @@ ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
     try:
-        status = tree()(args=options.with_addresses(arguments), prog_name="gati", standalone_mode=False)
+        words = options.with_addresses(options.with_home(arguments))
+        status = tree()(args=words, prog_name="gati", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
+    except PipeError as error:
+        return _report(error.broken, arguments)
     except Exception as error:
         return _report(error, arguments)
     if status == INTERRUPTED:
@@ -57,6 +64,10 @@ def _paragraphs(text: str) -> str:
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> int:
+    if BrokenPipeError in (type(error), type(error.__cause__)) and _reader_is_gone():
+        # As in `gati blocks ... | head`; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+        return 1
     if os.environ.get("GATI_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     if isinstance(error, GatiError):
@@ -66,14 +77,17 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         if not message:  # a group without a command has shown its help
             return 0
         return _fail(f"{message} (see {' '.join(_asked(arguments))} --help)", 2)
-    if isinstance(error, BrokenPipeError):
-        # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing {error.filename}" if error.filename else ""
         return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
     return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that is no longer read. Other pipes and sockets break, too."""
+    watch = select.poll()
+    watch.register(_STDOUT, 0)  # errors are told in any case
+    return any(events & select.POLLERR for _, events in watch.poll(0))
 
 
 # typer's base class of usage errors is private, but its class name is stable.

@@ -90,11 +90,27 @@ def serve(
         "certificate_key": certificate_key,
         "drain_s": None if drain is None else parse_duration(drain),
     }
+    if composition is not None:
+        _check_composition(target, composition)
     effective = read_config(target, options, composition=composition)
     if dry_run:
         _show_settings(effective.rows(), with_pipeline_models(effective.config)[0].models)
         return
     run(effective.config, lambda url: typer.echo(f"serving at {url} (documentation: {url}/docs)"))
+
+
+def _check_composition(target: Path, composition: str) -> None:
+    """Check the name of a composition, and that a library has it, before a process starts for it.
+
+    Raises CompositionError.
+    """
+    from gati.composition.composition import Composition
+    from gati.exploration.library import Library
+
+    library = Library(target)
+    path = library.composition_path(composition)
+    if library.manifest_path.is_file():
+        Composition.load(path)
 
 
 def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) -> None:

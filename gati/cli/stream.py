@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list, to_standard_output
+from gati.cli import stream_options as given
+from gati.cli.options import (
+    CompositionName,
+    JsonFile,
+    LibraryDir,
+    refuse_folder,
+    split_list,
+    threads_as_measured,
+    to_standard_output,
+)
 from gati.errors import AdaptError
 from gati.units import parse_duration
 from gati.variants import SCENE
@@ -23,71 +32,17 @@ if TYPE_CHECKING:
 
 _RECORDS_S = 3600.0  # how long samples are stored at least
 
-_Source = Annotated[
-    str,
-    typer.Option(
-        "--source",
-        metavar="SOURCE",
-        help="A video, a folder of images, camera:0, opencv:0, or an rtsp:// address.",
-    ),
-]
-_Regions = Annotated[
-    list[str] | None,
-    typer.Option("--region", metavar="X,Y,W,H", help="Part of the picture, in pixels; may be repeated."),
-]
-_Every = Annotated[
-    str | None, typer.Option(metavar="TIME", help="At most one picture per interval, such as 1s.")
-]
-_Fps = Annotated[float | None, typer.Option(help="At most this many pictures per second.")]
-_Authority = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Certificates (PEM) to trust for an https:// or rtsps:// source; default: the system's.",
-    ),
-]
-_Accuracy = Annotated[float | None, typer.Option(help="Agreement to keep; the composition's unless given.")]
-_Margin = Annotated[
-    float, typer.Option(help="Safety margin for new caches, as a share of the tolerated disagreement.")
-]
-_Threads = Annotated[int | None, typer.Option(help="Threads that the network uses.")]
-_Recall = Annotated[
-    bool,
-    typer.Option(
-        "--recall/--no-recall",
-        help="Use memory: answer inputs similar to earlier ones from it (exit 'recall').",
-    ),
-]
-_Seed = Annotated[int, typer.Option(help="Seed of retraining, and of a replay's draws.")]
-_WindowInputs = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Samples kept to retrain on; 700 unless given."),
-]
-_HeldShare = Annotated[
-    float,
-    typer.Option(metavar="SHARE", help="Share of samples held back from training, to choose settings on."),
-]
-_Blocks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B", help="Blocks at which new caches are tried; three early blocks unless given."
-    ),
-]
-_Variants = Annotated[
-    str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
-]
-
 
 def stream(
     directory: LibraryDir,
-    source: _Source,
-    region: _Regions = None,
-    every: _Every = None,
-    fps: _Fps = None,
-    authority: _Authority = None,
+    source: given.Source,
+    region: given.Regions = None,
+    every: given.Every = None,
+    fps: given.Fps = None,
+    authority: given.Authority = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Retrain the caches on the stream.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Also show a live page in the browser.")] = False,
-    page_port: Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.")] = 0,
+    page_port: Annotated[int | None, typer.Option(help="Port of the page; a free one unless given.")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write results, one per line; - prints them.")
     ] = None,
@@ -101,20 +56,20 @@ def stream(
     sampling: Annotated[float, typer.Option(help="Share of requests kept to retrain on.")] = 0.2,
     interval: Annotated[str, typer.Option(metavar="TIME", help="Between retrainings.")] = "10m",
     window: Annotated[str, typer.Option(metavar="TIME", help="How long samples are kept.")] = "1h",
-    window_inputs: _WindowInputs = None,
-    held_share: _HeldShare = 0.25,
-    blocks: _Blocks = None,
-    variants: _Variants = SCENE,
-    accuracy: _Accuracy = None,
-    margin: _Margin = 0.0,
-    recall: _Recall = True,
+    window_inputs: given.WindowInputs = None,
+    held_share: given.HeldShare = 0.25,
+    blocks: given.Blocks = None,
+    variants: given.Variants = SCENE,
+    accuracy: given.Accuracy = None,
+    margin: given.Margin = 0.0,
+    recall: given.Recall = True,
     state: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for versions, samples and proofs; DIR/adapt unless given."),
     ] = None,
     composition: CompositionName = "default",
-    threads: _Threads = None,
-    seed: _Seed = 0,
+    threads: given.Threads = None,
+    seed: given.Seed = 0,
 ) -> None:
     """Classify a video, camera or network stream; with --adapt, learn from what it shows.
 
@@ -138,9 +93,15 @@ def stream(
         enabled=adapt,
         seed=seed,
     )
+    if page_port is not None and not page:
+        raise AdaptError("--page-port requires --page; add it, or leave out --page-port")
     kept = state or directory / "adapt"
     if json_file is not None and to_standard_output(json_file):
         json_file = "-"
+    elif json_file is not None:
+        refuse_folder("--json", Path(json_file))
+    if threads is None:
+        threads_as_measured(directory, composition)
     with ExitStack() as stack:
         sinks = _sinks(stack, json_file, webhook, out)
         _run(
@@ -153,7 +114,7 @@ def stream(
             every_s=None if every is None else parse_duration(every),
             fps=fps,
             authority=authority,
-            page=page_port if page else None,
+            page=(page_port or 0) if page else None,
             state=kept,
             composition=composition,
             threads=threads,
@@ -311,11 +272,11 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def replay(
     directory: LibraryDir,
-    source: _Source,
-    region: _Regions = None,
-    every: _Every = None,
-    fps: _Fps = None,
-    authority: _Authority = None,
+    source: given.Source,
+    region: given.Regions = None,
+    every: given.Every = None,
+    fps: given.Fps = None,
+    authority: given.Authority = None,
     sampling: Annotated[
         list[float] | None, typer.Option(help="Share of requests kept to retrain on; several are compared.")
     ] = None,
@@ -326,20 +287,20 @@ def replay(
         list[str] | None,
         typer.Option(metavar="TIME", help="How long samples are kept; several are compared."),
     ] = None,
-    window_inputs: _WindowInputs = None,
-    held_share: _HeldShare = 0.25,
-    blocks: _Blocks = None,
-    variants: _Variants = SCENE,
+    window_inputs: given.WindowInputs = None,
+    held_share: given.HeldShare = 0.25,
+    blocks: given.Blocks = None,
+    variants: given.Variants = SCENE,
     adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
     json_file: JsonFile = None,
     audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,
-    accuracy: _Accuracy = None,
-    margin: _Margin = 0.0,
-    recall: _Recall = True,
+    accuracy: given.Accuracy = None,
+    margin: given.Margin = 0.0,
+    recall: given.Recall = True,
     delay: Annotated[float, typer.Option(metavar="SECONDS", help="Time until a new version serves.")] = 0.0,
     composition: CompositionName = "default",
-    threads: _Threads = None,
-    seed: _Seed = 0,
+    threads: given.Threads = None,
+    seed: given.Seed = 0,
 ) -> None:
     """Answer a recorded stream as fast as possible, and compare every answer with the base model's.
 
@@ -372,6 +333,8 @@ def replay(
         interval_s=[parse_duration(each) for each in interval or ()],
         window_s=[parse_duration(each) for each in window or ()],
     )
+    if threads is None:
+        threads_as_measured(directory, composition)
     served = open_served(directory, composition=composition, threads=threads)
     recording = record(
         served,

@@ -1,0 +1,62 @@
+"""Options that `gati stream` and `gati replay` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Source = Annotated[
+    str,
+    typer.Option(
+        "--source",
+        metavar="SOURCE",
+        help="A video, a folder of images, camera:0, opencv:0, or an rtsp:// address.",
+    ),
+]
+Regions = Annotated[
+    list[str] | None,
+    typer.Option("--region", metavar="X,Y,W,H", help="Part of the picture, in pixels; may be repeated."),
+]
+Every = Annotated[
+    str | None, typer.Option(metavar="TIME", help="At most one picture per interval, such as 1s.")
+]
+Fps = Annotated[float | None, typer.Option(help="At most this many pictures per second.")]
+Authority = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificates (PEM) to trust for an https:// or rtsps:// source; default: the system's.",
+    ),
+]
+Accuracy = Annotated[float | None, typer.Option(help="Agreement to keep; the composition's unless given.")]
+Margin = Annotated[
+    float, typer.Option(help="Safety margin for new caches, as a share of the tolerated disagreement.")
+]
+Threads = Annotated[int | None, typer.Option(help="Threads that the network uses; as measured unless given.")]
+Recall = Annotated[
+    bool,
+    typer.Option(
+        "--recall/--no-recall",
+        help="Use memory: answer inputs similar to earlier ones from it (exit 'recall').",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of retraining, and of a replay's draws.")]
+WindowInputs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Samples kept to retrain on; 700 unless given."),
+]
+HeldShare = Annotated[
+    float,
+    typer.Option(metavar="SHARE", help="Share of samples held back from training, to choose settings on."),
+]
+Blocks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B", help="Blocks at which new caches are tried; three early blocks unless given."
+    ),
+]
+Variants = Annotated[
+    str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
+]
