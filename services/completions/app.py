@@ -167,9 +167,10 @@ class _Streamed:
     async def _send(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        head = {**self._head, "usage": None} if self._tells_usage else self._head  # as OpenAI has it
         try:
             async for piece in self._running.pieces():
-                await _event(send, {**self._head, "choices": [_choice(piece)]})
+                await _event(send, {**head, "choices": [_choice(piece)]})
             if self._tells_usage:
                 await _event(send, {**self._head, "choices": [], "usage": self._running.usage()})
             await _event(send, "[DONE]")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from gati.cli import run
 from gati.errors import EvictError, TraceError
+from gati.evict.replays.page import summary
 from gati.evict.replays.replay import replay
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.read import read_trace
@@ -55,6 +56,28 @@ def test_bailians_json_lines_have_seconds(tmp_path: Path) -> None:
         {"chat_id": 2, "timestamp": 62, "turn": 1, "hash_ids": [11]},
     ]
     assert read_trace(written(tmp_path, "t.jsonl", lines(records))).time_s.tolist() == [61.114, 62.0]
+
+
+def test_tables_have_the_same_units_as_json_lines(tmp_path: Path) -> None:
+    """The table of a trace in seconds was read as if it had lasted a thousandth of that."""
+    seconds = read_trace(written(tmp_path, "t.csv", "timestamp,hash_ids\n61.114,11 12\n62,11\n"))
+    assert seconds.time_s.tolist() == [61.114, 62.0]
+    for whole in ("0,5 6\n1500,5", "0.0,5 6\n1500.0,5"):
+        table = read_trace(written(tmp_path, "t.csv", f"timestamp,hash_ids\n{whole}\n"))
+        assert table.time_s.tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "blocks\na b\na\n"),
+        ("t.txt", "a b\na\n"),
+        ("t.jsonl", '{"hash_ids": ["a", "b"]}\n{"hash_ids": ["a"]}\n'),
+    ],
+)
+def test_a_mark_of_unicode_belongs_to_no_block(tmp_path: Path, name: str, text: str) -> None:
+    """Programs on Windows begin files with it; the first block of a .txt was another one by it."""
+    assert read_trace(written(tmp_path, name, "\ufeff" + text)).requests == [[0, 1], [0]]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -228,6 +251,19 @@ def test_a_replay_as_json_is_strict_and_complete() -> None:
     assert {"excess", "allowance", "alarms", "trials", "share_learned"} == set(gati["guard"])
     assert {"mean", "p50", "p99"} == set(gati["decision_us"])
     assert math.isfinite(gati["blocks_per_s"]) and gati["phases"] >= 1 and gati["caught"] == 0
+
+
+def test_a_summary_has_the_means_of_all_seeds() -> None:
+    """It had the hit rate of all, and the share of the gap of the first alone."""
+    trace = tree_trace([[number % 7, number % 5] for number in range(200)])
+    result = replay(trace, [6], ["lru", "gati", "opt-leaf"], predictor="noise:0.5", seeds=range(4))
+    of_gati = [each for each in result.outcomes if each.policy == "gati"]
+    gaps = [each.gap_closed for each in of_gati if each.gap_closed is not None]
+    assert len(set(gaps)) > 1, "the seeds differ"
+    row = next(row for row in summary(result) if row["policy"] == "gati")
+    assert row["gap"] == pytest.approx(np.mean(gaps))
+    assert row["blocks_per_s"] == pytest.approx(np.mean([each.blocks_per_s for each in of_gati]))
+    assert row["decision_us"]["p99"] == pytest.approx(np.mean([each.decision_us["p99"] for each in of_gati]))
 
 
 def test_a_head_is_a_trace_of_its_own() -> None:

@@ -174,6 +174,22 @@ def test_openais_client_gets_the_networks_text_whole_and_streamed(served: Served
     assert (usage.prompt_tokens, usage.total_tokens) == (len(prompt), len(prompt) + usage.completion_tokens)
 
 
+def test_a_stream_that_tells_usage_says_in_each_event_that_it_is_yet_to_come(served: Served) -> None:
+    """OpenAI's API has a null there; strict clients expect the field."""
+    asked = {"model": "tiny", "prompt": "ab", "max_tokens": 3, "stream": True, "ignore_eos": True}
+    for told in (True, False):
+        options = {"stream_options": {"include_usage": told}}
+        reply = httpx.post(f"{served.url}/v1/completions", json=asked | options, timeout=LONG_S)
+        *lines, end = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+        assert end == "[DONE]"
+        events = list(map(json.loads, lines))
+        usage = [event.get("usage", "none") for event in events]
+        if told:
+            assert usage[-1]["completion_tokens"] == 3 and set(usage[:-1]) == {None}
+        else:
+            assert set(usage) == {"none"}
+
+
 def test_several_prompts_are_several_choices(served: Served) -> None:
     prompts = ["first of them", "second of them"]
     found = served.client().completions.create(
@@ -507,10 +523,35 @@ def test_what_cannot_be_served_is_one_line(
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
     assert run(["evict", "engine", "--port", "0", "--budget", "1MiB", *options]) == 2
     said = capsys.readouterr().err
     assert says in said and said.startswith("error: ") and len(said.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and os.environ == before
+
+
+@pytest.mark.parametrize(("policy", "sleep"), [(None, True), ("active", False)])
+def test_threads_sleep_while_they_wait_for_each_other(
+    tmp_path: Path, policy: str | None, sleep: bool
+) -> None:
+    """Where other processes used the cores, they kept each other waiting: a step took a second."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_DISPLAY_ENV": "verbose"}
+    environment.pop("OMP_WAIT_POLICY", None)
+    if policy is not None:  # the environment goes first
+        environment["OMP_WAIT_POLICY"] = policy
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gati", "evict", "engine", "--threads", "0"],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 2 and "threads is 0" in done.stderr
+    spins = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    if spins is None:
+        pytest.skip("torch has another OpenMP here")
+    assert (spins[1] == "0") is sleep
 
 
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gati.evict.learn.log import segment_path
 
 _CHUNK = 2**20
 _LONGEST_LINE = 2**24
+_LARGEST = 2**63  # number of anything
 _MOST_AHEAD_S = 86_400.0  # by which clocks of engines may be ahead of this one
 
 
@@ -155,8 +156,9 @@ def _record(engine: str, line: bytes) -> AccessRecord | None:
         isinstance(ids, list)
         and all(type(each) is int for each in ids)
         and isinstance(figures, dict)
+        and all(type(each) in (int, float) and abs(each) < _LARGEST for each in figures.values())
         and math.isfinite(record.time_s)
-        and record.capacity_blocks >= 1
+        and 1 <= record.capacity_blocks < _LARGEST
         and 0 <= record.hits <= len(ids)
         and len(set(ids)) == len(ids)  # after the check of types: lists cannot be in sets
     )

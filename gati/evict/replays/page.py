@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gati.evaluation.charts import ChartLine, lines
@@ -61,8 +61,9 @@ def _mean(outcomes: Sequence[PolicyOutcome]) -> float:
     return sum(each.hit_rate for each in outcomes) / len(outcomes)
 
 
-def _mean_time_saved(outcomes: Sequence[PolicyOutcome]) -> float | None:
-    known = [each.time_saved for each in outcomes if each.time_saved is not None]
+def _mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None if there are none."""
+    known = [each for each in values if each is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -141,17 +142,19 @@ def summary(result: TraceReplay) -> list[dict[str, Any]]:
     """One row per policy and size, for a terminal: means over the seeds."""
     rows = []
     for (name, size), outcomes in _grouped(result).items():
-        first = outcomes[0]
         rows.append(
             {
                 "policy": name,
                 "size": size,
                 **_cell(outcomes),
-                "gap": first.gap_closed,
-                "time": _mean_time_saved(outcomes),
-                "decision_us": first.decision_us,
-                "blocks_per_s": first.blocks_per_s,
-                "truncated": first.truncated,
+                "gap": _mean_of(each.gap_closed for each in outcomes),
+                "time": _mean_of(each.time_saved for each in outcomes),
+                "decision_us": {
+                    key: _mean_of(each.decision_us[key] for each in outcomes)
+                    for key in outcomes[0].decision_us
+                },
+                "blocks_per_s": _mean_of(each.blocks_per_s for each in outcomes),
+                "truncated": outcomes[0].truncated,
             }
         )
     return rows

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gati.errors import TraceError
-from gati.evict.trace.files import content_of, json_object, lines_of
+from gati.evict.trace.files import content_of, json_object, lines_of, text_of
 
 EARLIER = 4  # number of earlier prompts that are used
 
@@ -78,7 +78,7 @@ def read_dialogues(path: str | Path) -> list[Dialogue]:
     path = Path(path)
     content = content_of(path, "a file of dialogues, one per line, as JSON")
     try:
-        text = content.decode()
+        text = text_of(content)
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     found = [

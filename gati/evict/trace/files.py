@@ -25,6 +25,11 @@ def content_of(path: Path, wanted: str) -> bytes:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
+def text_of(content: bytes) -> str:
+    """The text of a file in UTF-8, without the mark at its beginning. Raises UnicodeDecodeError."""
+    return content.decode("utf-8-sig")  # programs on Windows write the mark
+
+
 def lines_of(text: str) -> list[str]:
     """The lines of a text, which may end as on any system; the last may be empty."""
     # not splitlines: JSON strings may contain separators that it splits at, such as U+2028

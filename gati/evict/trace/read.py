@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
-from gati.evict.trace.files import content_of, json_object, lines_of
+from gati.evict.trace.files import content_of, json_object, lines_of, text_of
 from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
@@ -32,14 +32,23 @@ class Row(NamedTuple):
     talk: Talk | None = None
 
 
+class _Undated(NamedTuple):
+    """The same before the unit of times is known: the column of the time, and its value."""
+
+    line: int
+    blocks: list[int | str]
+    stamp: tuple[str, float] | None
+    talk: Talk | None = None
+
+
 def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None) -> Trace:
     """Read a trace; the format follows from its suffix.
 
     JSON lines have `hash_ids` (or `blocks`) and `timestamp`: in milliseconds if all are whole numbers (as in
-    Mooncake), else in seconds (as in Qwen-Bailian). CSV and Parquet have columns of the same names, with one
-    row per request and blocks separated by blanks. In .txt files, each line is a request. JSON lines from
-    `gati evict synthesise` also have the users' prompts. `flat` reads blocks as independent, not as paths of
-    a tree; `limit` keeps the first requests.
+    Mooncake), else in seconds (as in Qwen-Bailian). CSV and Parquet have columns of the same names and units,
+    with one row per request and blocks separated by blanks. In .txt files, each line is a request. JSON lines
+    from `gati evict synthesise` also have the users' prompts. `flat` reads blocks as independent, not as
+    paths of a tree; `limit` keeps the first requests.
 
     Raises TraceError, with the line number, for content that cannot be read.
     """
@@ -81,7 +90,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
         yield from _table(path, enumerate(_parquet(path, content), start=1))
         return
     try:
-        text = content.decode()
+        text = text_of(content)
     except UnicodeDecodeError as error:
         raise TraceError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
@@ -99,7 +108,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    found: list[tuple[int, list[int | str], tuple[str, float] | None, Talk | None]] = []
+    found: list[_Undated] = []
     fractions = False
     same_size = _SameSize()
     for number, line in enumerate(lines_of(text), start=1):
@@ -109,11 +118,8 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         record = json_object(line, where)
         same_size.check(record, where)
         fractions |= isinstance(record.get("timestamp"), float)
-        found.append((number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
-    # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
-    units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
-    for number, ids, stamp, talk in found:
-        yield Row(number, ids, None if stamp is None else stamp[1] * units[stamp[0]], talk)
+        found.append(_Undated(number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
+    yield from _dated(found, fractions)
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -130,13 +136,25 @@ def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
+    found: list[_Undated] = []
+    fractions = False
     same_size = _SameSize()
     for number, record in rows:
         where = f"{path} line {number}"
         same_size.check(record, where)
         stamp = _stamp(record, where)
-        time_s = None if stamp is None else stamp[1] * _TIMES[stamp[0]]
-        yield Row(number, _blocks(record, where), time_s)
+        # a column of whole numbers may have become floats, as where some were missing
+        fractions |= stamp is not None and stamp[0] == "timestamp" and not stamp[1].is_integer()
+        found.append(_Undated(number, _blocks(record, where), stamp))
+    yield from _dated(found, fractions)
+
+
+def _dated(found: Iterable[_Undated], fractions: bool) -> Iterator[Row]:
+    """The same with times in seconds; `fractions` says whether any `timestamp` is not a whole number."""
+    # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
+    units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
+    for line, blocks, stamp, talk in found:
+        yield Row(line, blocks, None if stamp is None else stamp[1] * units[stamp[0]], talk)
 
 
 class _SameSize:
