@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gati.composition.binomial import rate_upper_bound
 from gati.composition.copies import counted
 from gati.model.identity import CopyCounts
+from gati.units import at_most
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -35,7 +36,7 @@ class AccuracyDrop:
         """Return the bound as one plain sentence."""
         return (
             f"As a separate statement, with {100.0 * self.confidence:g} % confidence early answers cost "
-            f"at most {100.0 * self.upper_bound:.2f} points of accuracy: of {self.n} labelled inputs "
+            f"at most {at_most(self.upper_bound)} points of accuracy: of {self.n} labelled inputs "
             f"{self.became_wrong} became wrong and {self.became_right} right."
         )
 

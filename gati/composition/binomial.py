@@ -47,6 +47,14 @@ def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:
     return 1.0 - agreement_lower_bound(losses, inputs, delta)
 
 
+def check_confidence(confidence: float) -> None:
+    """Raise CompositionError for a confidence outside (0, 1)."""
+    if not 0.0 < confidence < 1.0:
+        raise CompositionError(
+            f"confidence is {confidence!r}, but must lie strictly between 0 and 1, such as 0.95"
+        )
+
+
 def check_levels(accuracy: float, delta: float) -> None:
     """Raise CompositionError for a target or delta outside (0, 1)."""
     for name, value in (("accuracy target", accuracy), ("delta", delta)):

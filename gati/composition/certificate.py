@@ -17,6 +17,7 @@ from gati.composition.accuracy import AccuracyDrop
 from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
 from gati.documents import DocumentKind, key, values_of
 from gati.model.identity import CopyCounts
+from gati.units import at_least
 
 FRESH_DATA = "certify on fresh data with gati certify --data NEW"
 COUNTED = " Copies, and inputs that were used before, are counted only where answers differ."
@@ -208,7 +209,7 @@ class Certificate:
             bound = agreement_lower_bound(self.losses, self.inputs, self.level)
             return (
                 f"Agreement of {target} is not certified with {confidence} confidence: {self.losses} of "
-                f"{self.inputs} inputs were answered differently, which certifies {100.0 * bound:.2f} %."
+                f"{self.inputs} inputs were answered differently, which certifies {at_least(bound)} %."
             )
         return (
             f"Agreement of {target} is not certified with {confidence} confidence: already the strictest "

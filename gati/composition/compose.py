@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gati.composition.backends import choose_backend, reduced_precisions
+from gati.composition.binomial import check_confidence
 from gati.composition.candidates import has_placement
 from gati.composition.certified import Proposal, plan_exact, propose
 from gati.composition.composition import Composition, Objective
@@ -29,6 +31,7 @@ from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
 from gati.composition.solvers import check_solver
+from gati.composition.stored_graphs import graph_folder, remove_unused_graphs
 from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_published
 from gati.errors import BackendError, CompositionError
@@ -36,6 +39,8 @@ from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.types import Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
+
+_log = logging.getLogger(__name__)
 
 
 def compose(
@@ -137,7 +142,20 @@ def written(library: Library, kind: Literal["compose", "latency"], composition: 
     composition = with_headroom(enter_use(library, kind, composition), library)
     library.check_unchanged()
     composition.save(library.composition_path(composition.name))
+    _remove_unused_graphs(library)
     return composition
+
+
+def _remove_unused_graphs(library: Library) -> None:
+    folder = graph_folder(library.directory)
+    if not folder.is_dir():
+        return
+    from gati.composition.engines import graphs_needed
+
+    try:
+        remove_unused_graphs(folder, graphs_needed(library))
+    except CompositionError as error:  # what that composition needs is not known
+        _log.info("no stored graph is removed: %s", error)
 
 
 def _concluded(library: Library, further: Further, attempt: Attempt, composition: Composition) -> Composition:
@@ -294,10 +312,8 @@ def check_settings(settings: Settings) -> None:
         raise CompositionError(
             f"accuracy target is {settings.accuracy!r}, but must lie strictly between 0 and 1, such as 0.99"
         )
-    if settings.confidence is not None and not 0.0 < settings.confidence < 1.0:
-        raise CompositionError(
-            f"confidence is {settings.confidence!r}, but must lie strictly between 0 and 1, such as 0.95"
-        )
+    if settings.confidence is not None:
+        check_confidence(settings.confidence)
     if settings.per_class and settings.confidence is None:
         raise CompositionError("certifying every class needs a confidence, such as 0.95")
     if settings.objective not in get_args(Objective):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gati.caches import LearnedCache
     from gati.composition.engines import EngineAnswers
     from gati.costs.graph import GraphCosts
+    from gati.engine.backends import Backend
     from gati.model.segments import TracedModel
 
 FEW_INPUTS = 8  # to calibrate a graph that is only timed; value ranges hardly affect its time
@@ -189,18 +190,31 @@ def measure(
     else:
         executes = graph_backend(library, backend, pieces, calibrate_on=FEW_INPUTS)
         traced, caches = to_measure(library, pieces, offers_itself)
+        network = _of_same_network(library, found, traced)
 
         def measured(each: TracedModel) -> GraphCosts:
             convert = pieces.convert if each is traced else None
             return measure_graph(
-                each, profile, executes, kind, caches, progress, convert=convert, cuts=pieces.cuts
-            )
+                each, profile, executes, kind, caches, progress,
+                convert=convert, cuts=pieces.cuts, network=network,
+            )  # fmt: skip
 
     # in reduced precision the answers depend on the length, so only one length is executed
     lengths = at_lengths(traced) if found.in_float32() else ((1.0, traced),)
     parts = [(share, at_least(measured(each), profile, each, caches)) for share, each in lengths]
     costs = mean_costs(parts, traced)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
+
+
+def _of_same_network(library: Library, backend: Backend, traced: TracedModel) -> GraphCosts | None:
+    """What was measured here on the backend that runs the same network, if it runs the same length only."""
+    from gati.costs.graph import GraphCosts
+    from gati.model.lengths import at_lengths
+
+    if backend.same_network_as is None or len(at_lengths(traced)) > 1:
+        return None
+    known = kept_costs(library, backend.same_network_as)
+    return None if known is None else GraphCosts(known.profile, known.if_ms, {})
 
 
 def to_measure(

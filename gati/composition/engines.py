@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gati.composition.composition import Composition
 from gati.composition.pieces import Pieces
 from gati.composition.problem import Candidate
+from gati.composition.stored_graphs import graph_folder, store_graphs
 from gati.documents import values_of
 from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.backends.int8_lookups import Int8Lookups
@@ -25,7 +27,6 @@ from gati.engine.exits import EngineExit
 from gati.errors import BackendError
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.splits import held_out
-from gati.files import atomic_write_bytes
 from gati.model.sequence import Data
 from gati.types import TrialId
 from gati.version import __version__
@@ -130,10 +131,9 @@ class EngineAnswers:
         """Write the networks that `graph_files` names: with these exits, and without any."""
         settings: tuple[Setting, Setting] = (tuple(exits), ())
         self._convert(settings)
-        for path, setting in zip(
-            graph_files(self._library, exits, self._backend.name), settings, strict=True
-        ):
-            atomic_write_bytes(path, self._models[setting])
+        files = graph_files(self._library, exits, self._backend.name)
+        models = (self._models[setting] for setting in settings)
+        store_graphs(graph_folder(self._library.directory), dict(zip(files, models, strict=True)))
 
     def _answered(self, setting: Setting) -> Answers:
         """The engine's answers with these exits; inputs that neighbouring settings decide are not run."""
@@ -233,7 +233,7 @@ def graph_backend(
         inputs, split = held_out(library) if pieces is None else pieces.held_out
         rows = np.flatnonzero(split == SELECT)[:calibrate_on]
         # those that are only timed are not worth their place on the disk
-        folder = library.directory / "graphs" if calibrate_on == _CALIBRATION_INPUTS else None
+        folder = graph_folder(library.directory) if calibrate_on == _CALIBRATION_INPUTS else None
         kept = {"kept": folder} if isinstance(executes, Int8Lookups) else {}
         executes = get_backend(name, calibration=inputs.images(rows), **kept)
     if not isinstance(executes, GraphBackend):
@@ -245,6 +245,21 @@ def graph_kind(backend: str) -> type[GraphBackend] | None:
     """The class of a backend that compiles graphs, installed or not; None for any other."""
     kind = BACKENDS.get(backend)
     return kind if kind is not None and issubclass(kind, GraphBackend) else None
+
+
+def graphs_needed(library: Library) -> set[str]:
+    """The names, without suffix, of the networks of all compositions and of the plain one on each backend.
+
+    Versions of the model, which may be stored elsewhere, share the plain one. Raises CompositionError for a
+    composition that cannot be read.
+    """
+    plain = (graph_files(library, [], name)[1] for name in BACKENDS if graph_kind(name) is not None)
+    needed = {path.stem for path in plain}
+    for name in library.compositions():
+        found = Composition.load(library.composition_path(name))
+        setting = [(leaving.trial_id, leaving.threshold) for leaving in found.exits]
+        needed.add(graph_files(library, setting, found.backend)[0].stem)
+    return needed
 
 
 def graph_files(
@@ -264,7 +279,7 @@ def graph_files(
         early_exit.update(cache.read_bytes() if cache.is_file() else b"")
     suffix = "onnx" if stored_as.startswith("onnx") else "zip"
     names = (f"{each.hexdigest()[:16]}.{suffix}" for each in (early_exit, base))
-    first, second = (library.directory / "graphs" / name for name in names)
+    first, second = (graph_folder(library.directory) / name for name in names)
     return first, second
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from gati.caches import load_cache
 from gati.composition.composition import Composition, Exit
 from gati.composition.engines import graph_files
+from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, CompositionError, LibraryError
@@ -25,12 +27,15 @@ from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.types import OutputsKind
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class OpenedModel:
     """A base model from which engines are made; they share its weights. Without `library` it has no caches.
 
-    `module` is the base model as the user's code built it.
+    `module` is the base model as the user's code built it. Backends that compile graphs compile them for
+    `threads` threads, for torch's number if None.
     """
 
     library: Library | None
@@ -40,6 +45,7 @@ class OpenedModel:
     preprocessing: Preprocessing
     class_names: Sequence[str] | None = None
     outputs_kind: OutputsKind = "logits"
+    threads: int | None = None
 
     def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
         """An engine for a composition of this model. Raises as `exits` does, and `BackendError`."""
@@ -96,6 +102,7 @@ class OpenedModel:
             class_names=self.class_names,
             preprocessing=self.preprocessing,
             graphs=graphs,
+            threads=self.threads,
         )
 
     def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
@@ -149,9 +156,13 @@ def load(
 ) -> Engine:
     """Load the base model and the composed caches of a cache library as an engine.
 
-    `device` is the one the library was measured on unless given. `threads` sets the number of threads that
-    torch uses, for the whole process; None leaves it unchanged. This runs the model's own code, which the
+    `device` is the one the library was measured on unless given. This runs the model's own code, which the
     manifest names, and checks the checkpoint's sha256.
+
+    `threads` sets the number of threads that torch uses, for the whole process. None leaves that unchanged: a
+    backend that compiles graphs then uses the number that the composition was measured with, if that was on
+    this machine's processor and OMP_NUM_THREADS is not set; for the others, a warning is logged if torch has
+    another number.
 
     Raises:
         LibraryError: no library, one of a newer format, or one made from another checkpoint.
@@ -180,7 +191,16 @@ def open_served(
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)
-    return Served(model.engine(chosen), model, library, chosen)
+    if threads is None:
+        model = replace(model, threads=as_measured(chosen, model.traced.device.type))
+    engine = model.engine(chosen)
+    if model.threads not in (None, engine.threads):
+        _log.warning(
+            "composition '%s' was measured with %d threads, but torch uses %d: its latencies will differ "
+            "from those expected; give threads=%d, or call torch.set_num_threads",
+            *(composition, model.threads, engine.threads, model.threads),
+        )
+    return Served(engine, model, library, chosen)
 
 
 def open_model(

@@ -3,11 +3,13 @@
 The plain network is timed with 1, 2, 4 and so on up to all cores, in turns, on each float32 engine that may
 be chosen. Everything else is then measured with the number that is fastest for it, so the network that Gati
 is compared with has no better one. The times are stored next to the costs, see `gati.composition.cost_files`.
+The composition records the number, and `gati.load` uses it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.backends import backends_to_time
+from gati.composition.composition import Composition
 from gati.composition.cost_files import costs_path
 from gati.composition.costs import to_measure
 from gati.composition.networks import plain_graph
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
-from gati.costs.hardware import conditions_here
+from gati.costs.hardware import conditions_here, processor_name
 from gati.documents import DocumentKind, values_of
 from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
@@ -47,6 +50,21 @@ def using_threads(count: int | None) -> AbstractContextManager[None]:
     from gati.engine.threads import on_threads
 
     return on_threads(count)
+
+
+def as_measured(composition: Composition, device: str) -> int | None:
+    """The number of threads that a composition's latencies were measured with, if they may be reached here.
+
+    None if that is not known or was on another processor, if fewer cores are usable, on a GPU, and if
+    OMP_NUM_THREADS names a number for the whole process.
+    """
+    from gati.engine.threads import usable_cores
+
+    measured_on = composition.measured_on
+    if measured_on is None or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+        return None
+    here = measured_on.processor == processor_name(device) and measured_on.threads <= len(usable_cores())
+    return measured_on.threads if here else None
 
 
 def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:

@@ -43,7 +43,8 @@ class Engine:
     reduced precision or overlapped lookups, the engine runs the longest length only.
 
     `graphs` are two files: a backend that compiles graphs stores the early-exit network in the first and the
-    base model in the second, so that the next engine need not convert them again.
+    base model in the second, so that the next engine need not convert them again. Such a backend compiles for
+    `threads` threads, torch's number now if None; other backends use torch's threads.
 
     The engine is thread-safe. On most backends concurrent requests compete for the cores, so
     `ConcurrentEngine` has a higher throughput. The cores for overlapped lookups serve one request at a time;
@@ -62,6 +63,7 @@ class Engine:
         class_names: Sequence[str] | None = None,
         preprocessing: Preprocessing | None = None,
         graphs: tuple[Path, Path] | None = None,
+        threads: int | None = None,
     ) -> None:
         order = {name: index for index, name in enumerate(traced.blocks)}
         self.exits = tuple(sorted(exits, key=lambda leaving: order.get(leaving.block, -1)))
@@ -72,10 +74,10 @@ class Engine:
         self._tensors = None if preprocessing is None else preprocessing.tensors
         self.traced = traced
         self.outputs_kind: OutputsKind = outputs_kind  # of the base model
-        self._graphs = graphs
+        self._graphs, self._threads = graphs, threads or torch.get_num_threads()
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         with traced.alone():  # segments and lookups are checked on an example
-            self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
+            self._path = path_for(backend, traced, self.exits, outputs_kind, graphs, self._threads)
         # reduced precision rounds differently at each length; overlapped lookups support one length only
         any_length = get_backend(backend).in_float32() and not self._path.overlapped
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
@@ -99,6 +101,8 @@ class Engine:
     def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
         """Call `ask` once per length, with the rows of `x` [B, ...] cut to it; answers are in row order."""
         x = self.checked(x)
+        if not len(x):  # many networks cannot run without rows
+            return []
         if self._lengths is None:
             return list(ask(self, x))
         answers: dict[int, _T] = {}
@@ -115,7 +119,7 @@ class Engine:
             return self
         with self._making:  # takes seconds; concurrent requests wait for the same engine
             if length not in self._shorter:
-                self._shorter[length] = self._like(self.traced.at(length), f"-{length}")
+                self._shorter[length] = self._like(self.traced.at(length), f"-{length}", self._threads)
             return self._shorter[length]
 
     def examples(self) -> list[Tensor]:
@@ -186,7 +190,7 @@ class Engine:
         """A second engine with the same settings, compiled for torch's current number of threads."""
         return self._like(self.traced)
 
-    def _like(self, traced: TracedModel, suffix: str = "") -> Engine:
+    def _like(self, traced: TracedModel, suffix: str = "", threads: int | None = None) -> Engine:
         """An engine for `traced` with the same exits; `suffix` is added to the names of its graph files."""
         graphs = self._graphs
         if graphs is not None and suffix:
@@ -201,7 +205,13 @@ class Engine:
             class_names=self.class_names,
             preprocessing=None if suffix else self.preprocessing,  # shorter inputs were checked
             graphs=graphs,
+            threads=threads,
         )
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that compute one request."""
+        return self._threads if self.compiled else torch.get_num_threads()
 
     @property
     def compiled(self) -> bool:

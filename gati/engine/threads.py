@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
 _CHANGES = threading.Lock()
+_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def limit_threads(count: int) -> None:
@@ -49,6 +51,26 @@ def usable_cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
+
+
+def takes_every_core(count: int) -> bool:
+    """Whether that many threads, more than one, keep every core of the machine busy, and may run on each.
+
+    Hardware threads that share a core count once: networks get no faster with two on a core.
+    """
+    usable = usable_cores()
+    if count < 2 or len(usable) < (os.cpu_count() or 1):
+        return False
+    return count >= len({_siblings(core) for core in usable})
+
+
+def _siblings(core: int) -> str:
+    """The hardware threads on the same core, as the system lists them; only its own number if it does not."""
+    listed = _TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list"
+    try:
+        return listed.read_text(encoding="ascii")
+    except OSError:
+        return str(core)
 
 
 def let_others_first(niceness: int) -> None:

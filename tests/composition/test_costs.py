@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +16,12 @@ from gati.composition.compose import compose
 from gati.composition.composition import Composition, Objective
 from gati.composition.cost_files import BackendCosts, keep_costs
 from gati.composition.costs import as_composed, on_backend, other_processor
+from gati.composition.pieces import Pieces
 from gati.costs import graph as graph_costs
 from gati.costs import hardware
 from gati.costs.hardware import conditions_here, cpu_name
 from gati.errors import BackendError, LibraryError, ModelError
-from gati.exploration.library import Library
+from gati.exploration.library import SELECT, Library
 from gati.types import Trial, TrialId
 from tests.composition.libraries import make_library
 from tests.engine.networks import BLOCKS
@@ -108,6 +111,36 @@ def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: py
         assert there.reach_ms >= 0.49 * elsewhere.reach_ms / known.base_ms > 0.0
     assert all((trial.lookup_ms or 0.0) > 0.0 for trial in costed.trials)
     assert as_composed(library, "onnxruntime").manifest.profile == found  # and so it is kept
+
+
+class Inputs:
+    """Held-out inputs of the network of `make_served`."""
+
+    def images(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.randn(len(rows), 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.slow
+def test_a_network_is_not_measured_again_for_other_lookups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same graph: only lookups in 8-bit integers take another time."""
+    pytest.importorskip("onnxruntime")
+    library = Library(make_served(tmp_path))
+    library.write_trials([Trial(TrialId("trial-0"), 0, BLOCKS[0], "pool-linear(64)", "trained")], [])
+    library = Library.open(library.directory)
+    known = costs_of(library, "onnxruntime")
+    keep(library, known)
+    monkeypatch.setattr(graph_costs, "_medians", lambda *_: (1.0, 3.0))  # a lookup adds twice the network
+    monkeypatch.setattr(Pieces, "held_out", (Inputs(), np.full(20, SELECT, dtype=np.uint8)))
+    told: list[tuple[int, int]] = []
+    found = on_backend(library, "onnxruntime-int8-lookups", progress=lambda done, of: told.append((done, of)))
+    profile = found.manifest.profile
+    assert told == [(1, 2), (2, 2)], "the plain network, and it with the lookup"
+    assert replace(profile, backend="onnxruntime", blocks=()) == replace(known.profile, blocks=())
+    reach_ms = [block.reach_ms for block in profile.blocks]
+    assert reach_ms == pytest.approx([block.reach_ms for block in known.profile.blocks])
+    assert found.trials[0].lookup_ms == pytest.approx(2.0 * known.profile.base_ms)
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
-"""Sizes and durations as people write them."""
+"""Sizes and durations as people write them, and limits that rounding must not improve."""
 
 from __future__ import annotations
 
 import pytest
 
 from gati.errors import GatiError
-from gati.units import format_bytes, parse_bytes, parse_duration
+from gati.units import at_least, at_most, format_bytes, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,20 @@ def test_what_is_no_duration_is_refused(text, message):
 )
 def test_sizes_are_printed_in_the_largest_unit(size, text):
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "most"),
+    [
+        (0.98996, "98.99", "99.00"),
+        (0.00304, "0.30", "0.31"),
+        (0.29, "29.00", "29.00"),  # 100 * 0.29 is below 29
+        (1e-7, "0.00", "0.01"),
+        (0.99999, "99.99", "100.00"),
+        (0.0, "0.00", "0.00"),
+        (1.0, "100.00", "100.00"),
+    ],
+)
+def test_a_limit_is_never_rounded_to_a_better_one(share: float, least: str, most: str) -> None:
+    assert (at_least(share), at_most(share)) == (least, most)
+    assert at_least(share, 1) <= least

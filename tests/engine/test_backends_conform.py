@@ -63,6 +63,7 @@ def test_answers_come_in_order_and_do_not_depend_on_the_batch(backend: str, tmp_
         together, alone = engine(x), [engine(row)[0] for row in x.split(1)]
         with pytest.raises(DataError, match="the network takes a tensor of shape"):
             engine(torch.zeros(1, 3, 9, 9))
+        assert engine(x[:0]) == engine.base(x[:0]) == []
     assert len({answer.exit for answer in alone}) > 1
     for one, other in zip(together, alone, strict=True):
         assert (one.exit, one.class_index) == (other.exit, other.class_index)

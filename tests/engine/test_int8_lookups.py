@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.engine.graph import integers, quantise_lookups
 from gati.engine.graph.convert import Converter
+from gati.engine.graph.stages import GraphStages
 from gati.errors import BackendError
 from tests.engine.networks import BLOCKS, CLASSES, traced_network
 from tests.engine.test_graph_backends import requests, scores
@@ -188,6 +189,26 @@ def test_a_lookup_is_quantised_once_for_all_commands(
     monkeypatch.setattr(quantise_lookups, "sums_are_exact", lambda: False)
     made(20)
     assert times == [40, 20, 20], "by other inputs, and for other processors, it is another one"
+
+
+@pytest.mark.slow
+@backends
+def test_the_network_runs_once_for_all_lookups_at_a_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[set[str]] = []
+    plain = quantise_lookups._hidden_outputs
+
+    def noting(stages: GraphStages, inputs: torch.Tensor, blocks: Collection[str]) -> dict[str, torch.Tensor]:
+        ran.append(set(blocks))
+        return plain(stages, inputs, blocks)
+
+    monkeypatch.setattr(quantise_lookups, "_hidden_outputs", noting)
+    monkeypatch.setattr(quantise_lookups, "quantise_lookup", lambda model, hidden: model)
+    backend = calibrated(name)
+    first, second = exits(0.5, 0.5)
+    other = EngineExit(first.block, learned_cache(1), 0.5)
+    for leaving in ([first], [other], [other, second], [first, second]):
+        list(backend.assembled(traced_network(), [leaving], "logits", convert=CONVERTED, cuts=BLOCKS))
+    assert ran == [{first.block}, {second.block}]
 
 
 @pytest.mark.slow

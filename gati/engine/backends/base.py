@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -139,20 +140,22 @@ class GraphBackend(Backend):
         exits: Sequence[EngineExit],
         outputs_kind: OutputsKind,
         kept: FilePath | None = None,
+        threads: int | None = None,
     ) -> Graph:
         """Compile the network with `exits` in forward order; without exits, the base model.
 
         Conversion takes seconds, so the converted model is read from the file `kept` if it exists, else
-        written to it. Raises BackendError for a network that is not on the CPU, ModelError for an operator
-        that ONNX lacks, and CutError for a cut that a graph cannot express.
+        written to it; reading gives the file the present time. `threads` is as for `compile`. Raises
+        BackendError for a network that is not on the CPU, ModelError for an operator that ONNX lacks, and
+        CutError for a cut that a graph cannot express.
         """
-        if kept is not None and kept.is_file():
-            return self._compiled_from(kept)
+        if kept is not None and (stored := _read(kept)) is not None:
+            return self._compiled_from(kept, stored, threads)
         (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
             with suppress(StorageError):  # the library may be read-only; the next engine converts again
                 atomic_write_bytes(kept, model)
-        return self.compile(model)
+        return self.compile(model, threads)
 
     def assembled(
         self,
@@ -180,9 +183,9 @@ class GraphBackend(Backend):
             stages = build_stages(traced, exits, outputs_kind, cuts)
             yield assemble(stages, "gati", convert=convert).SerializeToString()
 
-    def _compiled_from(self, kept: FilePath) -> Graph:
+    def _compiled_from(self, kept: FilePath, model: bytes, threads: int | None) -> Graph:
         try:
-            return self.compile(kept.read_bytes())
+            return self.compile(model, threads)
         except GatiError:
             raise
         except Exception as error:  # each runtime raises its own
@@ -193,8 +196,21 @@ class GraphBackend(Backend):
             ) from error
 
     @abstractmethod
-    def compile(self, model: bytes) -> Graph:
-        """Compile a model for torch's current number of threads."""
+    def compile(self, model: bytes, threads: int | None = None) -> Graph:
+        """Compile a model for a number of threads, torch's current one if None."""
+
+
+def _read(kept: FilePath) -> bytes | None:
+    """The content of a file, None without one; it is then known to be in use, see `early_exit`."""
+    try:
+        content = kept.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BackendError(f"cannot read {kept}: {error.strerror or error}") from error
+    with suppress(OSError):  # it may be someone else's
+        os.utime(kept)
+    return content
 
 
 BACKENDS: dict[str, type[Backend]] = {}

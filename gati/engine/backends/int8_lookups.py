@@ -79,15 +79,15 @@ class Int8Lookups(GraphBackend):
             convert = self._quantising.for_network(build_stages(traced, settings[0], outputs_kind, cuts))
         yield from super().assembled(traced, settings, outputs_kind, convert=convert, cuts=cuts)
 
-    def _compiled_from(self, kept: FilePath) -> Graph:
+    def _compiled_from(self, kept: FilePath, model: bytes, threads: int | None) -> Graph:
         from gati.engine.graph.integers import sums_are_exact, uses_8_bits
 
-        if not sums_are_exact() and uses_8_bits(kept.read_bytes()):
+        if not sums_are_exact() and uses_8_bits(model):
             raise BackendError(
                 f"{kept} was made on a processor that adds 8-bit integers without overflow (VNNI), as this "
                 "one does not: its answers would not be those that were certified; compose again here"
             )
-        return super()._compiled_from(kept)
+        return super()._compiled_from(kept, model, threads)
 
 
 @register_backend("openvino-int8-lookups")

@@ -43,12 +43,12 @@ class OnnxRuntimeBackend(GraphBackend):
         """Whether the packages are installed."""
         return all(find_spec(name) is not None for name in _NEEDED)
 
-    def compile(self, model: bytes) -> Graph:
+    def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3
         # Threads that spin between layers halve the time of small networks. But if they spin between requests
         # too, the thread pools of several sessions compete for the cores.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gati.engine.backends.base import Graph, GraphBackend, register_backend
 from gati.engine.exits import EngineExit
+from gati.engine.threads import takes_every_core
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
 from gati.types import OutputsKind
@@ -79,17 +80,18 @@ class OpenVinoBackend(GraphBackend):
         """Whether the packages are installed."""
         return all(find_spec(name) is not None for name in cls.needed)
 
-    def compile(self, model: bytes) -> Graph:
+    def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`."""
-        return self._compiled(core().read_model(model=model))
+        return self._compiled(core().read_model(model=model), threads)
 
-    def _compiled(self, model: Any) -> Graph:
+    def _compiled(self, model: Any, threads: int | None) -> Graph:
+        count = threads or torch.get_num_threads()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            # With pinning, the networks of several workers would all run on the first core.
-            "ENABLE_CPU_PINNING": torch.get_num_threads() > 1,
+            "INFERENCE_NUM_THREADS": count,
+            # It takes the first cores: several networks on a part of the machine would all share these.
+            "ENABLE_CPU_PINNING": takes_every_core(count),
         }
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
 
@@ -151,11 +153,11 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         for exits in settings:
             yield whole.with_thresholds([leaving.threshold for leaving in exits])
 
-    def compile(self, model: bytes) -> Graph:
+    def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`, for a result of `assembled`."""
         from gati.engine.graph.quantise import read_quantised
 
-        return self._compiled(read_quantised(model))
+        return self._compiled(read_quantised(model), threads)
 
 
 def _computes_in(kind: str) -> bool:

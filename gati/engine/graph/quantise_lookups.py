@@ -11,7 +11,8 @@ import copy
 import hashlib
 import logging
 import math
-from collections.abc import Hashable, Iterator, Sequence
+import os
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,20 +50,25 @@ class QuantisingConverter(Converter):
         self._plain = plain
         self._calibration = calibration
         self._kept = kept
-        self._hidden: dict[Hashable, Tensor] = {}
+        self._blocks: dict[Hashable, str] = {}  # at which each lookup is, by its key
+        self._hidden: dict[str, Tensor] = {}  # by block
 
     def for_network(self, stages: GraphStages) -> QuantisingConverter:
-        """Compute the hidden outputs that the lookups of `stages` read; returns itself."""
-        if any(lookup is not None and lookup.key not in self._hidden for lookup in stages.lookups):
-            self._hidden |= _hidden_outputs(stages, self._calibration)
+        """Compute the hidden outputs that the lookups of `stages` read, once per block; returns itself."""
+        lookups = [lookup.key for lookup in stages.lookups if lookup is not None]
+        blocks = [leaving.block for leaving in stages.exits]
+        self._blocks.update(zip(lookups, blocks, strict=True))
+        if missing := set(blocks) - self._hidden.keys():
+            self._hidden |= _hidden_outputs(stages, self._calibration, missing)
         return self
 
     def __call__(self, stage: GraphStage, name: str) -> onnx.ModelProto:
         """As `Converter.__call__`."""
-        if stage.key not in self._hidden:
+        block = self._blocks.get(stage.key)
+        if block is None:
             return self._plain(stage, name)
         if stage.key not in self._converted:
-            hidden = self._hidden[stage.key].numpy()
+            hidden = self._hidden[block].numpy()
             self._converted[stage.key] = _quantised_once(self._plain(stage, name), hidden, self._kept)
         return super().__call__(stage, name)
 
@@ -78,8 +84,11 @@ def _quantised_once(model: onnx.ModelProto, hidden: Floats, kept: Path | None) -
     digest.update(model.SerializeToString(deterministic=True))
     digest.update(np.ascontiguousarray(hidden).data)
     path = kept / f"lookup-{digest.hexdigest()[:16]}.onnx"
-    if path.is_file():
-        return onnx.load(path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        known = onnx.load(path)
+        with suppress(OSError):  # the library may be read-only
+            os.utime(path)  # it is in use
+        return known
     found = quantise_lookup(model, hidden)
     with suppress(StorageError):  # it is quantised again
         atomic_write_bytes(path, found.SerializeToString())
@@ -164,15 +173,18 @@ class _Rows:
         return None if row is None else {self._name: row}
 
 
-def _hidden_outputs(stages: GraphStages, inputs: Tensor) -> dict[Hashable, Tensor]:
-    """The hidden outputs [n, ...] that each lookup of `stages` reads, by its key."""
-    hidden: dict[Hashable, Tensor] = {}
+def _hidden_outputs(stages: GraphStages, inputs: Tensor, blocks: Collection[str]) -> dict[str, Tensor]:
+    """The hidden outputs [n, ...] that the lookups of `stages` at `blocks` read, by block."""
+    hidden: dict[str, Tensor] = {}
     carried: Sequence[Tensor] = (inputs,)
+    exits = iter(stages.exits)
     with torch.inference_mode():
         for segment, lookup in zip(stages.segments[:-1], stages.lookups, strict=False):
             carried = segment.module(*carried)
-            if lookup is not None:
-                hidden[lookup.key] = carried[0].clone()
+            if lookup is not None and (block := next(exits).block) in blocks:
+                hidden[block] = carried[0].clone()
+            if len(hidden) == len(blocks):
+                break
     return hidden
 
 

@@ -25,8 +25,9 @@ def path_for(
     exits: Sequence[EngineExit],
     outputs_kind: OutputsKind,
     graphs: tuple[Path, Path] | None,
+    threads: int | None = None,
 ) -> RequestPath:
-    """Return the path of requests on a backend; `exits` in forward order, `graphs` as for `Engine`.
+    """Return the path of requests on a backend; `exits` in forward order, the rest as for `Engine`.
 
     Raises BackendError for an unknown backend, an unsupported placement or a network that the backend cannot
     run, and LibraryError for a lookup that does not fit its block.
@@ -36,7 +37,7 @@ def path_for(
     with prepared_on(backend):
         executes = get_backend(backend)
         if isinstance(executes, GraphBackend):
-            return GraphPath(executes, traced, exits, outputs_kind, graphs)
+            return GraphPath(executes, traced, exits, outputs_kind, graphs, threads)
         executes = segment_backend(backend)
         ready = made_ready(executes, traced, exits, outputs_kind)
         overlapped = any(leaving.placement == "overlapped" for leaving in exits)

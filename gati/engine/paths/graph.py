@@ -19,7 +19,10 @@ from gati.types import OutputsKind
 
 
 class GraphPath(RequestPath):
-    """Lookups and decisions inside one graph. `graphs` are files that store it and the base model's graph."""
+    """Lookups and decisions inside one graph. `graphs` are files that store it and the base model's graph.
+
+    Both are compiled for `threads` threads, or for torch's number now if None.
+    """
 
     compiled: ClassVar[bool] = True
     logits = False  # graphs return probabilities
@@ -31,12 +34,14 @@ class GraphPath(RequestPath):
         exits: Sequence[EngineExit],
         outputs_kind: OutputsKind,
         graphs: tuple[Path, Path] | None,
+        threads: int | None = None,
     ) -> None:
         self._backend, self._traced, self._outputs_kind = backend, traced, outputs_kind
         self._kept = graphs
+        self._threads = threads or torch.get_num_threads()  # the thread that needs `base` may have another
         self._names = (*(leaving.block for leaving in exits), BASE)
         kept = None if graphs is None else graphs[0]
-        self._graph = backend.early_exit(traced, exits, outputs_kind, kept)
+        self._graph = backend.early_exit(traced, exits, outputs_kind, kept, self._threads)
         self._base: Graph | None = None
         self._base_made = threading.Lock()
 
@@ -56,5 +61,7 @@ class GraphPath(RequestPath):
         with self._base_made:  # takes seconds; concurrent requests wait for the same graph
             if self._base is None:
                 kept = None if self._kept is None else self._kept[1]
-                self._base = self._backend.early_exit(self._traced, (), self._outputs_kind, kept)
+                self._base = self._backend.early_exit(
+                    self._traced, (), self._outputs_kind, kept, self._threads
+                )
             return self._base

@@ -1,0 +1,69 @@
+"""The folder `graphs/` of a library: networks that engines open, and quantised lookups for later commands.
+
+Files are named by a hash of what they were made from, so several compositions, commands and versions of Gati
+share the folder. Whoever reads a file gives it the present time. What no composition needs and nothing has
+read for a month is removed when the next composition is written.
+
+So a network that another command has just stored for a composition that it has yet to write stays, and so
+does one that a running server may open again. A file that is gone is made again, except the quantised network
+of a composition, which must be the one that was certified.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gati.errors import StorageError
+from gati.files import atomic_write_bytes
+
+UNUSED_S = 30 * 86_400.0
+# networks, also for shorter inputs; quantised lookups; and what a killed command was writing
+_OURS = re.compile(r"([0-9a-f]{16})(-\d+)?\.(onnx|zip)|lookup-[0-9a-f]{16}\.onnx|\.\S+\.part")
+
+
+def graph_folder(library: Path) -> Path:
+    """The folder in the directory `library`."""
+    return library / "graphs"
+
+
+def store_graphs(folder: Path, graphs: Mapping[Path, bytes]) -> None:
+    """Write networks to their files in the folder. Raises StorageError."""
+    try:
+        folder.mkdir(exist_ok=True)
+        with _locked(folder):
+            for path, content in graphs.items():
+                atomic_write_bytes(path, content)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {folder}: {error.strerror or error}; choose a library you may write to"
+        ) from error
+
+
+def remove_unused_graphs(folder: Path, needed: Collection[str], now_s: float | None = None) -> None:
+    """Remove files that nothing has read for `UNUSED_S`, except networks whose hash is in `needed`.
+
+    `now_s` is the time of day, the present one if None.
+    """
+    oldest_s = (time.time() if now_s is None else now_s) - UNUSED_S
+    with suppress(OSError), _locked(folder):  # there may be none, or it may be read-only
+        for path in folder.iterdir():
+            ours = _OURS.fullmatch(path.name)
+            if ours is not None and ours[1] not in needed and path.lstat().st_mtime < oldest_s:
+                path.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock: no file is removed while another one takes its name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

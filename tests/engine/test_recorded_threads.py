@@ -1,0 +1,231 @@
+"""An engine runs on the number of threads that its composition was measured with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gati.composition.load import load, open_served
+from gati.costs.hardware import cpu_name
+from gati.engine import threads as engine_threads
+from gati.engine.backends import BACKENDS, Graph, GraphBackend, openvino
+from gati.engine.engine import Engine
+from gati.engine.exits import EngineExit
+from gati.engine.threads import one_thread, takes_every_core
+from gati.types import Conditions
+from services.inference.opening import Opener
+from services.inference.settings import InferenceSettings
+from tests.engine.networks import CLASSES, traced_network
+from tests.engine.served import rewrite
+from tests.engine.test_graph_backends import exits, requests
+
+OURS, RECORDED = 3, 2  # threads of torch here, and those that the composition was measured with
+
+
+class Answering(Graph):
+    def answer(self, x: Tensor) -> tuple[Tensor, int]:
+        return torch.full((1, CLASSES), 1.0 / CLASSES), 0
+
+
+class Counting(GraphBackend):
+    """Compiles nothing, and notes for how many threads it was asked to."""
+
+    name = "counting"
+    compiled: list[int]
+
+    def assembled(self, traced: Any, settings: Sequence[Sequence[EngineExit]], *_: Any, **__: Any) -> Any:
+        yield from (b"" for _ in settings)
+
+    def compile(self, model: bytes, threads: int | None = None) -> Graph:
+        self.compiled.append(threads or torch.get_num_threads())
+        return Answering()
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(range(4)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(OURS)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def compiled(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of threads of each graph; the composition is for a backend that compiles graphs."""
+    found: list[int] = []
+    monkeypatch.setattr(Counting, "compiled", found, raising=False)
+    monkeypatch.setitem(BACKENDS, "counting", Counting)
+    rewrite(directory, backend="counting", measured_on=measured())
+    return found
+
+
+def measured(**changes: Any) -> Conditions:
+    return replace(Conditions(processor=cpu_name(), threads=RECORDED, software=""), **changes)
+
+
+def test_an_engine_compiles_for_the_number_that_was_measured(directory: Path, compiled: list[int]) -> None:
+    served = open_served(directory)
+    served.engine.base(served.engine.traced.example())
+    served.model.engine_of([], "other", "counting")  # as the reference of audits is made
+    assert compiled == [RECORDED] * 3
+    assert served.engine.threads == RECORDED
+    assert torch.get_num_threads() == OURS, "the user's program keeps its own"
+    with one_thread():
+        served.engine.twin()  # one of many workers
+    assert compiled[3:] == [1]
+
+
+def test_a_number_that_is_given_comes_first(directory: Path, compiled: list[int]) -> None:
+    assert load(directory, threads=1).threads == 1
+    assert compiled == [1] and torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "measured_on",
+    [
+        pytest.param(None, id="not known"),
+        pytest.param(measured(processor="another one"), id="on another processor"),
+        pytest.param(measured(threads=5), id="on more cores than there are"),
+    ],
+)
+def test_what_was_measured_elsewhere_says_nothing_here(
+    directory: Path, compiled: list[int], measured_on: Conditions | None
+) -> None:
+    rewrite(directory, measured_on=measured_on)
+    load(directory)
+    assert compiled == [OURS]
+
+
+def test_a_number_for_the_whole_process_holds(
+    directory: Path, compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(OURS))
+    load(directory)
+    assert compiled == [OURS]
+
+
+def test_torch_keeps_its_number_and_the_log_says_so(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(directory, measured_on=measured())
+    with load(directory) as engine:
+        assert engine.threads == torch.get_num_threads() == OURS
+    (line,) = caplog.messages
+    assert line.startswith("composition 'default' was measured with 2 threads, but torch uses 3: ")
+    caplog.clear()
+    torch.set_num_threads(RECORDED)
+    load(directory).close()
+    assert not caplog.messages
+
+
+def served_on(directory: Path, **settings: Any) -> None:
+    Opener(InferenceSettings(name="m", library=directory, threads=OURS, **settings)).open("default", None)
+
+
+def test_a_service_that_takes_one_request_at_a_time_uses_that_number(
+    directory: Path, compiled: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    served_on(directory, workers=1)
+    assert set(compiled) == {RECORDED} and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("threads", "settings"),
+    [
+        pytest.param(RECORDED, {"threads_given": True}, id="the configuration names another number"),
+        pytest.param(4, {}, id="it shares the cores with other replicas"),
+    ],
+)
+def test_a_service_on_another_number_says_so(
+    directory: Path,
+    compiled: list[int],
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+    settings: dict[str, bool],
+) -> None:
+    rewrite(directory, measured_on=measured(threads=threads))
+    with caplog.at_level(logging.WARNING, "gati.inference"):
+        served_on(directory, workers=1, **settings)
+    assert set(compiled) == {OURS}
+    assert [message.partition(": ")[0] for message in caplog.messages] == [
+        f"the latencies of this composition were measured with {threads} threads, but requests run on 3"
+    ]
+
+
+def test_workers_of_a_service_have_one_thread_each(
+    directory: Path, compiled: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    served_on(directory)
+    first, *workers = compiled
+    assert set(workers) == {1} and len(workers) % OURS == 0, "as many workers as the process has cores"
+    assert not caplog.messages
+
+
+Siblings = Callable[[dict[int, str]], None]
+
+
+@pytest.fixture
+def siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Siblings:
+    """Makes a machine of these hardware threads, each with the list of those on its core."""
+
+    def make(listed: dict[int, str]) -> None:
+        for core, text in listed.items():
+            place = tmp_path / f"cpu{core}" / "topology"
+            place.mkdir(parents=True)
+            (place / "thread_siblings_list").write_text(f"{text}\n")
+        monkeypatch.setattr(engine_threads, "_TOPOLOGY", tmp_path)
+        monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(listed))
+        monkeypatch.setattr(os, "cpu_count", lambda: len(listed))
+
+    return make
+
+
+def test_all_cores_are_taken_by_as_many_threads_as_there_are_cores(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siblings({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
+    assert [takes_every_core(count) for count in (1, 2, 3, 4)] == [False, True, True, True]
+    monkeypatch.setattr(engine_threads, "usable_cores", lambda: {0, 1})
+    assert not takes_every_core(2), "others have the rest of the machine"
+
+
+def test_without_a_list_each_core_is_one(siblings: Siblings, tmp_path: Path) -> None:
+    siblings({0: "0", 1: "1", 2: "2"})
+    for each in tmp_path.rglob("thread_siblings_list"):
+        each.unlink()
+    assert [takes_every_core(count) for count in (2, 3)] == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BACKENDS["openvino"].installed(), reason="openvino is not installed")
+def test_a_network_on_a_part_of_the_machine_is_not_pinned(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO pins threads to the first cores: networks of several processes would share these."""
+    siblings({core: str(core) for core in range(4)})
+    asked: list[dict[str, Any]] = []
+
+    class Core:
+        def compile_model(self, model: Any, device: str, settings: dict[str, Any]) -> Any:
+            asked.append(settings)
+            return runtime.compile_model(model, device, settings)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(runtime, name)
+
+    runtime = openvino.core()
+    monkeypatch.setattr(openvino, "core", Core)
+    for count in (1, 2, 4):
+        Engine(traced_network(), exits(0.5), backend="openvino", threads=count)(requests(1))
+    pinned = [(each["INFERENCE_NUM_THREADS"], each["ENABLE_CPU_PINNING"]) for each in asked]
+    assert pinned == [(1, False), (2, False), (4, True)]
