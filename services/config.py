@@ -27,11 +27,7 @@ _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
 _ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
 # Settings of a process that this server starts; a running service has its own.
-_OF_PROCESS = (
-    "size",
-    "threads",
-    *(name for name in ModelSettings.model_fields if name not in _ALSO_WITH_ADDRESS),
-)
+_OF_PROCESS = tuple(name for name in ModelSettings.model_fields if name not in _ALSO_WITH_ADDRESS)
 _OF_ADDRESS = ("secret_file", "authority")
 _OF_SCALING = ("replicas_delay_ms", "replicas_cooldown_s", "replicas_idle_s")
 _OF_SLEEP = ("replicas_idle_s",)
@@ -51,9 +47,7 @@ class ModelConfig(ModelSettings):
     """One model: a cache library or plain model to serve, or the address of a service that serves it."""
 
     caches: bool = True  # False: only the base model of the library
-    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH of a plain model's inputs
-    threads: int | None = Field(default=None, ge=1)
-    address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
+    address: str | None = Field(default=None, pattern=r"^(\[[^\]\s]+\]|[^:\s]+):\d{1,5}$")  # IPv6 in brackets
     secret_file: Path | None = None  # the secret shared with the service at `address`
     authority: Path | None = None  # CA certificates; with them, calls to `address` use TLS
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining time, relative to other models
@@ -116,14 +110,6 @@ class ModelConfig(ModelSettings):
     def served_composition(self) -> str | None:
         """The composition that the model is served with; None without caches, and for a plain model."""
         return self.composition if self.caches and self.model is None else None
-
-    @property
-    def height_and_width(self) -> tuple[int, int] | None:
-        """`size` as numbers."""
-        if self.size is None:
-            return None
-        height, _, width = self.size.partition("x")
-        return int(height), int(width)
 
 
 class PipelineConfig(_Strict):

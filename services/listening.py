@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gati.errors import ConfigError
-from services.hosts import is_loopback
+from services.hosts import address_of, is_loopback
 from services.process import ProcessSettings
 from services.wire.client import UNIX
 from services.wire.codec import Service
@@ -38,6 +38,6 @@ async def listen(
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port} ({why}); choose another port"
+            f"cannot listen on {address_of(settings.host, settings.port)} ({why}); choose another port"
         ) from error
-    return server, f"{settings.host}:{port}"
+    return server, address_of(settings.host, port)

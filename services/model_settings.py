@@ -17,8 +17,10 @@ class ModelSettings(BaseModel):
     library: Path | None = None
     model: str | None = None  # a plain model, instead of a library
     checkpoint: Path | None = None
+    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH of a plain model's inputs
     composition: str | None = Field(default="default", pattern=NAME_PATTERN)
     device: str | None = None  # default: the one the library was measured on; cpu for a plain model
+    threads: int | None = Field(default=None, ge=1)  # default: all cores, divided by the number of replicas
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
@@ -39,3 +41,11 @@ class ModelSettings(BaseModel):
     most_versions: int = Field(default=8, ge=2)  # loaded at the same time
     # Each replica has a second process that has imported everything: to take over, it only loads the model.
     spare: bool = False
+
+    @property
+    def height_and_width(self) -> tuple[int, int] | None:
+        """`size` as numbers."""
+        if self.size is None:
+            return None
+        height, _, width = self.size.partition("x")
+        return int(height), int(width)

@@ -178,7 +178,8 @@ class RayReplica:
     @property
     def _needs(self) -> str:
         gpu = " and a GPU" if self._gpus else ""
-        return f"{self._settings.threads} CPUs{gpu}" if self._settings.threads > 1 else f"1 CPU{gpu}"
+        cores = self._settings.thread_count
+        return f"{cores} CPUs{gpu}" if cores > 1 else f"1 CPU{gpu}"
 
     @cached_property
     def _gpus(self) -> int:
@@ -210,7 +211,7 @@ class RayReplica:
 
     def _new_actor(self) -> Any:
         kind = ray.remote(_Actor).options(
-            num_cpus=self._settings.threads,
+            num_cpus=self._settings.thread_count,
             num_gpus=self._gpus,
             max_restarts=-1,
             max_concurrency=_CALLS,

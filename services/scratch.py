@@ -1,7 +1,7 @@
 """Temporary folders that are removed even if the process that created them is killed.
 
 The process holds a lock in its folder; the system releases it however the process ends. Whoever creates the
-next folder of the same kind removes those whose lock is free.
+next folder of the same kind removes those whose lock is free, and holds that lock meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 _log = logging.getLogger("gati.scratch")
 
@@ -26,9 +28,11 @@ class Scratch:
     def __init__(self, kind: str) -> None:
         prefix = f"gati-{kind}-"
         _sweep(prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._lock = (self.path / _LOCK).open("wb")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock = None
+        while lock is None:  # another process may remove a folder that is not locked yet
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            lock = _locked(self.path)
+        self._lock = lock
 
     def close(self) -> None:
         """Remove the folder and everything in it."""
@@ -36,29 +40,37 @@ class Scratch:
         self._lock.close()
 
 
+def _locked(folder: Path) -> IO[bytes] | None:
+    """The lock of a new folder; None if the folder was removed before it was locked."""
+    try:
+        lock = (folder / _LOCK).open("wb")
+    except FileNotFoundError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_EX)  # waits for who removes the folder
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat()):
+            return lock
+    lock.close()
+    return None
+
+
 def _sweep(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        if _is_left(folder):
+        if _removed(folder):
             _log.info("removed the temporary folder of a dead process", extra={"folder": str(folder)})
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left(folder: Path) -> bool:
-    """Whether a folder is one of ours whose process has ended."""
+def _removed(folder: Path) -> bool:
+    """Remove a folder if it is one of ours whose process has ended; returns whether it was."""
+    lock = folder / _LOCK
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return False
-        with (folder / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except FileNotFoundError:
-        return _age_s(folder) > _YOUNG_S
-    except OSError:  # locked by its process, or not readable
+        if not lock.exists() and time.time() - folder.stat().st_mtime <= _YOUNG_S:
+            return False
+        with lock.open("ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # locked by its process, removed by another one, or not readable
         return False
-
-
-def _age_s(folder: Path) -> float:
-    try:
-        return time.time() - folder.stat().st_mtime
-    except OSError:
-        return 0.0
+    return True

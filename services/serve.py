@@ -219,12 +219,12 @@ def _settings(
     shared = {each: getattr(own, each) for each in ModelSettings.model_fields}
     shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
     shared["composition"] = own.served_composition
+    shared["threads"] = own.threads or hosting.threads(replicas)
     shared["largest_batch"] = min(own.largest_batch, own.queue_capacity)  # a larger one would never fit
     return InferenceSettings(
         **shared,
         name=name,
-        size=own.height_and_width,
-        threads=own.threads or hosting.threads(replicas),
+        threads_given=own.threads is not None,
         records_max_age_s=max(_SAMPLES_KEPT_S, config.adaptation.window_s if config.adaptation else 0.0),
         stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         replicas=replicas,

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gati.errors import ConfigError
 from services.accepting import PatientListener
 from services.config import ServeConfig
+from services.hosts import address_of
 from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
 
@@ -54,7 +55,8 @@ def listen(config: ServeConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
+            f"cannot listen on {address_of(config.host, config.port)} ({error.strerror or error}); "
+            "choose another --port"
         ) from error
 
 
@@ -79,8 +81,7 @@ async def answering(
 def url_of(config: ServeConfig, listening: socket.socket) -> str:
     """The URL of the server."""
     scheme = "http" if config.certificate is None else "https"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{listening.getsockname()[1]}"
+    return f"{scheme}://{address_of(config.host, listening.getsockname()[1])}"
 
 
 # --------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class MemoryKeeper:
 
     def save(self) -> None:
         """Save the contents of the memory. A failure is logged once, and the old file stays."""
-        if self._path is None or self._recall is None:
+        if self._path is None or self._recall is None or not self._standing.is_owned:
             return
         try:
             atomic_write_bytes(self._path, _packed(self._recall.remembered(), self._header()))

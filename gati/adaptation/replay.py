@@ -37,7 +37,10 @@ _WARM_UP = 20  # requests before the first timed one
 
 @dataclass(frozen=True)
 class RecordedRequests:
-    """n requests in order: inputs, stream times, frame numbers, and the base model's answers."""
+    """n requests in order: inputs, stream times, frame numbers, and the base model's answers.
+
+    `source` names the stream, without credentials.
+    """
 
     source: str
     inputs: Sequence[Tensor]
@@ -83,10 +86,11 @@ def record(
                 times.append(frame.time_s)
                 numbers.append(frame.index)
     if not inputs:
-        raise VideoError(f"{source} has no pictures {first} to {'its end' if end is None else end}")
+        raise VideoError(f"{opened.name} has no pictures {first} to {'its end' if end is None else end}")
     reference = reference_of(served)
     base = [reference.base(x)[0] for x in inputs]
-    return RecordedRequests(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
+    numbered = np.array(numbers, dtype=np.int64)
+    return RecordedRequests(opened.name, inputs, np.array(times), numbered, base, places)
 
 
 class Period(NamedTuple):

@@ -25,7 +25,7 @@ from gati.costs.hardware import cpu_name
 from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.engine.threads import usable_cores
+from gati.engine.threads import on_threads, usable_cores
 from gati.errors import BackendError, DataError, GatiError, StorageError, one_line
 from gati.evaluation.bench_result import (
     Bench,
@@ -39,6 +39,7 @@ from gati.evaluation.bench_result import (
 )
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
+from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.peers import build_peers
 from gati.evaluation.timing import WARM_UP_REQUESTS, BenchEntry, measure_latency, measure_throughput
@@ -49,6 +50,7 @@ from gati.exploration.network import load_network
 from gati.files import atomic_write_text
 from gati.model.data import load_data
 from gati.model.labels import LabelMap
+from gati.model.outputs import check_base_outputs
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
 from gati.version import __version__
@@ -91,7 +93,7 @@ def bench(
     repeated; if any are still disturbed, the result is marked.
 
     Raises:
-        DataError: there are no inputs, or they do not fit the network.
+        DataError, ModelError: there are no inputs, or they do not fit the network.
         LibraryError, CompositionError, BackendError: as for `load`.
     """
     for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
@@ -100,9 +102,8 @@ def bench(
     if not 0.0 <= seconds < float("inf"):
         raise DataError(f"seconds is {seconds}; give 0 or more")
     served = open_served(directory, composition=composition, threads=threads)
-    inputs = load_data(data, served.model.preprocessing, what="benchmark data")
-    if limit is not None and limit < len(inputs):
-        inputs = inputs.subset(range(limit))
+    given = load_data(data, served.model.preprocessing, what="benchmark data")
+    inputs, ordered = first_inputs(given, limit)
     if len(inputs) == 0:
         raise DataError("the benchmark data is empty; give at least one input")
     named = name_and_label(served.library, inputs, label_map=label_map)
@@ -111,13 +112,15 @@ def bench(
         [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
     )
 
+    reference = float32_classes(served.module, images, served.engine.traced.device)
+
     def request(index: int) -> Tensor:
         return images[index : index + 1]
 
-    with _Field.open(served, cascade) as field:
+    count = served.engine.threads
+    with on_threads(count), _Field.open(served, cascade) as field:
         steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
-    reference = float32_classes(served.module, images, served.engine.traced.device)
     enter_look(served, inputs)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
@@ -131,11 +134,11 @@ def bench(
         fastest_static=fastest,
         rows=rows,
         left_out=tuple(field.left_out),
-        machine=_machine(served.engine.traced.device),
+        machine=_machine(served.engine.traced.device, count),
         versions=_versions(),
         method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
+        note="; ".join(each for each in (ordered, note_of_seen(served.library, inputs), named.note) if each),
         disturbed=steady.disturbed > 0,
         disturbance=steady.note,
         composed=served.composition.created,
@@ -373,17 +376,17 @@ def _bytes_of(module: nn.Module) -> int:
 
 
 def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
-    """Return the classes [n] that the user's module predicts on `device` for `images` [n, ...]."""
+    """Return the classes [n] that the user's module predicts for `images`; ModelError for NaN or infinity."""
     with torch.inference_mode():
         batches = (rows.to(device, copy=True) for rows in images.split(_BATCH))
-        return torch.cat([module(batch).argmax(1).cpu() for batch in batches]).numpy()
+        return torch.cat([check_base_outputs(module(batch)).argmax(1).cpu() for batch in batches]).numpy()
 
 
-def _machine(device: torch.device) -> BenchMachine:
+def _machine(device: torch.device, threads: int) -> BenchMachine:
     return BenchMachine(
         cpu=cpu_name(),
         cores=len(usable_cores()),
-        threads=torch.get_num_threads(),
+        threads=threads,
         system=f"{platform.system()} {platform.machine()}",
         load_average=tuple(round(value, 2) for value in os.getloadavg()),
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gati.composition.accuracy import AccuracyDrop, accuracy_drop
-from gati.composition.binomial import check_levels
+from gati.composition.binomial import check_confidence, check_levels
 from gati.composition.certificate import AttemptCount, Certificate, LossCounts, NewInputs, Recount
 from gati.composition.composition import Composition
 from gati.composition.copies import counted
@@ -33,6 +33,7 @@ from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
+from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
 from gati.types import BASE, TrialId
 
@@ -118,7 +119,10 @@ def certify(
         DataError: there are no inputs, or `explore` or earlier attempts have seen all of them.
         LibraryError, CompositionError, BackendError: as for `load`; CompositionError if there are no exits,
             or if `write` would drop a per-class promise.
+        ModelError: the network returns NaN or infinity for some inputs.
     """
+    if confidence is not None:
+        check_confidence(confidence)
     served = open_served(directory, composition=composition, device=device)
     chosen = served.composition
     if not chosen.exits:
@@ -190,7 +194,7 @@ def _answers(
             answers += [prediction.class_index for prediction in predictions]
             hit += [prediction.exit != BASE for prediction in predictions]
             with torch.inference_mode():
-                base += served.module(rows.clone()).argmax(1).tolist()
+                base += check_base_outputs(served.module(rows.clone())).argmax(1).tolist()
             if progress is not None:
                 progress(len(answers), len(inputs))
     return np.array(answers), np.array(base), np.array(hit)

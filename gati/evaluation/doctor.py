@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.composition.binomial import check_confidence
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
 from gati.engine.backends import BACKENDS, Backend, GraphBackend
@@ -226,6 +227,7 @@ class _Cut:
 
 
 def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
+    check_confidence(given.confidence)
     loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None

@@ -21,14 +21,17 @@ from gati.documents import DocumentKind, values_of
 from gati.engine.batching import rows_of
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
+from gati.engine.threads import on_threads
 from gati.errors import DataError, LibraryError
 from gati.evaluation.by_class import ClassCount, count_classes
+from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.timing import IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
+from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
 
 _KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True)
@@ -150,19 +153,20 @@ def evaluate(
     base and Gati take turns of 64 requests each. `progress(done, of)` is called periodically. Disturbed
     measurements are repeated; if they are still disturbed, the result is marked.
     `class_names` and `label_map` are as for `explore` and default to those stored there. If labels do not fit
-    the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen.
+    the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen,
+    and a `limit` that leaves out classes.
 
     Raises:
         DataError: there are no inputs, or they do not fit the network.
+        ModelError: the network returns NaN or infinity for some inputs.
         LibraryError, CompositionError, BackendError: as for `load`.
     """
     for name, value in (("limit", limit), ("repetitions", repetitions)):
         if value is not None and value < 1:
             raise DataError(f"{name} is {value}; at least 1 is needed")
     served = open_served(directory, composition=composition, device=device, threads=threads)
-    inputs = load_data(data, served.model.preprocessing, what="evaluation data")
-    if limit is not None and limit < len(inputs):
-        inputs = inputs.subset(range(limit))
+    given = load_data(data, served.model.preprocessing, what="evaluation data")
+    inputs, ordered = first_inputs(given, limit)
     named = name_and_label(served.library, inputs, class_names, label_map)
     measured = evaluate_engine(
         served.engine,
@@ -174,7 +178,7 @@ def evaluate(
         class_names=named.class_names,
     )
     enter_look(served, inputs)
-    notes = (note_of_seen(served.library, inputs), named.note)
+    notes = (ordered, note_of_seen(served.library, inputs), named.note)
     return replace(
         measured, note="; ".join(note for note in notes if note), composed=served.composition.created
     )
@@ -198,7 +202,7 @@ def evaluate_engine(
     if len(data) == 0:
         raise DataError("the evaluation data is empty; give at least one input")
     measuring = _Measuring(engine, data, module, repetitions, progress, machine)
-    with engine, quiet():
+    with on_threads(engine.threads), engine, quiet():
         found = measure_steadily(measuring.rounds(), _Times.alike, machine=machine)
         threads = torch.get_num_threads()
     latency = _latency([taken for each in found.rounds for taken in each.gati_ms])
@@ -284,6 +288,7 @@ class _Measuring:
             gati = self._gati_turn(row, times)
         times.exits += [prediction.exit for prediction in gati]
         if keep:
+            check_base_outputs(torch.stack([prediction.probabilities for prediction in base]))
             self.answers.gati += gati
             self.answers.reference += [prediction.class_index for prediction in base]
 

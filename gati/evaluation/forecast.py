@@ -63,8 +63,8 @@ class _Stage:
         if self.pace is None:
             return None
         a_step = Pace(batch * self.pace.answer_s, batch * self.pace.learn_s)
-        steps, _ = schedule.affordable(left_s, a_step, inputs, batch, self.recipe, students=self.students)
-        return steps * batch / inputs
+        found = schedule.affordable(left_s, a_step, inputs, batch, self.recipe, students=self.students)
+        return found.steps * batch / inputs
 
     def usual_s(self, inputs: int, batch: int) -> float:
         """Return the seconds that `explore` trains without a budget."""

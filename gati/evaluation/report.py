@@ -18,7 +18,7 @@ from gati.evaluation.pages import page_environment
 from gati.exploration.library import Library
 from gati.files import atomic_write_text
 from gati.types import Profile
-from gati.units import format_bytes
+from gati.units import at_least, at_most, format_bytes
 from gati.version import __version__
 
 Measured = TypeVar("Measured", Bench, Evaluation)
@@ -135,6 +135,7 @@ def _page(facts: _Facts) -> str:
     environment.filters["percent"] = lambda share: "-" if share is None else f"{100 * share:.2f} %"
     environment.filters["ms"] = lambda value: "-" if value is None else f"{value:.3f} ms"
     environment.filters["size"] = format_bytes
+    environment.filters |= {"at_least": at_least, "at_most": at_most}
     charts = {name: Markup(svg) for name, svg in _charts(facts).items()}  # their labels are escaped
     value, note = _headline(facts)
     page = environment.get_template("report.html")
@@ -146,20 +147,21 @@ def _headline(facts: _Facts) -> tuple[str, str]:
     if facts.own_rows is not None:
         gain = facts.own_rows[1].gain_same
         spread = f"{gain.min:.2f} to {gain.max:.2f} over the repetitions of gati bench"
-        note = f"mean latency, against the same engine; {spread}{_disturbed(facts.bench)}"
+        note = f"mean latency, against the same engine; {spread}{_caveats(facts.bench)}"
         return f"{gain.median:.2f}x", note
     if facts.evaluation is not None:
-        note = f"mean latency, measured by gati evaluate{_disturbed(facts.evaluation)}"
+        note = f"mean latency, measured by gati evaluate{_caveats(facts.evaluation)}"
         return f"{facts.evaluation.gain:.2f}x", note
     gain_expected = facts.composition.expected.gain
     return f"{gain_expected:.2f}x", "expected mean latency; not yet measured on unseen inputs"
 
 
-def _disturbed(measured: Bench | Evaluation | None) -> str:
-    """Return the warning for figures measured on a busy machine."""
-    if measured is None or not measured.disturbed:
+def _caveats(measured: Bench | Evaluation | None) -> str:
+    """Return warnings about the inputs of a measurement, and about a busy machine."""
+    if measured is None:
         return ""
-    return f"; do not quote: {measured.disturbance}"
+    disturbed = f"do not quote: {measured.disturbance}" if measured.disturbed else ""
+    return "".join(f"; {each}" for each in (measured.note, disturbed) if each)
 
 
 def _charts(facts: _Facts) -> dict[str, str]:
@@ -173,7 +175,8 @@ def _charts(facts: _Facts) -> dict[str, str]:
     exits = facts.composition.exits
     if exits:
         rows = [(each.block, each.expected_hit_rate, "gati") for each in exits]
-        rows.append(("runs to the end", 1.0 - sum(each.expected_hit_rate for each in exits), "base"))
+        left = sum(each.expected_hit_rate for each in exits)
+        rows.append(("runs to the end", max(0.0, 1.0 - left), "base"))  # the sum may be above 1 by rounding
         charts["exits"] = bars(rows)
     if facts.frontier:
         points = [

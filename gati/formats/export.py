@@ -19,7 +19,7 @@ from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.exploration.library import Library
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
-from gati.formats.metadata import describe, in_float32, metadata_of
+from gati.formats.metadata import describe, in_float32, metadata_of, warning_of
 from gati.model.inputs import TensorInputs
 from gati.model.lengths import TracedSequences
 from gati.model.preprocess import Preprocessing
@@ -112,6 +112,8 @@ def _opened(directory: str | Path, composition: str) -> Served:
 
 def _note(served: Served) -> str:
     composition = served.composition
+    if warning := warning_of(composition):
+        return warning
     if composition.certificate is None or in_float32(composition):
         return ""
     return (

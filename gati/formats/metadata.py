@@ -55,6 +55,11 @@ def in_float32(composition: Composition) -> bool:
     return get_backend(composition.backend).in_float32()
 
 
+def warning_of(composition: Composition) -> str:
+    """Return why nothing proves the file's agreement; "" if something does, or if there are no exits."""
+    return composition.warning if composition.exits else ""
+
+
 def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
     """Return a short description for people who open the file in a viewer."""
     blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block (it has no exits)"
@@ -64,6 +69,8 @@ def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str
         "probabilities [1, K]: class probabilities. exit [1]: the exit that answered (metadata 'exits'), or "
         "the number of exits if the whole network did. score [1]: of the last lookup, NaN if there was none.",
     ]
-    if composition.certificate is not None and in_float32(composition):
+    if warning := warning_of(composition):
+        lines.append(warning)
+    elif composition.certificate is not None and in_float32(composition):
         lines.append(composition.certificate.sentence())
     return "\n".join(lines)

@@ -31,12 +31,17 @@ _TYPES: dict[int, str] = {
 
 
 def config_of(model: onnx.ModelProto, name: str, *, labels: bool) -> str:
-    """Return the text of `config.pbtxt`. An `If` decides for one input, so Triton must not batch inputs."""
+    """Return the text of `config.pbtxt`.
+
+    An `If` decides for one input, so Triton must not batch inputs. Without an instance group it would run the
+    file on a GPU if there is one, which may round to TF32: answers were checked, and certified, in float32.
+    """
     outputs = [_tensor(value, labels and value.name == "probabilities") for value in model.graph.output]
     return (
         f"name: {json.dumps(name)}\n"
         'backend: "onnxruntime"\n'
         "max_batch_size: 0\n"
+        "instance_group [ { kind: KIND_CPU } ]\n"
         f"input [\n{_tensor(model.graph.input[0], False)}\n]\n"
         "output [\n" + ",\n".join(outputs) + "\n]\n"
     )

@@ -157,6 +157,11 @@ class Standing:
         """The file that it is written to; None if nothing is saved."""
         return self._path
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether this process may write that file, and those next to it, now."""
+        return self._path is not None
+
     def watch(
         self,
         identity: str,

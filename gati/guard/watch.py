@@ -150,9 +150,12 @@ class Watch:
         if level:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
+        before = self.proof
         judged = self._ladder.audited(each, tested=None if proves else level, deployed=deployed)
         if judged is None:
             proof = self.proof
+            if proof is not before and self.on_restart is not None:
+                self.on_restart()  # it took another share of delta
             if self.state == "stopped" and proof is not None and proof.hopeless:
                 self.prove_anew()
         elif judged.kind == "released":

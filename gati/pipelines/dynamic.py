@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from gati.pipelines import policies
 from gati.pipelines.forks import follows
-from gati.pipelines.pipeline import Finding, Pipeline
+from gati.pipelines.pipeline import Finding, Option, Pipeline
 from gati.pipelines.tables import (
     BUSY,
     IN_TIME,
@@ -65,6 +65,8 @@ _COLUMNS = 1024
 _PARALLEL_COLUMNS = 256  # for parallel branches, which need matrices
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
 _LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
+_SLOW, _NEARLY_ALL = 0.95, 0.999  # shares of latencies
+_FAR_ABOVE = 8.0  # times the usual latencies
 _SURE = 1e-9  # tolerance for rounding errors of probabilities
 _ALIKE = 1e-6  # tolerance for probabilities and ms: figures of the same traffic may differ by decay
 
@@ -110,11 +112,7 @@ class DynamicPolicy:
         following = follows(pipeline)
         parallel = any(follow.join is not None for several in following.values() for follow in several)
         self._columns = columns or (_PARALLEL_COLUMNS if parallel else _COLUMNS)
-        slowest = {
-            name: max(option.measured_latency.quantile_ms(0.999) for option in stage.options.values())
-            for name, stage in pipeline.stages.items()
-        }
-        self._cell_ms = policies.longest(pipeline, slowest)[1][pipeline.input] * 1.02 / (self._columns - 1)
+        self._cell_ms = _longest_ms(pipeline) * 1.02 / (self._columns - 1)
         grid = Grid(pipeline, following, self._cell_ms, self._columns, late_worth)
         static, plans = self._static_plans(pipeline, attainment)
         tables = [ValueTable(grid, given=plan) for plan in plans]
@@ -178,6 +176,31 @@ class _DynamicPlan(NamedTuple):
         place = choices[column_of(remaining_ms, self.cell_ms, self.columns)]
         option, part = self.entries[stage][place]
         return policies.Choice(option, max(remaining_ms, 0.0) * part)
+
+
+def _longest_ms(pipeline: Pipeline) -> float:
+    """The longest remaining time that plans distinguish: that of nearly all queries with the slowest options.
+
+    Rare latencies far above the usual ones do not count, such as that of one query that waited for a start:
+    otherwise the grid would be too coarse for all others.
+    """
+    nearly_all, usual = (
+        policies.longest(
+            pipeline,
+            {
+                name: max(of(option) for option in stage.options.values())
+                for name, stage in pipeline.stages.items()
+            },
+        )[1][pipeline.input]
+        for of in (lambda option: option.measured_latency.quantile_ms(_NEARLY_ALL), _usual_ms)
+    )
+    return min(nearly_all, _FAR_ABOVE * usual)
+
+
+def _usual_ms(option: Option) -> float:
+    """The latency of a slow request that waits as long as most do."""
+    waiting = 0.0 if option.overhead is None else option.overhead.quantile_ms(0.5)
+    return waiting + option.network_latency.quantile_ms(_SLOW)
 
 
 def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:

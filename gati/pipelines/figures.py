@@ -144,9 +144,10 @@ class OptionFigures:
 
     def __init__(self, option: Option, settings: LiveSettings) -> None:
         self.offline = option
-        self.chosen = 0  # ever
-        self.explored = 0  # of these, chosen to explore
-        self.last_tick = 0
+        self.chosen = 0  # queries that it answered, ever
+        self.explored = 0  # queries sent to it to observe it, whether or not it answered
+        self.last_tick = 0  # of the last answer
+        self.tried_tick = 0  # of the last query that explored it, whether or not it answered
         self.exits: DecayedCounts[str] = DecayedCounts(settings.half_life)
         self.queue = DecayedHistogram(settings.half_life / _QUEUE_FASTER)
         self._settings = settings

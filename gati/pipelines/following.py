@@ -17,7 +17,8 @@ offline figures return. Second, a query runs another option that `explore_every`
 run, the oldest observation first, if its mean time fits into the remaining time; if it does not fit, the
 option waits for four times as many queries. Such queries are at least `explore_every` apart. So an option
 that became faster is discovered within a bounded number of queries, whatever the plan expects of it. Options
-that cannot answer now are passed over; if only sleeping ones are due, one is woken for later queries.
+that cannot answer now are passed over; if only sleeping ones are due, one is woken for later queries. If the
+explored option fails or takes too long, `Run.fall_back` runs the planned one instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gati.errors import PipelineError
+from gati.pipelines.changes import have_moved
 from gati.pipelines.figures import (
     Agreement,
     Audits,
@@ -36,13 +38,9 @@ from gati.pipelines.figures import (
     OptionFigures,
     StageFigures,
 )
-from gati.pipelines.pipeline import Option, Pipeline, Stage
+from gati.pipelines.pipeline import Pipeline
 from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run, times_to_answer
 
-_TAIL = 0.95  # quantile of latencies; the share above it is compared, too
-_ACCURACY_FINER = (
-    10  # the tolerance is smaller by this factor: 1 % of accuracy matters more than 1 % of latency
-)
 _LOOKS = 8  # checks per exploration interval while no option is due
 _PATIENCE = 4  # options that do not fit are explored less often by this factor
 
@@ -125,8 +123,7 @@ class LivePlanner:
                 figures = {name: each.copy() for name, each in self._figures.items()}
                 agreements = self._agreements()
             stages = {name: each.stage(agreements[name]) for name, each in figures.items()}
-            planned = self._planner.pipeline.stages
-            if not any(_moved(planned[name], stages[name], self.settings.tolerance) for name in stages):
+            if not have_moved(self._planner.pipeline, stages, self.settings.tolerance):
                 return False
             planner = Planner(replace(self._offline, stages=stages), self.policy, attainment=self.attainment)
             needs = times_to_answer(planner.pipeline)
@@ -209,6 +206,7 @@ class LivePlanner:
             if run is not None:
                 self._look_at[stage] = figures.tick + every
                 figures.options[run].explored += 1
+                figures.options[run].tried_tick = figures.tick
                 return run, run
             self._look_at[stage] = figures.tick + max(1, every // _LOOKS)
             return chosen, next((name for name in stale if name in asleep), chosen)
@@ -220,7 +218,7 @@ class LivePlanner:
         found = []
         for name, each in figures.options.items():
             fits = self._needs[stage, name] <= remaining_ms
-            unseen = figures.tick - each.last_tick
+            unseen = figures.tick - max(each.last_tick, each.tried_tick)
             if name != chosen and unseen >= (every if fits else _PATIENCE * every):
                 found.append((unseen, name))
         return [name for _, name in sorted(found, reverse=True)]
@@ -255,29 +253,3 @@ class LivePlanner:
             return self._figures[stage].options[option]
         except KeyError:
             raise PipelineError(f"no stage '{stage}' with option '{option}'") from None
-
-
-def _moved(planned: Stage, now: Stage, tolerance: float) -> bool:
-    """Whether any figure differs from that of the current plan by more than the tolerance."""
-    if now is planned:
-        return False
-    return _apart(planned.shares, now.shares) > tolerance or any(
-        _option_moved(option, now.options[name], tolerance) for name, option in planned.options.items()
-    )
-
-
-def _option_moved(planned: Option, now: Option, tolerance: float) -> bool:
-    if now is planned:
-        return False
-    before, after = planned.measured_latency, now.measured_latency
-    limit_ms = before.quantile_ms(_TAIL)
-    return (
-        abs(after.mean_ms - before.mean_ms) > tolerance * before.mean_ms
-        or abs(after.reaches(limit_ms) - before.reaches(limit_ms)) > tolerance
-        or abs(now.measured_accuracy - planned.measured_accuracy) > tolerance / _ACCURACY_FINER
-        or _apart(planned.behaviour().shares, now.behaviour().shares) > tolerance
-    )
-
-
-def _apart(before: tuple[float, ...], after: tuple[float, ...]) -> float:
-    return max(abs(one - other) for one, other in zip(before, after, strict=True))

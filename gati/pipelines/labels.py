@@ -61,6 +61,11 @@ class LabelMap:
         columns = tuple(tuple(position[member] for member in members) for members in groups.values())
         return cls(tuple(groups), columns, len(class_names))
 
+    @property
+    def by_label(self) -> dict[str, tuple[int, ...]]:
+        """Indices of the classes of each label."""
+        return dict(zip(self.labels, self.columns, strict=True))
+
     @cached_property
     def by_class(self) -> npt.NDArray[np.int64]:
         """Index of the label that each class belongs to, int64 [classes]; -1 for none."""

@@ -169,7 +169,9 @@ def _summarize_stage(
         name: _summarize_option(stage, option, outcomes[option.source], among, labels, before, folder)
         for name, option in stage.options.items()
     }
-    return StageMeasurement(int(among.sum()), shares, options)
+    return StageMeasurement(
+        int(among.sum()), shares, options, stage.truth.by_label, tuple(edge.source for edge in edges)
+    )
 
 
 def _summarize_option(

@@ -52,11 +52,17 @@ class OptionMeasurement:
 
 @dataclass(frozen=True)
 class StageMeasurement:
-    """`inputs`: number of inputs of this stage; `shares` of each label among them, empty without labels."""
+    """`inputs`: number of inputs of this stage; `shares` of each label among them, empty without labels.
+
+    `classes` are the indices of each label's classes, and `after` the stages before this one, as they were
+    when it was measured. Both are None in files of earlier versions.
+    """
 
     inputs: int
     shares: dict[str, float]
     options: dict[str, OptionMeasurement]
+    classes: dict[str, tuple[int, ...]] | None = None
+    after: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,8 @@ def _measurements(raw: dict[str, Any], where: str) -> Measurements:
                 option: _option(values, f"{where}: stage '{name}', option '{option}'")
                 for option, values in stage["options"].items()
             },
+            _classes(stage.get("classes")),
+            None if stage.get("after") is None else tuple(map(str, stage["after"])),
         )
         for name, stage in table(raw["stages"], f"{where}: stages").items()
     }
@@ -111,6 +119,10 @@ def _measurements(raw: dict[str, Any], where: str) -> Measurements:
         raw["created"],
         stages,
     )
+
+
+def _classes(raw: dict[str, list[int]] | None) -> dict[str, tuple[int, ...]] | None:
+    return None if raw is None else {label: tuple(map(int, indices)) for label, indices in raw.items()}
 
 
 def _option(raw: dict[str, Any], where: str) -> OptionMeasurement:

@@ -77,7 +77,7 @@ class Option:
     def behaviour(self, finding: Finding | None = None) -> Behaviour:
         """The behaviour on inputs after `finding`, or on all inputs if that was not measured."""
         known = self.behaviours.get(finding) or self.behaviours.get(None)
-        return known or Behaviour((1.0,), (self.measured_accuracy,), (self._network_latency,))
+        return known or Behaviour((1.0,), (self.measured_accuracy,), (self.network_latency,))
 
     def level(self, confidence: float) -> int:
         """The level of an answer: 0 for the most confident."""
@@ -93,11 +93,12 @@ class Option:
     @cached_property
     def measured_latency(self) -> Distribution:
         """The latency, overhead included. Raises `PipelineError` if it is not measured."""
-        network = self._network_latency
+        network = self.network_latency
         return network if self.overhead is None else network.plus(self.overhead)
 
     @property
-    def _network_latency(self) -> Distribution:
+    def network_latency(self) -> Distribution:
+        """The latency without overhead. Raises `PipelineError` if it is not measured."""
         if self.latency is None:
             raise PipelineError(f"option '{self.name}' has no latency; run gati pipeline measure")
         return self.latency

@@ -21,7 +21,8 @@ _LEAST_MS = 1e-6
 class Step(NamedTuple):
     """A started stage: its option, its budget, and the remaining SLO.
 
-    `wanted` is the option that would run if sleeping ones were usable already; usually `option`.
+    `wanted` is the option that would run if sleeping ones were usable already; usually `option`. `planned` is
+    the option that would run if the query did not explore another one.
     """
 
     stage: str
@@ -29,6 +30,12 @@ class Step(NamedTuple):
     budget_ms: float
     remaining_ms: float  # below zero: the deadline has passed
     wanted: str
+    planned: str
+
+    @property
+    def explores(self) -> bool:
+        """Whether the option runs only to be observed; see `Run.fall_back`."""
+        return self.option != self.planned
 
 
 # From a stage, its chosen option, the remaining time, and the usable and sleeping options: the option to run
@@ -159,11 +166,24 @@ class Run:
             option = self._instead(stage, remaining_ms, usable)
             if wanted not in asleep:
                 wanted = self._instead(stage, remaining_ms, {*usable, *asleep})
-        elif self._explore is not None and option not in asleep:
+        planned = option
+        if option == choice.option and self._explore is not None and option not in asleep:
             known = self._pipeline.stages[stage].options if usable is None else usable
             option, wanted = self._explore(stage, option, remaining_ms, known, asleep)
         self._ready.remove(stage)
-        step = Step(stage, option, choice.budget_ms, remaining_ms, wanted)
+        step = Step(stage, option, choice.budget_ms, remaining_ms, wanted, planned)
+        self.steps[stage] = step
+        return step
+
+    def fall_back(self, stage: str, elapsed_ms: float) -> Step:
+        """Start the planned option of a stage whose explored option does not answer.
+
+        **Raises:** `PipelineError` if the stage does not run an explored option.
+        """
+        step = self.steps.get(stage)
+        if step is None or stage in self.labels or not step.explores:
+            raise PipelineError(f"stage '{stage}' does not run an explored option; finish it instead")
+        step = step._replace(option=step.planned, remaining_ms=self.latency_slo_ms - elapsed_ms)
         self.steps[stage] = step
         return step
 

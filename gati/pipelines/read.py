@@ -73,7 +73,25 @@ def parse_pipeline(
     order, first = check_graph(
         stages, edges, None if declared_input is None else text(declared_input, top.at("input")), str(file)
     )
-    return Pipeline(name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file)
+    found = Pipeline(name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file)
+    if measurements is not None:
+        _check_edges(found, measurements, str(file))
+    return found
+
+
+def _check_edges(pipeline: Pipeline, measurements: Measurements, where: str) -> None:
+    """Raise `PipelineError` if a stage was measured on what another stage had found before it."""
+    for name, stage in pipeline.stages.items():
+        kept = measurements.stages.get(name)
+        now = [edge.source for edge in pipeline.edges_to[name]]
+        if kept is None or kept.after is None or sorted(kept.after) == sorted(now):
+            continue
+        if any(finding is not None for one in stage.options.values() for finding in one.behaviours):
+            then, afterwards = (" and ".join(f"'{each}'" for each in names) for names in (kept.after, now))
+            raise PipelineError(
+                f"{where}: stage '{name}' was measured after {then} but now follows {afterwards or 'none'}; "
+                "run gati pipeline measure"
+            )
 
 
 def _stage(
@@ -93,12 +111,18 @@ def _stage(
     except PipelineError as error:
         raise PipelineError(f"{where}: {error}") from None
     given_shares = fields.take("shares")
+    stale = kept is not None and not _fits(kept, truth)
+    kept = None if stale else kept
     options = {}
     for key, value in table(fields.take("options"), fields.at("options")).items():
         here = f"{where}, option '{_valid_name(key, 'option', where)}'"
         known = None if kept is None else kept.options.get(key)
-        options[key] = _option(key, table(value, here), groups, classes, known, folder, here, measured)
+        options[key] = _option(
+            key, table(value, here), groups, classes, known, folder, here, measured and not stale
+        )
     fields.finish()
+    if measured and stale and any(one.accuracy is None or one.latency is None for one in options.values()):
+        raise PipelineError(f"{where} was measured with other labels or classes; run gati pipeline measure")
     shares = given_shares if given_shares is not None or kept is None else kept.shares or None
     return Stage(name, labels, options, truth, _shares(shares, labels, fields.at("shares")))
 
@@ -138,6 +162,12 @@ def _option(
             f"{where} has no measurements ({missing}); run gati pipeline measure, or write it into the file"
         )
     return option
+
+
+def _fits(kept: StageMeasurement, truth: LabelMap) -> bool:
+    """Whether a stage was measured with the labels and classes that it has now, as far as is known."""
+    same = not kept.shares or kept.shares.keys() == set(truth.labels)
+    return same and kept.classes in (None, truth.by_label)
 
 
 def _with_measurements(

@@ -30,7 +30,7 @@ class AnnotatedVideoSink:
 
     Consecutive results of one picture, for example of several regions, are drawn together. Pictures keep
     their stream time and are resized to the first one. The file appears when the sink is closed; until then
-    its data is in a temporary file beside it, with a leading dot and the suffix `.part`. Without results
+    its data is in a temporary file next to it, with a leading dot and the suffix `.part`. Without results
     there is no file.
     """
 

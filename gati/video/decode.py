@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _DEFAULT_RATE = 25.0  # pictures per second if neither timestamps nor a header give it
 _REORDERED = 4  # reordering window in pictures: files without presentation times use decoding order
+_UNSPECIFIED_SPACE, _RESERVED_SPACE = 2, 3  # FFmpeg's numbers; some encoders write the reserved one
 _LATE = "no answer in time"
 _REASONS = {
     "ExitError": _LATE,
@@ -165,9 +166,22 @@ class Video:
         raise VideoError(f"{self._name} stopped: {reason}")
 
     def _image(self, frame: Any) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+        image = self._rgb(frame)
         quarters = round(frame.rotation / 90.0) % 4  # phones store pictures rotated
         return np.ascontiguousarray(np.rot90(image, quarters)) if quarters else image
+
+    def _rgb(self, frame: Any) -> NDArray[np.uint8]:
+        if frame.colorspace == _RESERVED_SPACE:
+            frame.colorspace = _UNSPECIFIED_SPACE
+        try:
+            # one thread: to start more for each picture takes longer than to convert it
+            image: NDArray[np.uint8] = frame.to_ndarray(format="rgb24", threads=1)
+        except import_av().error.FFmpegError as error:
+            raise VideoError(
+                f"cannot convert the pictures of {self._name} to RGB ({frame.format.name} in colour space "
+                f"{frame.colorspace}: {reason_of(error)}); use a usual colour space, such as BT.709"
+            ) from None
+        return image
 
 
 def in_order(

@@ -16,7 +16,8 @@ _MAYBE_SECRET = re.compile(r"(:/+).*@", re.DOTALL)
 _FILE = re.compile(r"(opencv:([A-Za-z]:)?|[A-Za-z]:)/(?!/)")  # how the path of a file on a drive begins
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(.*)", re.DOTALL)
 # Some cameras want the password in the path: /user=admin_password=tlJwpbo6_channel=1.sdp
-_SECRET_IN_PATH = re.compile(r"(?i)((?:user|login|pass|pwd|token|key|secret|auth)[a-z]*=)([^/&;]*)")
+_SECRET_IN_PATH = re.compile(r"(?i)((?:usr|user|login|pass|pw|psw|token|key|secret|auth)[a-z]*=)([^/&;]*)")
+_PLAIN = re.compile(r"[\w.,-]*")  # values of harmless parameters; others may hold more parameters
 _HARMLESS = {
     "channel",
     "subtype",
@@ -133,4 +134,5 @@ def _redacted_query(query: str) -> str:
 def _redacted_parameter(key: str, value: str) -> str:
     if not value:
         return "***"  # a bare token, not the name of anything
-    return urlencode({key: value if key.lower() in _HARMLESS else "***"}, safe="*")
+    harmless = key.lower() in _HARMLESS and _PLAIN.fullmatch(value)
+    return urlencode({key: value if harmless else "***"}, safe="*")

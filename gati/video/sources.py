@@ -25,6 +25,7 @@ from gati.video.status import Rate, SourceState, SourceStatistics
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
 _SHOWN = 200  # characters of a wrong source in a message
+_MAYBE_ADDRESS = re.compile(r"\A[^/]*?:(?!/).*@", re.DOTALL)  # user:password@ without rtsp://
 _MOST_DIGITS = 9  # of a camera's number
 _CAMERAS = ("camera:", "/dev/video")
 _OPENCV = "opencv:"
@@ -200,7 +201,8 @@ def _exists(text: str) -> bool:
 
 
 def _short(text: str) -> str:
-    text = redact(text)
+    """Return a wrong source as it can be shown; it may be an address whose scheme is missing."""
+    text = _MAYBE_ADDRESS.sub("***@", redact(text))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

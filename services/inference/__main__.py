@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 
+from gati.errors import UnavailableError
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
 from services.listening import listen
@@ -40,8 +41,14 @@ async def _serve(settings: InferenceSettings) -> None:
         starting.result()  # a model that does not load ends the process
     await waiting
     _log.info("draining")
-    async with asyncio.timeout(settings.drain_timeout_s):
-        await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))
+    try:
+        async with asyncio.timeout(settings.drain_timeout_s):
+            await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))
+    except TimeoutError:
+        raise UnavailableError(
+            f"'{settings.label}' ends without answering all of its requests: they took longer than "
+            f"drain_timeout_s = {settings.drain_timeout_s:g}; increase it"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -305,6 +305,7 @@ class Following:
         except Exception:
             if not self._version.gone:
                 self._auditor.failed(decided, given, needs.shadows)
+                self._counted()
             raise
         found = [
             (post, counting, await self._looked_up(post, x, base))
@@ -320,10 +321,14 @@ class Following:
         for each in compared:
             if early or each.shadow:  # otherwise the reference itself answered
                 self._count(each)
-        if compared and self._shared.guarded:
-            self._shared.standing.audited()
+        self._counted()
         if decided.drawn.sample and not given.recalled:
             self._keep(sent, said, base)
+
+    def _counted(self) -> None:
+        """Have written what a request has just counted for: caches, or a proof of memory alone."""
+        if self._shared.guarded:
+            self._shared.standing.audited()
 
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
         """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""

@@ -8,9 +8,12 @@ error probability. After the proof, the guard watches the version (`gati.guard.d
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -80,7 +83,10 @@ def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
         said += ", over all classes together"
     if watch.proven_on:
         return f"{said}, proven on {watch.proven_on} audits"
-    confidence = DEFAULT_CONFIDENCE if certificate is None else certificate.confidence
+    if certificate is None:  # the same caches were certified since, as surely as this version asks
+        confidence = composition.confidence or DEFAULT_CONFIDENCE
+    else:
+        confidence = certificate.confidence
     return f"{said}, certified with {100.0 * confidence:g} % confidence"
 
 
@@ -108,6 +114,25 @@ class LoadedVersion:
     base: RequestQueue | None
     retrained: bool
     source: Any
+    _requests: int = field(default=0, init=False, repr=False)  # that use it
+    _unused: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Keep it open, with all its queues, while a request is prepared and answered."""
+        self._requests += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._unused.set()
+
+    async def unused(self) -> None:
+        """Wait until no request uses it."""
+        while self._requests:
+            await self._unused.wait()
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
 from gati.composition.engines import graph_files, graph_kind
 from gati.composition.load import Served
+from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
 from gati.versions.setting import Setting, graph_in
@@ -30,6 +32,7 @@ from services.inference.settings import InferenceSettings
 if TYPE_CHECKING:
     from gati.composition.load import OpenedModel
 
+_log = logging.getLogger("gati.inference")
 _WARM_UP_INPUTS = 20
 
 _P = ParamSpec("_P")
@@ -90,13 +93,14 @@ class Opener:
         That is the published version in `folder`, or a `composition` of the library, or the base model alone
         if both are None.
         """
-        torch.set_num_threads(self._settings.threads)
+        torch.set_num_threads(self._settings.thread_count)
         if self.model is None:
             self.model = self._open_model()
             gc.collect()
             gc.freeze()  # torch and the base model stay: later collections need not scan them
         model = self.model
         chosen = _composition(model, composition, folder)
+        self._use_threads_of(chosen)
         engine = model.base() if chosen is None else _engine(model, chosen, folder)
         cost = 1.0
         if not is_exact(engine):
@@ -122,12 +126,33 @@ class Opener:
     @_in_new_thread
     def open_setting(self, setting: Setting) -> OpenedEngine:
         """Open and warm up a setting of an open version."""
-        torch.set_num_threads(self._settings.threads)
+        torch.set_num_threads(self._settings.thread_count)
         if self.model is None:
             raise AssertionError("versions are opened before their settings")
         composition, exits = setting
+        self._use_threads_of(composition)
         engine = self.model.engine_of(exits, composition.name, composition.backend)
         return self._opened(engine)
+
+    def _use_threads_of(self, chosen: Composition | None) -> None:
+        """Where one request runs at a time, use as many threads as its latencies were measured with.
+
+        Otherwise each worker has one thread. The configuration's number, or this process's part of the cores,
+        comes first.
+        """
+        settings, model, count = self._settings, self.model, self._settings.thread_count
+        if chosen is None or model is None or (settings.workers != 1 and chosen.placement != "overlapped"):
+            return
+        measured = as_measured(chosen, model.traced.device.type) or count
+        if measured < count and not settings.threads_given:
+            torch.set_num_threads(measured)
+        elif measured != count:
+            _log.warning(
+                "the latencies of this composition were measured with %d threads, but requests run on %d: "
+                "set threads of the model to %d, or compose with --threads %d",
+                *(measured, count, measured, count),
+                extra={"model": settings.name, "composition": chosen.name},
+            )
 
     def _open_reference(self, model: OpenedModel) -> OpenedEngine:
         if self.reference is None:
@@ -147,7 +172,10 @@ class Opener:
         if settings.model is None:
             raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
         return open_plain_model(
-            settings.model, settings.checkpoint, size=settings.size, device=settings.device or "cpu"
+            settings.model,
+            settings.checkpoint,
+            size=settings.height_and_width,
+            device=settings.device or "cpu",
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,13 +20,13 @@ from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.guard.auditor import Decided
 from gati.model.inputs import InputPart
 from gati.model.preprocess import Preprocessing
-from gati.model.recordings import decode_recordings
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
 from services.inference.following import Handling
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
+from services.inference.rows import LARGE_INPUT_BYTES, rows_of, spectrograms_of, tokens_of
 from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
@@ -43,20 +44,33 @@ from services.wire.gen.ttypes import (
 from services.wire.tensors import (
     BYTES,
     LONGEST_PLACE,
-    LONGEST_TEXT,
     datatype_of,
     from_tensor,
     inputs_in,
-    recordings_of,
-    texts_of,
 )
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-_LARGE_INPUT_BYTES = 128 * 1024  # from this size on, preprocessing runs in a separate thread
 _LONG_TEXT_BYTES = 8 * 1024  # the same limit for text
 _HIGHEST, _LOWEST = 1, 10
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _once_recorded(
+    call: Callable[Concatenate[InferenceService, _P], Awaitable[_T]],
+) -> Callable[Concatenate[InferenceService, _P], Coroutine[Any, Any, _T]]:
+    """The call, whose result waits until the changes of state that it may rest on are written."""
+
+    @wraps(call)
+    async def done(service: InferenceService, /, *arguments: _P.args, **options: _P.kwargs) -> _T:
+        found = await call(service, *arguments, **options)
+        await service._versions.recorded()
+        return found
+
+    return done
 
 
 class InferenceService:
@@ -98,6 +112,7 @@ class InferenceService:
 
     # Calls ----------------------------------------------------------------------------------------------
 
+    @_once_recorded
     async def infer(self, request: Any) -> Any:
         """Answer a request; one version answers all of its inputs."""
         try:
@@ -110,6 +125,7 @@ class InferenceService:
         """Cancel a request."""
         self._requests.cancel(request_id)
 
+    @_once_recorded
     async def load(self, source: Any) -> Any:
         """Load a version while others answer; returns its `VersionInfo` once it is loaded."""
         self._refuse_when_draining()
@@ -117,14 +133,17 @@ class InferenceService:
         version = await self._versions.load(source.version, source.composition, folder)
         return next(each for each in self._versions.describe() if each.version == version.name)
 
+    @_once_recorded
     async def activate(self, version: str) -> None:
         """Let a loaded version answer, from now on or once it is proven."""
         self._versions.activate(version)
 
+    @_once_recorded
     async def unload(self, version: str) -> None:
         """Unload a version that is not active."""
         self._versions.unload(version)
 
+    @_once_recorded
     async def describe(self) -> Any:
         """The model's inputs and outputs."""
         model = self._versions.model
@@ -154,6 +173,7 @@ class InferenceService:
         state = STUCK if stuck else BROKEN if self._versions.broken else self._state
         return Health(ready=state == "serving", draining=self._draining, state=state)
 
+    @_once_recorded
     async def statistics(self) -> Any:
         """Counts since the service started, and its current state."""
         loaded = self._versions.loaded
@@ -199,6 +219,7 @@ class InferenceService:
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
         with (
             self._requests.begin(request.request_id) as under_way,
+            version.use(),  # by the time it is prepared, another queue may answer it
             version.following.serving.reserve(inputs, priority, slo_s) as places,
         ):
             given = await self._given(version, request.input)
@@ -288,22 +309,23 @@ class InferenceService:
                 "--sample-rate and --seconds"
             )
         if preprocessing.text is not None and len(tensor.data) <= _LONG_TEXT_BYTES:
-            return _tokens(preprocessing, tensor)
-        made = _tokens if preprocessing.sound is None else _spectrograms
+            return tokens_of(preprocessing, tensor)
+        made = tokens_of if preprocessing.sound is None else spectrograms_of
         return await self._pool.run(made, preprocessing, tensor)
 
     async def _rows(self, version: LoadedVersion, given: NDArray[Any]) -> list[Tensor]:
-        if given.nbytes <= _LARGE_INPUT_BYTES:
-            return _rows(version, given)
-        return await self._pool.run(_rows, version, given)
+        if given.nbytes <= LARGE_INPUT_BYTES:
+            return rows_of(version.engine, given)
+        return await self._pool.run(rows_of, version.engine, given)
 
     def _published(self, folder: str) -> Path:
         """The folder as a path. Raises `RequestError` if it is not in the repository that is followed."""
         repository = self._settings.repository
         if repository is not None and "://" not in repository:
-            found = Path(folder).resolve()
-            if found.is_relative_to(Path(repository).resolve()):
-                return found
+            with suppress(ValueError, OSError, RuntimeError):  # a NUL in it, or links without an end
+                found = Path(folder).resolve()
+                if found.is_relative_to(Path(repository).resolve()):
+                    return found
         raise RequestError("`folder` is not in the repository of this model; publish the version there")
 
     def _refuse_when_draining(self) -> None:
@@ -345,51 +367,3 @@ def _priority(request: Any) -> int:
 def _array_of(part: InputPart, preprocessing: Preprocessing) -> Any:
     shorter = bool(preprocessing.lengths)
     return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape), shorter)
-
-
-def _tokens(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
-    """The packed tokens of texts, int64 [n, ...]. Raises `RequestError`, `DataError`."""
-    texts = texts_of(tensor)
-    longest = max(map(len, texts), default=0)
-    if longest > LONGEST_TEXT:
-        raise RequestError(f"a text of {longest} characters; send at most {LONGEST_TEXT}")
-    return preprocessing.from_texts(texts).numpy()
-
-
-def _spectrograms(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
-    """The spectrograms of recordings, float32 [n, 1, mels, frames]. Raises as `_tokens`."""
-    return decode_recordings(recordings_of(tensor), preprocessing).numpy()
-
-
-def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """An array converted to the network's dtype, if it fits. Raises `RequestError`."""
-    whole = dtype == torch.int64
-    if array.dtype.kind not in ("biu" if whole else "f"):
-        wanted = "INT64 or other whole numbers" if whole else "FP32"
-        raise RequestError(f"the input has datatype {datatype_of(array)}; the network takes {wanted}")
-    if not whole and not np.isfinite(array).all():
-        raise RequestError("the input has values that are not finite; send finite numbers")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise RequestError("the input has numbers above the largest INT64; send smaller ones")
-    return torch.from_numpy(array.astype(np.int64 if whole else np.float32, copy=False))
-
-
-def _rows(version: LoadedVersion, array: NDArray[Any]) -> list[Tensor]:
-    """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
-    engine = version.engine
-    if engine.preprocessing is not None and engine.preprocessing.tensors is not None:
-        x = _as_taken(array, engine.traced.dtype)
-    elif array.dtype == np.uint8 and engine.preprocessing is not None:
-        if array.nbytes > _LARGE_INPUT_BYTES:  # one by one: intermediate results of one image at a time
-            images = (array[row : row + 1] for row in range(len(array)))
-            return [engine.checked(engine.preprocessing(image)) for image in images]
-        x = engine.preprocessing(array)
-    elif array.dtype == np.float32:
-        if not np.isfinite(array).all():
-            raise RequestError("the input has values that are not finite; send finite numbers")
-        x = torch.from_numpy(array)
-    else:
-        raise RequestError(
-            f"the input has datatype {datatype_of(array)}; send FP32 as the network takes it, or UINT8 images"
-        )
-    return [engine.checked(x[row : row + 1]) for row in range(x.shape[0])]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gati.types import NAME_PATTERN
 from services.model_settings import ModelSettings
@@ -16,14 +17,24 @@ class InferenceSettings(ModelSettings, ProcessSettings):
     """Settings of one model; `gati serve` fills them from its configuration."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    size: tuple[int, int] | None = None  # height and width of a plain model's inputs
-    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    threads_given: bool = False  # by the configuration; else they are this process's part of the cores
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     records_max_age_s: float = Field(default=3600.0, gt=0.0)
     stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # an input that takes longer: the engine hangs
     poll_s: float = Field(default=2.0, gt=0.0)
     replica: int = Field(default=0, ge=0)  # number of this service among the replicas of its model
     replicas: int = Field(default=1, ge=1)  # most that there may be; they share the error of their proofs
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Accept the two numbers that settings of earlier versions have."""
+        return "x".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @property
+    def thread_count(self) -> int:
+        """The number of threads of the process: `threads`, by default all cores."""
+        return self.threads or os.cpu_count() or 1
 
     @property
     def label(self) -> str:

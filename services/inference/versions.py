@@ -57,6 +57,7 @@ class Versions:
         self._settings = settings
         self.on_change: Callable[[], None] = lambda: None
         self._standing, self._unlock = open_standing(settings)
+        self.recorded = self._standing.recorded
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
         self._prober = ThreadPoolExecutor(1, "gati-prober", work_alongside, (NICENESS,))
@@ -388,6 +389,7 @@ class Versions:
             self._standing.watch_only({identity_of(each) for each in used if each is not None})
 
     async def _let_go(self, version: LoadedVersion) -> None:
+        await version.unused()
         await self._line.settled()
         version.answering.gone = True
         self._proven.forget(version.answering)

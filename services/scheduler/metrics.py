@@ -254,7 +254,7 @@ class _Services(Collector):
             if model.sleep.start_s is not None:
                 start.add_metric([name], model.sleep.start_s)
             answering.add_metric([name], sum(each.ready for each in model.replicas))
-            again.add_metric([name], model.asked_again)
+            again.add_metric([name], model.dispatcher.asked_again)
         yield from (ready, replicas, answering, asleep, start, again)
         yield from self._replicas()
 

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-import time
 from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from gati.errors import (
-    ConfigError,
-    DeadlineError,
-    NotFoundError,
-    OverloadError,
-    RequestError,
-    UnavailableError,
-)
+from gati.errors import ConfigError, NotFoundError, RequestError, UnavailableError
 from services.hosted import Hosted
-from services.scheduler.choice import choose, of_place
+from services.scheduler.dispatch import Dispatcher
 from services.scheduler.kept import KeptVersions
 from services.scheduler.merging import certificates_of, merged_statistics, merged_versions, statistics_of
-from services.scheduler.parking import Parking
 from services.scheduler.replicas import Asked, Link, Replica
 from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
 from services.scheduler.sleeping import Sleep
-from services.wire.tensors import inputs_in
 
 _log = logging.getLogger("gati.scheduler")
 
@@ -57,21 +46,18 @@ class Model:
         self._address, self._host = address, host
         self._link = link or Link()
         self._kept = kept or KeptVersions(name)
-        self._chance = chance or random.Random()
         self._changed = asyncio.Event()  # set at each change and then replaced by a new one
         self._certificates = certificates_of(())
         self._lock = asyncio.Lock()  # serialises starting, stopping and scaling
+        self._loading = asyncio.Lock()  # serialises loading, so that all replicas activate in the same order
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
         self._waking: asyncio.Task[None] | None = None
         self.sleep = Sleep()
-        self.asked_again = 0  # requests
         # Whether it has, had or may get several replicas. If metrics numbered replicas only while there are
         # several, each counter would exist twice, and a rate over both would count requests twice.
         self.numbered = replicas > 1
-        self._parking = Parking(lambda: self.replicas)
-        # Called with each response, and with None for each request refused for overload.
-        self.on_outcome: Callable[[Any], None] = _nothing
+        self.dispatcher = Dispatcher(self, chance or random.Random())
         self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
 
     @property
@@ -192,19 +178,7 @@ class Model:
         is started, and the request waits if it has the time. All time until the request is sent to the
         replica that answers counts as time in the queue.
         """
-        with self.sleep.asked():
-            if not self.ready and self.available:
-                return await self._infer_awake(tensor, asked, version)
-            began_s = time.monotonic()
-            try:
-                response, sent_s = await self._parking.ask(
-                    lambda again: self._infer(tensor, again, version), inputs_in(tensor), asked
-                )
-            except OverloadError:
-                self.on_outcome(None)
-                raise
-            self.on_outcome(response)
-            return _after_waiting(response, sent_s - began_s)
+        return await self.dispatcher.infer(tensor, asked, version)
 
     async def statistics(self) -> Any:
         """The wire's `Statistics`, with the state of its versions. Raises `UnavailableError`."""
@@ -222,16 +196,18 @@ class Model:
         If a replica cannot load it, the others unload it again, unless they had one of that name before. A
         replica that is not ready loads it when it becomes ready.
         """
-        done = await load_on_all(self, version, composition)
-        self._kept.loaded(version, composition)
-        await describe_all(self, done)
-        self._kept.changes += 1  # again, because now the kept versions say which one is active
+        async with self._loading:
+            done = await load_on_all(self, version, composition)
+            self._kept.loaded(version, composition)
+            await describe_all(self, done)
+            self._kept.changes += 1  # again, because now the kept versions say which one is active
 
     async def unload(self, version: str) -> None:
         """Unload a version that is not active."""
-        having = await unload_on_all(self, version)
-        self._kept.forget(version)
-        await describe_all(self, having)
+        async with self._loading:
+            having = await unload_on_all(self, version)
+            self._kept.forget(version)
+            await describe_all(self, having)
 
     def version(self, name: str) -> Any:
         """The `VersionInfo` of a loaded version. Raises `NotFoundError`."""
@@ -260,82 +236,11 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------------
 
-    async def _infer_awake(self, tensor: Any, asked: Asked, version: str | None) -> Any:
-        """Start a model that is asleep, and answer.
-
-        Raises `UnavailableError` if there is no time for that, and `DeadlineError` if it takes too long.
-        """
-        began_s = time.monotonic()
-        self.wake()
-        slo_ms = math.inf if asked.latency_slo_ms is None else asked.latency_slo_ms
-        left_s, expected_s = min(asked.time_remaining_ms, slo_ms) / 1e3, self.sleep.expected_s
-        if expected_s > left_s:
-            takes = f"which takes about {expected_s:.1f} s; the request has {left_s:.1f} s"
-            why = f"model '{self.name}' was asleep and is being started, {takes}"
-            raise UnavailableError(why, retry_after_s=expected_s)
-        try:
-            await self.wait_until_ready(asked.time_remaining_ms / 1e3)
-        except ConfigError:
-            raise self.unavailable() from None
-        except UnavailableError as error:
-            if not self.wanted:
-                raise
-            raise DeadlineError(f"the deadline passed while the model was being started: {error}") from None
-        waited_ms = 1e3 * (time.monotonic() - began_s)
-        remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
-        # It was admitted before: it may be late, but it must not be refused for its SLO now.
-        again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
-        response, sent_s = await self._infer(tensor, again, version)
-        return _after_waiting(response, sent_s - began_s)
-
-    async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> tuple[Any, float]:
-        """Return the response, and when the request was sent to the replica that answered."""
-        began_s = time.monotonic()
-        inputs = inputs_in(tensor)
-        first = self._choose(inputs, version, asked.place)
-        try:
-            return await first.infer(tensor, asked, version), began_s
-        except UnavailableError as error:
-            remaining_ms = asked.time_remaining_ms - 1e3 * (time.monotonic() - began_s)
-            able = self._able(version)
-            others = [each for each in able if each is not first and (version is None or each.has(version))]
-            if not others or remaining_ms <= 0.0:
-                raise await first.explained(error) from error
-        # It was admitted before: it may be late, but it must not be refused for its SLO now.
-        again = asked._replace(time_remaining_ms=remaining_ms, latency_slo_ms=None)
-        second = choose(others, inputs, self._chance)
-        self.asked_again += 1
-        _log.info("retried on another replica", extra={"model": self.name, "replica": second.number})
-        again_s = time.monotonic()
-        try:
-            return await second.infer(tensor, again, version), again_s
-        except UnavailableError as error:
-            raise await second.explained(error) from error
-
     def _replica(self, number: int) -> Replica:
         where = self._address if self._host is None else self._host(number)
         if where is None:
             raise AssertionError("a model has an address or a host")
         return Replica(self.name, number, where, self._link, self._kept, told=self._told, changed=self._tell)
-
-    def _able(self, version: str | None) -> list[Replica]:
-        """The replicas that are ready: those that have the requested version, if any does."""
-        ready = [replica for replica in self.replicas if replica.ready]
-        if version is None or len(ready) < 2:
-            return ready
-        return [replica for replica in ready if replica.has(version)] or ready
-
-    def _choose(self, inputs: int, version: str | None, place: str | None) -> Replica:
-        if version is None and place is None and len(self.replicas) > 2:
-            drawn = self._chance.sample(self.replicas, 2)
-            if drawn[0].ready and drawn[1].ready:  # nearly always: the others need not be looked at
-                return choose(drawn, inputs, self._chance)
-        able = self._able(version)
-        if not able:
-            raise self.unavailable()
-        if place is not None:
-            return of_place(able, place)
-        return choose(able, inputs, self._chance)
 
     async def _left(self, numbers: set[int]) -> None:
         """Wait until earlier replicas with these numbers have stopped, because the numbers are used again."""
@@ -373,7 +278,7 @@ class Model:
         """Wake the tasks that wait for a change."""
         if self.ready:
             self.sleep.answers()
-        self._parking.look()
+        self.dispatcher.parking.look()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -387,14 +292,3 @@ class Model:
         self.info.versions = versions = merged_versions(each.info.versions for each in known)
         self._certificates = certificates_of(versions)
         await self._kept.told(versions)
-
-
-def _after_waiting(response: Any, waited_s: float) -> Any:
-    """Count the time before the request was sent as time in the queue."""
-    response.queue_ms += 1e3 * waited_s
-    response.latency_ms += 1e3 * waited_s
-    return response
-
-
-def _nothing(response: Any) -> None:
-    """Ignore the response."""

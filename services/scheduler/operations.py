@@ -162,7 +162,7 @@ async def replicas(request: Request, model: str) -> dict[str, Any]:
     found = scheduler_of(request).model(model)
     return {
         "name": model,
-        "asked_again": found.asked_again,
+        "asked_again": found.dispatcher.asked_again,
         "replicas": [_replica(each) for each in found.replicas],
     }
 

@@ -24,7 +24,6 @@ from services.scheduler.protocol import HEADER_LENGTH, place, positive, priority
 from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
-from services.scheduler.timing import in_services_ms
 from services.scheduler.tracing import TracedCall, called, trace_of
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import BYTES, LONGEST_TEXT_BYTES, packed_files, text_tensor
@@ -88,9 +87,12 @@ async def answer(request: Request, pipeline: str) -> Response:
             request.headers.get("traceparent"),
         )
         with scheduler.entrance(kind).asking(Demand.of(slo_ms, 1, timing.priority)):
-            found = await unless_gone(request, served.answer(tensor, timing, place(wishes.get("place"))))
+            found = await unless_gone(
+                request,
+                served.answer(tensor, timing, place(wishes.get("place")), scheduler.outside_ms(kind)),
+            )
     latency_ms = timing.elapsed_ms()
-    scheduler.answered(kind, latency_ms, in_services_ms(found.stages))
+    scheduler.answered(kind, latency_ms, served.foreseen_ms(found.stages))
     if (trace := trace_of(request.scope)) is not None:
         trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)

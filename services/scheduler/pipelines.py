@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gati.errors import DeadlineError
-from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run, Stage
-from gati.pipelines.check import outcomes
+from gati.errors import DeadlineError, OverloadError, UnavailableError
+from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run
 from gati.types import BASE
+from services.scheduler.later import LaterStages
 from services.scheduler.models import Model
 from services.scheduler.replanning import Replanning
 from services.scheduler.replicas import Asked
-from services.scheduler.timing import Timing
+from services.scheduler.timing import Timing, in_services_ms
+
+_log = logging.getLogger("gati.scheduler")
 
 
 @dataclass
@@ -46,13 +49,19 @@ class ServedPipeline:
         self.planner = planner
         self.default_slo_ms = default_slo_ms
         self._models = models
-        self._least_after_ms: tuple[Pipeline | None, dict[str, float]] = (None, {})
+        self._later = LaterStages(planner)
         self.replanning = Replanning(planner, models) if isinstance(planner, LivePlanner) else None
 
     @property
     def models(self) -> tuple[Model, ...]:
         """All models that may answer."""
         return tuple(dict.fromkeys(self._models.values()))
+
+    @property
+    def first_models(self) -> tuple[Model, ...]:
+        """The models that may answer the first stage."""
+        first = self.pipeline.input
+        return tuple(dict.fromkeys(each for (stage, _), each in self._models.items() if stage == first))
 
     @property
     def channels(self) -> int:
@@ -65,48 +74,69 @@ class ServedPipeline:
         """Whether every option is available."""
         return all(model.available for model in self.models)
 
-    async def answer(self, tensor: Any, timing: Timing, place: str | None = None) -> PipelineAnswer:
+    async def answer(
+        self, tensor: Any, timing: Timing, place: str | None = None, outside_ms: float = 0.0
+    ) -> PipelineAnswer:
         """Answer a query for one input, a `Tensor` of the wire; `place` is its source, such as a camera.
 
-        Cancellation cancels the stages in progress.
+        `outside_ms` is the expected time of the query apart from `foreseen_ms`. Cancellation cancels the
+        stages in progress.
 
-        **Raises:** `DeadlineError` if the timeout passes between stages, and the errors of the models.
+        **Raises:** `OverloadError` if the SLO cannot be met, before any stage has run; `DeadlineError` if the
+        timeout passes between stages; and the errors of the models.
         """
         run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms, timing.elapsed_ms())
         answer = PipelineAnswer("")
+        query = _Query(tensor, timing, place, outside_ms)
         running: set[asyncio.Task[dict[str, Any]]] = set()
         try:
             while not run.done:
                 if len(run.ready) == 1 and not running:  # a single stage needs no task
-                    answer.stages.append(await self._stage(run, run.ready[0], tensor, timing, place))
+                    answer.stages.append(await self._stage(run, run.ready[0], query))
                     continue
-                running |= {
-                    asyncio.create_task(self._stage(run, name, tensor, timing, place)) for name in run.ready
-                }
+                running |= {asyncio.create_task(self._stage(run, name, query)) for name in run.ready}
                 await asyncio.sleep(0)  # the tasks start, so their stages are no longer in `run.ready`
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 failed = [error for task in done if (error := task.exception()) is not None]
                 if failed:  # all were asked for theirs, or asyncio would log the others
                     raise failed[0]
                 answer.stages += [task.result() for task in done]
+        except (DeadlineError, OverloadError):
+            if run.labels and timing.latency_slo_ms is not None:
+                self._later.late()
+            raise
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        if timing.latency_slo_ms is not None and timing.elapsed_ms() > timing.latency_slo_ms:
+            self._later.late()
         answer.label = run.answer or ""
         answer.skipped = [name for name in self.pipeline.stages if name in run.skipped]
         if self.replanning is not None:
             self.replanning.look()
         return answer
 
+    def foreseen_ms(self, stages: Sequence[Mapping[str, Any]]) -> float:
+        """The part of an answered query's time that admission foresees, from the reports of its stages.
+
+        That is the time inside services and, for all stages but the first, also the way to them if the
+        figures of the plan follow the traffic, because these include it.
+        """
+        if self.replanning is None:
+            return in_services_ms(stages)
+        first = self.pipeline.input
+        return in_services_ms(
+            each if each["stage"] == first else {**each, "service_ms": each["latency_ms"]} for each in stages
+        )
+
     def close(self) -> None:
         """Stop replanning."""
         if self.replanning is not None:
             self.replanning.close()
 
-    async def _stage(
-        self, run: Run, name: str, tensor: Any, timing: Timing, place: str | None
-    ) -> dict[str, Any]:
+    async def _stage(self, run: Run, name: str, query: _Query) -> dict[str, Any]:
+        timing = query.timing
         started_ms = timing.elapsed_ms()
         if started_ms >= timing.timeout_ms:
             raise DeadlineError(f"the deadline passed before stage '{name}'")
@@ -114,15 +144,17 @@ class ServedPipeline:
         ready = [option for option, each in models.items() if each.ready]
         asleep = [option for option, each in models.items() if each.available and not each.ready]
         step = run.start(name, started_ms, ready or asleep, asleep)
-        model = models[step.option]
         if step.wanted != step.option:
             models[step.wanted].wake()  # for later queries: this one does not wait
-        slo_ms = None
-        if timing.latency_slo_ms is not None and not run.labels:
-            # Only the first stage may be refused because of the SLO: later refusals would waste earlier work.
-            slo_ms = step.remaining_ms - self._least_after(name)
-        asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id, place)
-        response = await model.infer(tensor, asked)
+        response, waited_ms = None, 0.0
+        if step.explores:
+            response = await self._explored(models[step.option], query)
+            if response is None:
+                step = run.fall_back(name, timing.elapsed_ms())
+                waited_ms = timing.elapsed_ms() - started_ms
+        model = models[step.option]
+        if response is None:
+            response = await self._asked(model, query, admits=not (run.labels or waited_ms))
         ended_ms = timing.elapsed_ms()
         first = response.answers[0]
         stage = self.pipeline.stages[name]
@@ -140,34 +172,52 @@ class ServedPipeline:
             "from_cache": first.exit != BASE,
             "started_ms": started_ms,
             "latency_ms": ended_ms - started_ms,
-            "service_ms": response.latency_ms,
-            "queue_ms": response.queue_ms,
+            "service_ms": response.latency_ms + waited_ms,
+            "queue_ms": response.queue_ms + waited_ms,
             "budget_ms": step.budget_ms,
         }
 
-    def _least_after(self, name: str) -> float:
-        """Return the least time in ms of the stages after `name`, by the current figures."""
-        planned, least = self._least_after_ms
-        if planned is not self.planner.pipeline:
-            planned = self.planner.pipeline
-            least = _least_after_ms(planned)
-            self._least_after_ms = (planned, least)
-        return least[name]
+    async def _asked(self, model: Model, query: _Query, *, admits: bool) -> Any:
+        """Return the model's response; `admits` if the query may be refused because of its SLO.
+
+        Only the first stage may do that: later refusals would waste earlier work.
+        """
+        timing = query.timing
+        elapsed_ms = timing.elapsed_ms()
+        if not admits or timing.latency_slo_ms is None:
+            return await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms))
+        slo_ms = timing.latency_slo_ms - max(elapsed_ms, query.outside_ms) - self._later.least_ms
+        try:
+            response = await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms, slo_ms))
+        except OverloadError:
+            self._later.refused()
+            raise
+        self._later.admitted()
+        return response
+
+    async def _explored(self, model: Model, query: _Query) -> Any:
+        """Return the response of an explored option, or None if it does not answer in half the time left.
+
+        The other half is for the planned option. It is not refused for the SLO, or an option that looks too
+        slow could never be observed.
+        """
+        timing = query.timing
+        try:
+            return await model.infer(query.tensor, query.asked((timing.timeout_ms - timing.elapsed_ms()) / 2))
+        except (DeadlineError, OverloadError, UnavailableError) as error:
+            _log.debug("an explored option did not answer", extra={"reason": str(error)})
+            return None
 
 
-def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
-    """Return the least time in ms after each stage: its quickest outcome, with the fastest options.
+class _Query(NamedTuple):
+    """One query: its input, limits and place, and the expected time that admission does not foresee."""
 
-    Of the stages that follow one outcome, the slowest counts, because all of them run.
-    """
-    after: dict[str, float] = {}
-    for name in reversed(list(pipeline.stages)):
-        after[name] = min(
-            max((_least_ms(pipeline.stages[each]) + after[each] for each in targets), default=0.0)
-            for targets in outcomes(pipeline.stages[name], pipeline.edges_from[name])
-        )
-    return after
+    tensor: Any
+    timing: Timing
+    place: str | None
+    outside_ms: float
 
-
-def _least_ms(stage: Stage) -> float:
-    return min(option.measured_latency.mean_ms for option in stage.options.values())
+    def asked(self, time_remaining_ms: float, latency_slo_ms: float | None = None) -> Asked:
+        """The parameters of a stage's request."""
+        timing = self.timing
+        return Asked(time_remaining_ms, latency_slo_ms, timing.priority, timing.trace_id, self.place)

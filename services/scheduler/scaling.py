@@ -117,7 +117,7 @@ class Autoscaler:
         self._idle_s = bounds.idle_s
         self._input_s = 0.0  # time per input, averaged over the replicas at the last check
         self._drain_timeout_s = drain_timeout_s
-        model.on_outcome = self._take
+        model.dispatcher.on_outcome = self._take
         model.numbered |= bounds.most > 1
 
     async def keep_looking(self) -> None:

@@ -206,9 +206,16 @@ class Scheduler:
         try:
             self.entrance(name).check(1e3 * (time.monotonic() - arrived_s))
         except CrowdedError:
-            if (model := self.models.get(name.removeprefix("models/"))) is not None:
-                model.on_outcome(None)  # with more replicas, it could have been answered in time
+            for model in self._first_asked(name):
+                model.dispatcher.on_outcome(None)  # with more replicas, it could have been answered in time
             raise
+
+    def _first_asked(self, name: str) -> tuple[Model, ...]:
+        """The models of which one is asked first for `models/NAME` or `pipelines/NAME`."""
+        kind, _, own = name.partition("/")
+        if kind == "pipelines":
+            return self.pipelines[own].first_models if own in self.pipelines else ()
+        return (self.models[own],) if own in self.models else ()
 
     def under_way(self, name: str = "") -> _UnderWay:
         """Count a request for `models/NAME` or `pipelines/NAME`, its memory, and the reason if it is refused.
@@ -232,22 +239,27 @@ class Scheduler:
     def _at_work(self) -> int:
         return self._under_way - self._receiving
 
+    def outside_ms(self, name: str) -> float:
+        """The time that most requests for `models/NAME` or `pipelines/NAME` take outside services.
+
+        In full only for the one with the most requests. If a flood of requests for another one causes the
+        delay, the few requests for this one may still be in time, and refusing them would hardly reduce the
+        load. 0 for a request that is alone: estimates made under load do not apply.
+        """
+        entrance = self.entrance(name)
+        return 0.0 if entrance.at_work == 1 else entrance.outside.value * self._shares.of_largest(name)
+
     def asked(self, name: str, timing: Timing, place: str | None = None) -> Asked:
         """Return the parameters for the inference service of `name` (`models/NAME`), with the remaining time.
 
-        The time that most requests take outside the service is subtracted from the SLO, in full only for the
-        model with the most requests. If a flood of requests for another model causes the delay, the few
-        requests for this one may still be in time, and refusing them would hardly reduce the load.
+        `outside_ms` is subtracted from the SLO.
 
         Raises `OverloadError` if no time remains of the SLO, and `DeadlineError` if the timeout has passed.
         """
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            entrance = self.entrance(name)
-            alone = entrance.at_work == 1  # estimates made under load do not apply
-            outside_ms = 0.0 if alone else entrance.outside.value * self._shares.of_largest(name)
-            slo_ms -= max(elapsed_ms, outside_ms)
+            slo_ms -= max(elapsed_ms, self.outside_ms(name))
             if slo_ms <= 0.0:
                 raise OverloadError(
                     f"{elapsed_ms:.1f} ms passed before the request could be sent to the model",

@@ -13,6 +13,7 @@ from typing import Any
 from thrift.Thrift import TMessageType
 
 from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
+from services.hosts import address_of
 from services.wire.codec import READ_BYTES, Frames, Limits, Message, Service, encode_parts
 from services.wire.errors import from_wire
 from services.wire.handshake import prove
@@ -43,7 +44,7 @@ class WireClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._path = host.removeprefix(UNIX) if host.startswith(UNIX) else None
-        self.address = f"{host}:{port}" if self._path is None else host
+        self.address = address_of(host, port) if self._path is None else host
         self._service = service
         self._host = host
         self._port = port

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gati.cli import render, run
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
 from gati.composition.ledger import Ledger
-from gati.composition.load import load
+from gati.composition.load import Served, load, open_served
 from gati.composition.walk import certify as walk
-from gati.errors import CompositionError, DataError, StorageError
+from gati.errors import CompositionError, DataError, ModelError, StorageError
+from gati.evaluation.bench import bench
 from gati.evaluation.certify import certify
 from gati.evaluation.evaluate import evaluate
 from gati.exploration.library import InputRecord, Library
@@ -72,6 +76,12 @@ def test_what_the_data_certifies_is_certified(directory: Path, more: tuple[Path,
     bound = certify(directory, more[0], confidence=0.9).agreement_lower_bound
     assert certify(directory, more[0], accuracy=bound - 1e-6, confidence=0.9).certificate.deployed == 0
     assert certify(directory, more[0], accuracy=bound + 1e-6, confidence=0.9).certificate.deployed is None
+
+
+def test_what_is_not_certified_is_not_rounded_to_the_target() -> None:
+    sentence = walk([(1, 472)], 0.99, 0.05).sentence()
+    assert sentence.startswith("Agreement of 99 % is not certified")
+    assert sentence.endswith("certifies 98.99 %.")
 
 
 def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
@@ -271,6 +281,34 @@ def test_a_copy_counts_only_where_it_is_answered_differently(
     assert copied.hit_rate == once.hit_rate
     assert "450 inputs are copies of others" in copied.note
     assert copied.accuracy_drop is not None and copied.accuracy_drop.became_wrong == 4 * losses
+
+
+def test_the_first_inputs_of_data_ordered_by_class_are_told(directory: Path, tmp_path: Path) -> None:
+    """As in a folder of one folder per class."""
+    np.savez(tmp_path / "ordered.npz", images=images(40), labels=np.arange(40) // 10)
+    np.savez(tmp_path / "mixed.npz", images=images(40), labels=np.arange(40) % 4)
+    told = "the data is ordered by class, so its first 12 inputs show 2 of 4 classes: shuffle it"
+    assert told in evaluate(directory, tmp_path / "ordered.npz", limit=12).note
+    assert evaluate(directory, tmp_path / "ordered.npz", limit=31).note == ""
+    assert evaluate(directory, tmp_path / "mixed.npz", limit=3).note == ""
+
+
+@pytest.mark.parametrize("verb", [certify, evaluate, bench])
+def test_a_network_that_returns_nan_agrees_with_nothing(
+    directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, verb: Callable[..., object]
+) -> None:
+    """The class of such outputs is that of the first NaN, and Gati's is the same."""
+
+    def damaged(*arguments: Any, **options: Any) -> Served:
+        served = open_served(*arguments, **options)
+        with torch.no_grad():
+            list(served.module.parameters())[-1].fill_(float("nan"))
+        return served
+
+    rewrite(directory, exits=(exit_at(0, 1e30),))  # all inputs run to the end
+    monkeypatch.setattr(sys.modules[verb.__module__], "open_served", damaged)
+    with pytest.raises(ModelError, match=r"the network returns NaN or infinity for \d+ of \d+ inputs"):
+        verb(directory, more[0])
 
 
 def test_an_exit_that_never_hits_certifies_whatever_the_number_of_inputs_can(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -214,11 +215,13 @@ def test_an_engine_that_fails_is_a_finding_about_it(
 
 def test_a_network_in_another_precision_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(
+        "import torch\n"
         "from tests.exploration.networks import Net\n"
         "class Half(Net):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.bfloat16()\n"
+        "        self.scale = torch.nn.Parameter(torch.ones(1))  # mixed, so it is not converted as a whole\n"
         "    def forward(self, x):\n"
         "        return super().forward(x.bfloat16()).float()\n"
     )
@@ -254,7 +257,7 @@ def test_without_a_network_there_is_nothing_to_look_at() -> None:
 
 def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
     found = gati.doctor(NET, **files, confidence=1.0, **about_the_data_alone())
-    assert "delta is 0.0" in findings(found)["data"]
+    assert "confidence is 1.0, but must lie" in findings(found)["data"]
 
 
 def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:
@@ -332,6 +335,17 @@ def test_the_command_shows_all_of_it(
     ):
         assert part in said
     assert json.loads((tmp_path / "doctor.json").read_text())["model"] == found.model
+
+
+def test_the_command_shows_the_confidence_that_was_asked_for(
+    files: dict[str, str], found: Diagnosis, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    assert found.data is not None
+    asked = replace(found, data=replace(found.data, confidence=0.999))
+    monkeypatch.setattr(gati, "doctor", lambda *given, **options: asked)
+    assert run(["doctor", NET, *arguments(files)]) == 0
+    assert "for one engine at 99.9 % confidence" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_fails_where_explore_would(

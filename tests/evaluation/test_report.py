@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gati
 from gati.cli import run
+from gati.composition.pareto import ParetoPoint
+from gati.composition.walk import certify as walk
 from gati.composition.walk import certify_every_class
+from gati.documents import values_of
 from gati.engine.backends import BACKENDS
 from gati.errors import LibraryError
+from gati.evaluation.bench_result import (
+    Bench,
+    BenchMachine,
+    BenchMethod,
+    BenchRow,
+    Histogram,
+    Kind,
+    spread,
+)
 from gati.evaluation.charts import Point, bars, scatter
-from tests.engine.served import images, make_served, rewrite
+from gati.evaluation.evaluate import Latency
+from tests.engine.served import exit_at, images, make_served, rewrite
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -79,6 +95,95 @@ def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(libra
     rewrite(library, created="2026-01-02T00:00:00Z")
     facts = gati.report(library)
     assert facts["bench"] is None and facts["evaluation"] is None
+
+
+def test_what_limits_the_figures_is_said_where_they_are(library: Path) -> None:
+    """Results on inputs that explore has seen, or on a busy machine, and costs that may be wrong."""
+    seen = "gati explore has seen 3 of these 12 inputs"
+    write_bench(library, note=seen, disturbed=True, disturbance="busy")
+    certificate = walk([(0, 400)], 0.97, 0.05)
+    rewrite(library, note="chosen by latencies that may be wrong", certificate=certificate, confidence=0.95)
+    gati.report(library)
+    page = page_of(library)
+    assert page.count(seen) == 2  # headline and table
+    assert "do not quote: busy" in page and "Do not quote these latencies: busy" in page
+    assert "chosen by latencies that may be wrong" in page
+
+
+def test_a_slower_composition_is_not_called_faster(library: Path) -> None:
+    write_bench(library, gain=0.5)
+    gati.report(library)
+    assert '<p class="figure">0.50x</p>' in page_of(library)
+    assert "gain in mean latency" in page_of(library) and "faster in" not in page_of(library)
+
+
+def test_a_share_of_zero_has_no_sign(library: Path) -> None:
+    shares = (0.6, 0.4000000000000003)  # together above 1, by rounding
+    exits = tuple(replace(exit_at(index, 0.3), expected_hit_rate=share) for index, share in enumerate(shares))
+    rewrite(library, exits=exits)
+    gati.report(library)
+    assert ">0.0%<" in page_of(library) and "-0.0%" not in page_of(library)
+
+
+def test_certified_limits_are_rounded_down(library: Path) -> None:
+    point = ParetoPoint(
+        mean_latency_ms=1.0,
+        gain=1.5,
+        agreement=1.0,
+        certified_agreement=0.98996,
+        confidence=0.95,
+        memory_bytes=1,
+        blocks=(0,),
+        trials=("trial-0",),
+        thresholds=(0.5,),
+    )
+    points = {"format": 1, "placement": "inline", "points": [values_of(point)]}
+    (library / "pareto.json").write_text(json.dumps(points))
+    gati.report(library)
+    page = page_of(library)
+    assert '<td data-label="certified">98.99 %</td>' in page
+    assert "99.00 %" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+
+
+def write_bench(directory: Path, gain: float = 2.0, **changes: Any) -> None:
+    """Write a `bench.json` for the composition of `directory`."""
+    latency = Latency(mean=1.0, p50=1.0, p90=1.0, p99=1.0)
+
+    def row(kind: Kind, by: float) -> BenchRow:
+        return BenchRow(
+            name=f"{kind} torch",
+            kind=kind,
+            backend="torch",
+            latency_ms=latency,
+            gain_same=spread([by]),
+            gain_fastest=spread([by]),
+            agreement=1.0,
+            accuracy=None,
+            hit_rate=0.0,
+            memory_bytes=1,
+            throughput={},
+            histogram=Histogram(edges_ms=(0.0, 1.0), counts=(1.0,)),
+        )
+
+    machine = BenchMachine(cpu="cpu", cores=1, threads=1, system="Linux", load_average=(0.0,))
+    bench = Bench(
+        composition="default",
+        accuracy_target=0.97,
+        data="test.npz",
+        n=12,
+        repetitions=1,
+        clients=1,
+        accuracy_f32=None,
+        fastest_static="base torch",
+        rows=(row("base", 1.0), row("gati", gain)),
+        left_out=(),
+        machine=machine,
+        versions={},
+        method=BenchMethod(text="", warm_up_requests=1, throughput_seconds=0.0),
+        created="2026-01-01T00:00:00Z",
+        composed="2026-01-01T00:00:00Z",
+    )
+    (directory / "bench.json").write_text(replace(bench, **changes).to_json())
 
 
 def test_everything_is_escaped(library: Path) -> None:

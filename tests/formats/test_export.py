@@ -23,7 +23,9 @@ import gati
 from gati.caches import LearnedCache, load_cache, save_cache
 from gati.caches.selectors import selector_names
 from gati.cli import run
+from gati.composition.composition import Composition
 from gati.composition.load import open_served
+from gati.composition.walk import certify
 from gati.engine.exits import BASE, EngineExit, doubtful_class, tie_tolerance
 from gati.engine.graph.pooling import average_pool, maximum_pool
 from gati.engine.graph.stages import build_stages, float32_at_least
@@ -263,6 +265,20 @@ def test_the_example_runs_without_gati(raw: gati.Exported, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4
+    assert any(f"class {name} with" in done.stdout for name in CLASS_NAMES)
+
+
+def test_the_example_says_which_file_it_takes(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", images=images(1))
+    program = REPOSITORY / "examples" / "run_exported.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(model), str(tmp_path / "images.npz")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"{model} takes preprocessed inputs: export it again with --raw-input\n"
 
 
 # What is in the file ----------------------------------------------------------------------------------------
@@ -306,6 +322,7 @@ def test_a_triton_folder_describes_its_model(library: Path, tmp_path: Path) -> N
     assert 'name: "digits"\nbackend: "onnxruntime"\nmax_batch_size: 0\n' in config
     assert '{ name: "input", data_type: TYPE_FP32, dims: [ 1, 3, 32, 32 ] }' in config
     assert '{ name: "exit", data_type: TYPE_INT64, dims: [ 1 ] }' in config
+    assert "instance_group [ { kind: KIND_CPU } ]" in config  # elsewhere float32 may be rounded to TF32
     assert (written.path / "labels.txt").read_text().split() == list(CLASS_NAMES)
     compare(library, in_onnxruntime(written.path / "1" / "model.onnx"), 20)
     with pytest.raises(StorageError, match="digits already exists; remove it or give another folder"):
@@ -451,6 +468,17 @@ def test_the_command_says_what_it_wrote(
     said = capsys.readouterr().out
     assert "input: one uint8 1x32x32x3; outputs: probabilities, exit and score" in said
     assert "exits: 0 after layer1.0, 1 after layer2.0, 2 after layer3.0, 3 at the end" in said
+
+
+def test_a_composition_that_is_not_certified_says_so_in_the_file_too(library: Path, tmp_path: Path) -> None:
+    composition = Composition.load(Library(library).composition_path())
+    failed = replace(composition, name="failed", certificate=certify([(300, 500)], 0.9, 0.05))
+    for chosen in (failed, replace(composition, name="unproven", certificate=None, confidence=None)):
+        chosen.save(Library(library).composition_path(chosen.name))
+        written = gati.export(library, tmp_path / f"{chosen.name}.onnx", composition=chosen.name)
+        assert written.note.startswith("NOT CERTIFIED: nothing proves that at least 90 % of answers")
+        assert written.note in onnx.load(written.path).doc_string
+    assert "300 of 500 inputs were answered differently" in onnx.load(tmp_path / "failed.onnx").doc_string
 
 
 def test_a_certificate_of_reduced_precision_is_not_in_the_file(

@@ -14,7 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gati.errors import PipelineError
-from gati.pipelines import Behaviour, Distribution, EngineReport, LivePlanner, LiveSettings, Pipeline, Planner
+from gati.pipelines import (
+    Behaviour,
+    Distribution,
+    EngineReport,
+    Finding,
+    LivePlanner,
+    LiveSettings,
+    Pipeline,
+    Planner,
+)
 from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.figures import Observation
 from gati.pipelines.following import OptionReport
@@ -155,6 +164,21 @@ def test_the_way_and_the_queue_are_part_of_a_stages_time() -> None:
             assert each.latency_ms > networks[each.option] + 1.4
 
 
+@pytest.mark.parametrize("count", [90, 120])
+def test_one_query_that_waited_for_a_start_leaves_the_plan_as_it_was(count: int) -> None:
+    """The grid had to reach the half minute that it waited, and was too coarse for all other queries."""
+    planner = LivePlanner(pipeline(chain, ("a", "b")), settings=STILL)
+    networks = {"o0": 2.0, "o1": 6.0}
+    for _ in range(count):
+        usual = query(planner, 13.0, lambda _, name: networks[name])
+    assert usual == {"a": "o1", "b": "o1"}
+    query(planner, 13.0, lambda _, name: networks[name], queue_ms=3e4)
+    before = planner.replans
+    planner.refresh()
+    assert planner.replans > before
+    assert query(planner, 13.0, lambda _, name: networks[name]) == usual
+
+
 def run_until(planner: LivePlanner, times: Times, wanted: str, most: int, slo_ms: float = 10.0) -> int:
     """Queries until nine of ten run option `wanted` at stage b, at most `most`."""
     late: list[str] = []
@@ -212,6 +236,40 @@ def test_an_option_that_cannot_answer_does_not_take_the_turns_of_others() -> Non
         run.finish("a", "x", 2.0)
     explored = {each.option: each.explored for each in planner.report()}
     assert ran["o1"] == explored["o1"] >= 8 and explored["o0"] == explored["o2"] == 0
+
+
+def test_an_option_that_never_answers_is_explored_no_more_often_than_others() -> None:
+    """After its first turn it was due in every turn: only answers were counted."""
+    found = pipeline({"a": stage(option(0.9, 1.0), option(0.8, 30.0))})
+    planner = LivePlanner(found, "static", settings=LiveSettings(explore_every=4))
+    for _ in range(66):
+        run = planner.begin(10.0)  # the other one takes 30 ms: it is explored every 16 queries
+        step = run.start("a", 0.0)
+        if step.explores:
+            assert (step.option, step.planned) == ("o1", "o0")
+            assert run.fall_back("a", 5.0).option == "o0"
+        run.finish("a", "x", 6.0)
+    assert _report(planner, "o1").explored == 4
+
+
+def test_a_stage_that_falls_back_is_timed_from_then_on() -> None:
+    planner = LivePlanner(pipeline({"a": two}), "static", settings=LiveSettings(explore_every=1))
+    run = planner.begin(100.0)
+    with pytest.raises(PipelineError, match="stage 'a' does not run an explored option"):
+        run.fall_back("a", 0.0)
+    run.start("a", 0.0)
+    with pytest.raises(PipelineError, match="stage 'a' does not run an explored option"):
+        run.fall_back("a", 0.0)
+    run.finish("a", "x", 6.0)
+    run = planner.begin(100.0)
+    assert run.start("a", 0.0).explores
+    assert run.fall_back("a", 40.0).remaining_ms == 60.0
+    run.finish("a", "x", 47.0, served=EngineReport(6.0, 0.0, "base"))
+    with pytest.raises(PipelineError, match="stage 'a' does not run an explored option"):
+        run.fall_back("a", 50.0)
+    reports = {each.option: each for each in planner.report()}
+    assert (reports["o0"].chosen, reports["o1"].chosen) == (0, 2)
+    assert reports["o1"].way_ms == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_sleeping_option_is_woken_and_then_explored() -> None:
@@ -377,3 +435,56 @@ def test_settings_that_make_no_sense() -> None:
         LiveSettings(half_life=0)
     with pytest.raises(PipelineError, match="explore_every is -1"):
         LiveSettings(explore_every=-1)
+
+
+def followed(first: Behaviour, second: dict[Finding | None, Behaviour]) -> Pipeline:
+    """A chain of two stages with one option each, whose answers have two levels."""
+    found = pipeline({"a": stage(option(0.9, 2.0)), "b": stage(option(0.9, 2.0))}, ("a", "b"))
+    stages = {}
+    for (name, one), behaviours in zip(found.stages.items(), ({None: first}, second), strict=True):
+        both = Distribution.from_samples([each.mean_ms for each in behaviours[None].latencies])
+        option_now = replace(one.options["o0"], levels=(0.9,), behaviours=behaviours, latency=both)
+        stages[name] = replace(one, options={"o0": option_now})
+    return replace(found, stages=stages)
+
+
+def levels(sure: float, *latency_ms: float) -> Behaviour:
+    return Behaviour((sure, 1.0 - sure), (0.9, 0.9), tuple(map(Distribution.constant, latency_ms)))
+
+
+def test_another_course_after_a_finding_is_planned_with() -> None:
+    """As many answers are sure as before, but not after the same findings: the plan stayed as it was."""
+    sure, unsure = Finding("o0", 0), Finding("o0", 1)
+    after = {None: levels(0.5, 2.0, 2.0), sure: levels(0.9, 2.0, 2.0), unsure: levels(0.1, 2.0, 2.0)}
+    planner = LivePlanner(followed(levels(0.5, 2.0, 2.0), after), "static", settings=STILL)
+
+    def traffic(count: int, alike: float) -> None:
+        for number in range(count):
+            level = number % 2
+            same = (number // 2) % 10 < 10 * alike
+            for name, before, own in (("a", None, level), ("b", Finding("o0", level), level)):
+                mine = own if same or before is None else 1 - own
+                planner._observe(name, Observation("o0", "xy"[level], before, mine, 2.0, 2.0, 0.0, "base"))
+
+    traffic(1000, 0.9)
+    planner.refresh()
+    before = planner.replans
+    traffic(2000, 0.9)
+    assert not planner.refresh() and planner.replans == before
+    traffic(3000, 0.1)
+    assert planner.refresh()
+    now = planner.pipeline.stages["b"].options["o0"]
+    assert now.behaviour().shares == pytest.approx((0.5, 0.5), abs=0.05)
+    assert now.behaviour(sure).shares == pytest.approx((0.1, 0.9), abs=0.05)
+
+
+def test_latencies_of_levels_that_change_in_opposite_directions_are_planned_with() -> None:
+    planner = LivePlanner(
+        followed(levels(0.5, 1.0, 3.0), {None: levels(0.5, 1.0, 3.0)}), "static", settings=STILL
+    )
+    for number in range(3000):
+        level, took_ms = number % 2, (3.0, 1.0)[number % 2]
+        planner._observe("a", Observation("o0", "xy"[level], None, level, took_ms, took_ms, 0.0, "base"))
+    assert planner.refresh()
+    now = planner.pipeline.stages["a"].options["o0"].behaviour()
+    assert [each.mean_ms for each in now.latencies] == pytest.approx([3.0, 1.0])

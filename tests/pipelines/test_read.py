@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,62 @@ def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> Non
     with pytest.raises(PipelineError, match="was measured as lib other but is now lib c"):
         load_pipeline(file)
     assert load_pipeline(file, measured=False).stages["only"].options["one"].accuracy is None
+
+
+def test_measurements_with_other_labels_or_classes_do_not_count(tmp_path: Path) -> None:
+    """The accuracy was that of other groups; other names of labels were said to be wrong shares."""
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    stage = measured().stages["only"]
+    now = {"x": (0,), "y": (1,)}
+    for classes, fits in ((None, True), (now, True), ({"x": (1,), "y": (0,)}, False)):
+        kept = replace(measured(), stages={"only": replace(stage, classes=classes)})
+        kept.save(measurements_file(file))
+        assert Measurements.load(measurements_file(file)) == kept
+        if fits:
+            assert load_pipeline(file).stages["only"].options["one"].accuracy == 0.9
+            continue
+        with pytest.raises(PipelineError) as raised:
+            load_pipeline(file)
+        assert str(raised.value) == (
+            f"{file}: stage 'only' was measured with other labels or classes; run gati pipeline measure"
+        )
+    renamed = replace(stage, shares={"x": 0.25, "z": 0.75})
+    replace(measured(), stages={"only": renamed}).save(measurements_file(file))
+    with pytest.raises(PipelineError, match="was measured with other labels or classes"):
+        load_pipeline(file)
+    own = TOML.replace('"c" }', '"c", accuracy = 0.5, latency_ms = 1.0 }')
+    file.write_text(own, encoding="utf-8")  # nothing that was measured is needed
+    found = load_pipeline(file).stages["only"]
+    assert (found.options["one"].accuracy, found.shares) == (0.5, (0.5, 0.5))
+
+
+def test_measurements_after_another_stage_do_not_count(tmp_path: Path) -> None:
+    """Findings are kept by the name of the option, which stages often share."""
+    file = tmp_path / "p.toml"
+    stages = "".join(
+        f'[stages.{name}.options]\none = {{ library = "lib", composition = "c" }}\n' for name in "abc"
+    )
+    text = f'class_names = ["x", "y"]\nEDGES\n{stages}'
+    only = measured().stages["only"]
+    kept = {name: replace(only, after=after) for name, after in (("a", ()), ("b", ("a",)), ("c", ("b",)))}
+    for each in (kept, dict.fromkeys("abc", only)):
+        replace(measured(), stages=each).save(measurements_file(file))
+        file.write_text(text.replace("EDGES", _edges("ab", "bc")), encoding="utf-8")
+        assert load_pipeline(file).stages["c"].options["one"].accuracy == 0.9
+    file.write_text(text.replace("EDGES", _edges("ac", "cb")), encoding="utf-8")
+    load_pipeline(file)  # earlier versions did not note it
+    replace(measured(), stages=kept).save(measurements_file(file))
+    with pytest.raises(PipelineError) as raised:
+        load_pipeline(file)
+    assert str(raised.value) == (
+        f"{file}: stage 'c' was measured after 'b' but now follows 'a'; run gati pipeline measure"
+    )
+
+
+def _edges(*pairs: str) -> str:
+    listed = ", ".join(f'{{ from = "{source}", to = "{target}" }}' for source, target in pairs)
+    return f"edges = [{listed}]"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', '{"format": 7}', "[]"])

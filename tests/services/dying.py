@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,8 +54,11 @@ def each_death(folder: Path, act: Callable[[Callable[[str], None]], None]) -> It
     raise AssertionError(f"there are more than {MOST} changes")
 
 
-def die_at(step: int, folder: Path, last_words: Callable[[str], object]) -> None:
-    """Let this process be killed right before its change number `step` below `folder`, in any thread."""
+def die_at(step: int, folder: Path, last_words: Callable[[str], object], turn: threading.RLock) -> None:
+    """Let this process be killed right before its change number `step` below `folder`, in any thread.
+
+    From then on no other thread gets its `turn`, which it needs to change or to tell anything.
+    """
     root, seen, flush = os.path.realpath(folder), 0, os.fsync
 
     def count(change: str, path: object) -> bool:
@@ -63,10 +67,13 @@ def die_at(step: int, folder: Path, last_words: Callable[[str], object]) -> None
             path = os.fsdecode(path)
         if not isinstance(path, str) or not os.path.realpath(path).startswith(root + os.sep):
             return False
+        turn.acquire()
         seen += 1
-        if seen == step:
-            last_words(f"{change} {os.path.relpath(os.path.realpath(path), root)}")
-        return seen == step
+        if seen < step:
+            turn.release()
+            return False
+        last_words(f"{change} {os.path.relpath(os.path.realpath(path), root)}")
+        return True
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -119,12 +126,15 @@ class Reaper:
 def _live(step: int, folder: Path, act: Callable[[Callable[[str], None]], None], pipe: int) -> NoReturn:
     """The forked process; it ends with status 3 after an exception."""
 
+    turn = threading.RLock()
+
     def tell(line: str) -> None:
-        os.write(pipe, f"{line}\n".encode())
+        with turn:
+            os.write(pipe, f"{line}\n".encode())
 
     status = 3
     try:
-        die_at(step, folder, lambda change: tell(f"\0{change}"))
+        die_at(step, folder, lambda change: tell(f"\0{change}"), turn)
         act(tell)
         status = 0
     except BaseException:

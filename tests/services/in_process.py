@@ -14,10 +14,11 @@ Test = Callable[[InferenceService], Awaitable[None]]
 
 
 def run(folder: Path, test: Test, **settings: Any) -> None:
-    """Let `test` use a service of the library in `folder`, on one thread."""
+    """Let `test` use a service of the library in `folder`, with one worker on one thread."""
+    chosen = {"threads": 1, "workers": 1, **settings}
 
     async def main() -> None:
-        told = InferenceSettings(name="m", library=folder / "library", threads=1, workers=1, **settings)
+        told = InferenceSettings(name="m", library=folder / "library", **chosen)
         service = InferenceService(told)
         await service.start()
         try:

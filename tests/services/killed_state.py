@@ -8,6 +8,7 @@ acts on. Whatever it had told before it was killed, the next process must know.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -68,11 +69,13 @@ def follow(path: Path, tell: Tell) -> None:
             saved(run)
             tell(f"saved {made}")
         run.roster.give_up()  # as after every request
+    asyncio.run(run.standings.recorded())  # as before every answer
     tell(f"took over, {second.watch.proven_on} audits, {run.standings.spending.used} spent")
     while second.may_hit:
         second.watch.audited(agreed=False)
         if second.may_hit:
             saved(run)
+    asyncio.run(run.standings.recorded())
     tell(f"stopped, {run.standings.spending.used} spent")
     run.standings.close()
     tell("closed")
@@ -93,9 +96,17 @@ def saved(run: Run) -> None:
 
 def check_proofs(path: Path, death: Death, whole: list[str]) -> None:
     """The next process knows what the killed one told, and goes on to the same end."""
+    run = started(path)
+    try:
+        check_run(run, death, whole)
+    finally:
+        run.standings.close()
+
+
+def check_run(run: Run, death: Death, whole: list[str]) -> None:
+    """`check_proofs` for the next process, which has just begun."""
     told = death.told
     made, kept = last(told, "made "), last(told, "saved ")
-    run = started(path)
     assert not run.standings.distrusted, (death, run.standings.distrusted)
     assert run.standings.spending.used <= last(whole, "stopped, "), death
     second = run.post("second")
@@ -118,7 +129,6 @@ def check_proofs(path: Path, death: Death, whole: list[str]) -> None:
             counted += 1
     end = f"took over, {counted} audits, {run.standings.spending.used} spent"
     assert end in whole, (death, end, whole)
-    run.standings.close()
 
 
 def last(lines: list[str], beginning: str) -> int:
@@ -141,7 +151,8 @@ class Memory:
         )
 
     def settle(self) -> None:
-        """Do what was left to the thread."""
+        """Do what was left to threads."""
+        asyncio.run(self.standings.recorded())
         for _ in range(3):
             self._thread.submit(int).result()
 
@@ -179,6 +190,7 @@ def remember(path: Path, tell: Tell) -> None:
     tell("proven")
     made.memory.save()
     made.standings.save()
+    made.settle()
     tell("saved")
     made.stop()
     tell("stopped")

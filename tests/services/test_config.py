@@ -179,8 +179,9 @@ def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) 
 
 def test_a_setting_of_a_model_reaches_its_process_and_is_declared_once(tmp_path: Path) -> None:
     given = {
-        "library": "l", "composition": "fast", "device": "cuda", "workers": 3, "queue_capacity": 9,
-        "largest_batch": 7, "audit_budget": 0.0, "trials": 0.3, "proof_s": 4.0, "memory": False, "places": 5,
+        "library": "l", "composition": "fast", "device": "cuda", "threads": 5, "workers": 3,
+        "queue_capacity": 9, "largest_batch": 7, "audit_budget": 0.0, "trials": 0.3, "proof_s": 4.0,
+        "memory": False, "places": 5,
         "unguarded": True, "state": "s", "records": "postgresql://h/r", "sampling": 0.6,
         "records_limit_bytes": 99, "repository": "s3://b/v", "most_versions": 3, "spare": True,
     }  # fmt: skip
@@ -197,7 +198,16 @@ def test_a_setting_of_a_model_reaches_its_process_and_is_declared_once(tmp_path:
     paths = {"library": tmp_path / "l", "state": tmp_path / "s"}
     assert {name: getattr(told[0], name) for name in given} == given | paths
     both = ModelConfig.__annotations__.keys() & InferenceSettings.__annotations__.keys()
-    assert both == {"size", "threads", "replicas"}, "declared twice, with the same meaning?"
+    assert both == {"replicas"}, "declared twice, with the same meaning?"  # at startup, and at most
+
+
+def test_the_size_of_a_plain_model_reaches_its_process_in_the_form_of_the_configuration() -> None:
+    """A service that is started by itself took two numbers instead."""
+    settings = InferenceSettings(name="m", model="x:y", size="24x32")
+    assert settings.height_and_width == (24, 32)
+    assert InferenceSettings.model_validate_json(settings.model_dump_json()) == settings
+    assert InferenceSettings.model_validate({"name": "m", "model": "x:y", "size": [24, 32]}) == settings
+    assert InferenceSettings(name="m", model="x:y").height_and_width is None
 
 
 def test_what_an_address_needs_or_a_pipeline_looks_for_is_allowed(tmp_path: Path) -> None:
@@ -284,6 +294,15 @@ def test_an_address_has_a_port(tmp_path: Path) -> None:
     file.write_text('[models.m]\naddress = "host:99999"', encoding="utf-8")
     with pytest.raises(ConfigError, match="the port of host:99999 is too large; give one up to 65535"):
         read_config(file, {}, {})
+
+
+@pytest.mark.parametrize(
+    "address", ["[::1]:9000", "[fe80::1%eth0]:9000", "127.0.0.1:9000", "far.example:9000"]
+)
+def test_an_address_may_be_one_of_ipv6_in_brackets(tmp_path: Path, address: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f'[models.m]\naddress = "{address}"', encoding="utf-8")
+    assert read_config(file, {}, {}).config.models["m"].address == address
 
 
 def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

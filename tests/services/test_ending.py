@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.process import on_signals
+from gati.errors import ConfigError
+from services.config import read_config
+from services.listening import listen
+from services.process import ProcessSettings, on_signals
 from services.web import answering
+from services.wire.client import connect_to
+from services.wire.codec import Service
+from services.wire.gen import Inference
+from tests.conftest import REPOSITORY
 from tests.test_architecture import MODULES, name_of
+from tests.waiting import LONG_S
 
 
 class FakeServer:
@@ -82,3 +94,42 @@ def test_each_signal_is_a_call_in_the_event_loop() -> None:
 def test_signals_of_services_are_handled_in_one_place() -> None:
     handling = [name_of(path) for path in MODULES if "add_signal_handler" in path.read_text(encoding="utf-8")]
     assert handling == ["services.process"]
+
+
+@pytest.mark.slow
+def test_a_service_that_cannot_drain_in_time_says_so_in_one_line(folder: Path) -> None:
+    """It ended with a traceback."""
+    told = {"name": "m", "library": str(folder / "library"), "threads": 1, "drain_timeout_s": 0.0}
+    command = [sys.executable, "-m", "services.inference", json.dumps(told)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+    )
+    with process:
+        assert process.stderr is not None
+        while "version activated" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=LONG_S)
+    [error] = [line for line in said.splitlines() if not line.startswith("{")]
+    assert error.startswith("error: 'm' ends without answering all") and "drain_timeout_s = 0;" in error
+    assert process.returncode not in (0, 2)
+
+
+def test_a_service_listens_on_ipv6_at_an_address_that_clients_take(tmp_path: Path) -> None:
+    """Its address had no brackets, so the configuration of its clients refused it."""
+
+    async def main() -> None:
+        try:
+            server, address = await listen(Service(Inference), {}, ProcessSettings(host="::1"))
+        except ConfigError:
+            pytest.skip("this machine has no IPv6")
+        file = tmp_path / "serve.toml"
+        file.write_text(f'[models.m]\naddress = "{address}"', encoding="utf-8")
+        assert read_config(file, {}, {}).config.models["m"].address == address
+        client = connect_to(Service(Inference), address)
+        await client.connect()
+        assert client.connected and client.address == address
+        await client.close()
+        await server.drain(0.0)
+
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gati.errors import CancelledError, CompositionError, OverloadError, RequestError
+from gati.guard import standing
 from gati.samples.store import Record, RecordStore
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
@@ -41,15 +42,15 @@ def test_requests_keep_their_places_while_they_are_resized(
 ) -> None:
     """A queue of 4 let 39 in, and forgot who had gone meanwhile."""
     go, begun = threading.Event(), []
-    original = module._rows
+    original = module.rows_of
 
-    def slow(version: Any, given: Any) -> Any:
+    def slow(engine: Any, given: Any) -> Any:
         begun.append(len(given))
         go.wait()
-        return original(version, given)
+        return original(engine, given)
 
-    monkeypatch.setattr(module, "_LARGE_INPUT_BYTES", 0)
-    monkeypatch.setattr(module, "_rows", slow)
+    monkeypatch.setattr(module, "LARGE_INPUT_BYTES", 0)
+    monkeypatch.setattr(module, "rows_of", slow)
 
     async def test(service: InferenceService) -> None:
         first = asyncio.create_task(service.infer(request("first", 2)))
@@ -72,6 +73,75 @@ def test_requests_keep_their_places_while_they_are_resized(
     run(folder, test, queue_capacity=4)
 
 
+@pytest.mark.slow
+def test_a_request_that_is_prepared_while_its_version_is_unloaded_is_answered_by_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then its caches were stopped, and the base model's queue, in which it had no place, was closed."""
+    go, begun = threading.Event(), []
+    original = module.rows_of
+
+    def slow(engine: Any, given: Any) -> Any:
+        begun.append(len(given))
+        go.wait()
+        return original(engine, given)
+
+    monkeypatch.setattr(module, "LARGE_INPUT_BYTES", 0)
+    monkeypatch.setattr(module, "rows_of", slow)
+
+    async def test(service: InferenceService) -> None:
+        await service.load(VersionSource("plain"))
+        asked = asyncio.create_task(service.infer(request("asked")))
+        await in_the_end(lambda: len(begun) == 1)
+        version = service._versions.active
+        while version.post.watch.may_hit:
+            version.post.watch.audited(agreed=[False] * version.post.watch.settings)
+        await service.activate("plain")
+        await service.unload(version.name)
+        for _ in range(100):  # by then, the queues of a version that is not in use are closed
+            await asyncio.sleep(0.002)
+        go.set()
+        answered = await asked
+        assert (answered.version, answered.answers[0].exit) == (version.name, "base")
+        await in_the_end(lambda: version.answering.gone)
+
+    run(folder, test, workers=2, state=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_stop_is_written_before_an_answer_tells_of_it_while_the_event_loop_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request waited for the disk, and so did deadlines and health checks."""
+    go, writers = threading.Event(), []
+    original = standing.atomic_write_text
+
+    def slow(path: Path, text: str) -> None:
+        writers.append(threading.current_thread())
+        if writers[-1] is not threading.main_thread():
+            go.wait()
+        original(path, text)
+
+    async def test(service: InferenceService) -> None:
+        monkeypatch.setattr(standing, "atomic_write_text", slow)
+        watch = service._versions.active.post.watch
+        while watch.may_hit:
+            watch.audited(agreed=[False] * watch.settings)
+        asked = asyncio.create_task(service.infer(request("asked")))
+        try:
+            await in_the_end(lambda: bool(writers))
+            for _ in range(100):
+                await asyncio.sleep(0.002)
+            assert not asked.done() and (await service.health()).ready
+        finally:
+            go.set()
+        assert (await asked).state == "stopped"
+        [kept] = json.loads((tmp_path / "m.json").read_text())["versions"].values()
+        assert kept["state"] == "stopped" and threading.main_thread() not in writers
+
+    run(folder, test, state=tmp_path)
+
+
 def test_statistics_have_what_older_schedulers_require(folder: Path) -> None:
     """`expected_wait_ms` was required, and was taken away: they refused the answer."""
 
@@ -85,7 +155,7 @@ def test_statistics_have_what_older_schedulers_require(folder: Path) -> None:
 
 def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, tmp_path: Path) -> None:
     async def test(service: InferenceService) -> None:
-        for outside in ("/etc", str(folder), str(tmp_path / "versions" / ".." / "x")):
+        for outside in ("/etc", str(folder), str(tmp_path / "versions" / ".." / "x"), "a\0b", "x" * 5000):
             with pytest.raises(RequestError, match="not in the repository of this model") as refused:
                 await service.load(VersionSource("x", folder=outside))
             assert outside not in str(refused.value)

@@ -52,9 +52,14 @@ def test_a_query_whose_stages_ran_side_by_side_never_takes_less_than_nothing_out
         channels, default_slo_ms = 1, None
         planner = SimpleNamespace(policy="equal")
 
-        async def answer(self, tensor: object, timing: Timing, place: str | None) -> PipelineAnswer:
+        async def answer(
+            self, tensor: object, timing: Timing, place: str | None, outside_ms: float
+        ) -> PipelineAnswer:
             await asyncio.sleep(0.02)
             return PipelineAnswer("north", [asked | stage(0.0, 20.0, 20.0) for _ in range(3)])
+
+        def foreseen_ms(self, stages: list[dict[str, Any]]) -> float:
+            return in_services_ms(stages)
 
     async def main() -> float:
         served: Any = SideBySide()

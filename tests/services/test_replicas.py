@@ -140,7 +140,7 @@ def test_what_a_dead_replica_was_asked_another_one_answers() -> None:
         assert not any(task.done() for task in asking) and model.ready
         places[1].engine.answers.set()
         assert {(await task).version for task in asking} == {"first"}
-        assert model.asked_again == 3
+        assert model.dispatcher.asked_again == 3
         places[0].come_back()
         await all_ready(model)
         assert [replica.restarts for replica in model.replicas] == [1, 0]
@@ -163,7 +163,7 @@ def test_what_a_request_waited_before_it_was_sent_counts_as_queueing() -> None:
         await in_the_end(lambda: other.engine.begun == 1)
         other.engine.places = 1
         parked = asyncio.create_task(model.infer(TENSOR, ASKED))
-        await in_the_end(lambda: model._parking.parked == 1)
+        await in_the_end(lambda: model.dispatcher.parking.parked == 1)
         await asyncio.sleep(0.05)
         other.engine.answers.set()
         for found in await asyncio.gather(asking, parked):
@@ -178,7 +178,7 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         # In front of the replicas the time stands still, or who has 20 ms may be too late to wait.
         now_s = time.monotonic()
-        model._parking._clock = lambda: now_s
+        model.dispatcher.parking._clock = lambda: now_s
         there, dead = places[1], places[0]
         there.engine.places = 4
         there.engine.answers.clear()
@@ -186,15 +186,15 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
         hurried = ASKED._replace(latency_slo_ms=1e3 * LONG_S)
         asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(20)]
-        await in_the_end(lambda: there.engine.begun == 4 and model._parking.parked == 16)
+        await in_the_end(lambda: there.engine.begun == 4 and model.dispatcher.parking.parked == 16)
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
         with pytest.raises(DeadlineError, match="while a replica was restarted"):
             await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         asking[10].cancel()
-        await in_the_end(lambda: model._parking.parked == 15)
+        await in_the_end(lambda: model.dispatcher.parking.parked == 15)
         there.engine.answers.set()  # an answer is a place for another one
-        await in_the_end(lambda: model._parking.parked < 15)
+        await in_the_end(lambda: model.dispatcher.parking.parked < 15)
         there.engine.answers.clear()
         dead.engine.places = 4
         dead.come_back()
@@ -203,7 +203,7 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         done = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(each) for each in done].count(asyncio.CancelledError) == 1
         assert sum(each.version == "first" for each in done if not isinstance(each, BaseException)) == 19
-        assert model._parking.parked == 0
+        assert model.dispatcher.parking.parked == 0
 
     run(test)
 
@@ -318,7 +318,7 @@ def test_nobody_is_asked_a_third_time_and_the_cause_is_told() -> None:
             await victim.die()
         with pytest.raises(UnavailableError, match=f"'m' does not answer: {victim.cause}"):
             await asking
-        assert model.ready and model.asked_again == 1
+        assert model.ready and model.dispatcher.asked_again == 1
 
     run(test, count=3)
 
@@ -334,7 +334,7 @@ def test_no_other_replica_is_asked_when_no_time_is_left() -> None:
         await victim.die()
         with pytest.raises((UnavailableError, DeadlineError)):  # the later the test, the more it is late
             await asking
-        assert model.asked_again == 0
+        assert model.dispatcher.asked_again == 0
 
     run(test)
 
@@ -377,6 +377,28 @@ def test_the_active_name_is_not_loaded_again_by_one_replica_after_the_other() ->
         await model.load("next", "fast")
         await model.load("first", "fast")
         assert model.active.version == "first"
+
+    run(test)
+
+
+def test_versions_are_loaded_one_after_the_other() -> None:
+    """Two that were loaded at once could be activated in another order by each replica: both answered."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.loads.clear()
+        loading = [asyncio.create_task(model.load(name, "fast")) for name in ("one", "two")]
+        await in_the_end(lambda: any(place.engine.calls for place in places))
+        for _ in range(10):
+            await model.statistics()
+        begun = [list(place.engine.calls) for place in places]
+        for place in places:
+            place.engine.loads.set()
+        await asyncio.gather(*loading)
+        assert begun == [["load one fast"], []]
+        for place in places:
+            assert place.engine.calls == ["load one fast", "load two fast"]
+            assert place.engine.active == "two"
 
     run(test)
 
@@ -477,7 +499,7 @@ def test_a_version_that_died_with_its_replica_is_not_called_unknown() -> None:
         await places[1].die()
         with pytest.raises(UnavailableError, match="'m' does not answer: replica 1 was killed"):
             await asking
-        assert model.asked_again == 0
+        assert model.dispatcher.asked_again == 0
 
     run(test)
 
@@ -596,6 +618,26 @@ def test_a_model_that_is_asked_does_not_fall_asleep_and_one_that_is_unloaded_doe
         assert model.state == "unloaded" and not model.available
         with pytest.raises(UnavailableError, match="'m' does not answer"):
             await model.infer(TENSOR, ASKED)
+
+    run(test, count=1)
+
+
+def test_a_request_that_woke_a_model_and_is_refused_then_brings_replicas() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        outcomes: list[Any] = []
+        model.dispatcher.on_outcome = outcomes.append
+        await model.fall_asleep(0.0, LONG_S)
+        places[0].engine.places = 0
+        die = places[0].die
+
+        async def stays() -> None:
+            await die()
+            places[0].engine.places = 0
+
+        places[0].die = stays  # type: ignore[method-assign]
+        with pytest.raises(OverloadError, match="the queue is full"):
+            await model.infer(TENSOR, ASKED)
+        assert outcomes == [None]
 
     run(test, count=1)
 

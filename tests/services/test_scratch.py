@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +49,26 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     for each in (mine, another):
         each.close()
         assert not each.path.exists()
+
+
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was gone once it was used: whoever swept had seen a lock that was still free."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    original, others = fcntl.flock, [True]
+
+    def flock(file: Any, how: int) -> None:
+        if others and how == fcntl.LOCK_EX:
+            others.clear()
+            Scratch("test").close()  # as another process may, right before this one has its lock
+        original(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    mine = Scratch("test")
+    assert not others and (mine.path / "lock").is_file()
+    (mine.path / "used").write_text("yes", encoding="utf-8")
+    Scratch("test").close()
+    assert (mine.path / "used").is_file(), "it is locked by now"
+    mine.close()
+    assert not list(tmp_path.iterdir())

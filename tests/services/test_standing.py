@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -103,12 +104,18 @@ def test_what_is_promised_is_said_with_what_it_rests_on() -> None:
     assert said(None) == ("serving", None, "every answer is the base model's", False)
 
 
+def recorded(standings: ServedStanding) -> None:
+    """Wait as whoever tells of a change of state does."""
+    asyncio.run(standings.recorded())
+
+
 def stopped(path: Path) -> None:
     """Leave a file in which the caches `a` are stopped."""
     standings = ServedStanding(path)
     watch = standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
     while watch.may_hit:
         watch.audited(agreed=False)
+    recorded(standings)
     assert json.loads(path.read_text())["versions"]["a"]["state"] == "stopped", "before anybody acts on it"
 
 
@@ -132,7 +139,7 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
     unlock()
     third, _ = open_standing(chosen)
     assert state_of(third) == state_of(first) == "stopped"
-    third.save()
+    third.close()
 
 
 @pytest.mark.slow
@@ -176,6 +183,7 @@ def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
     while watch.level == 3:
         watch.audited(agreed=[True, True, False])
     first.save()
+    recorded(first)
     second, unlock_second = open_standing(settings(state=tmp_path, replica=1, replicas=2))
     other = of(second)
     assert (other.level, other.state, other.settings) == (2, "serving", 3)
@@ -483,15 +491,18 @@ def test_a_disk_that_fails_is_said_once_and_stops_nobody(
     path = tmp_path / "kept" / "small.json"
     standings = ServedStanding(path)
     watch = standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    recorded(standings)
     path.unlink()
     path.mkdir()  # nothing can be renamed to it
     with caplog.at_level(logging.ERROR):
         while watch.may_hit:
             watch.audited(agreed=False)
         standings.save()
+        recorded(standings)
     assert len(caplog.records) == 1 and watch.state == "stopped"
     path.rmdir()
     standings.save()
+    recorded(standings)
     assert state_of(ServedStanding(path)) == "stopped"
 
 
@@ -526,6 +537,43 @@ def test_versions_with_equal_caches_are_proven_for_the_one_that_asks_for_most(tm
     assert of(0.01) is watch and watch.may_hit
     standings.close()
     assert of(0.01, ServedStanding(path)).may_hit and not of(0.001, ServedStanding(path)).may_hit
+
+
+def test_a_certificate_that_was_given_since_counts_for_versions_that_are_loaded(tmp_path: Path) -> None:
+    """It counted after a restart only; nor may one that is less sure than a loaded version asks."""
+    path = tmp_path / "small.json"
+    standings = ServedStanding(path)
+
+    def of(*, proven: bool, delta: float = 0.05, standings: ServedStanding = standings) -> Watch:
+        return standings.of("a", 0.9, proven=proven, delta=delta, on_event=lambda event: None)
+
+    watch = of(proven=False)
+    assert of(proven=True, delta=0.1) is watch and not watch.may_hit
+    assert of(proven=True) is watch and watch.may_hit and not watch.proven_on
+    recorded(standings)
+    assert json.loads(path.read_text())["versions"]["a"]["state"] == "serving"
+    while watch.may_hit:
+        watch.audited(agreed=False)
+    assert not of(proven=True).may_hit, "what a guard has withdrawn is not certified again"
+    standings.close()
+    assert not of(proven=True, standings=ServedStanding(path)).may_hit
+
+
+def test_no_more_withdrawals_of_others_are_noted_than_versions_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of each version that ever was loaded were, for good, and written with every snapshot."""
+    monkeypatch.setattr("gati.guard.standing._MOST_VERSIONS", 3)
+    names = [f"tried {number}" for number in range(20)]
+    other, path = tmp_path / "other.json", tmp_path / "own.json"
+    other.write_text(json.dumps({"versions": {name: {"state": "stopped"} for name in names}}))
+    standing = ServedStanding(path, others=[other])
+    for name in names:
+        standing.of(name, 0.9, proven=False, delta=0.05, on_event=lambda event: None)
+        standing.watch_only(())
+    standing.close()
+    document = json.loads(path.read_text())
+    assert set(document["parts"]["heeded"]["state"]) == set(document["versions"]) == set(names[-3:])
 
 
 def test_a_proof_that_has_not_begun_is_for_the_version_that_asks_for_most() -> None:

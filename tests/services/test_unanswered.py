@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -286,6 +287,58 @@ def test_no_request_is_decided_by_what_is_proven_next_to_memory_once_memory_paus
         assert not versions.memory_pauses and all(judged[-2:])
 
     run(made, test)
+
+
+@pytest.mark.slow
+def test_caches_that_are_certified_while_they_serve_answer_once_their_composition_is_loaded_again(
+    made: Path,
+) -> None:
+    """The certificate counted after a restart only, as the watch of the caches was loaded already."""
+    path = Library(made / "library").composition_path()
+    chosen = Composition.load(path)
+    assert chosen.certificate is not None
+    replace(chosen, certificate=None).save(path)
+
+    async def test(service: InferenceService) -> None:
+        before = await service.infer(request(images(1)))
+        assert (before.state, before.answers[0].exit) == ("probation", "base")
+        chosen.certified_by(chosen.certificate).save(path)  # type: ignore[arg-type]
+        await service.load(VersionSource("again", composition="default"))
+        await service.activate("again")
+        after = await service.infer(request(images(1)))
+        assert (after.version, after.state) == ("again", "serving") and after.certificate_id is not None
+        named = await service.infer(request(images(1), version="default"))
+        assert named.certificate_id is None and "certified with 95 % confidence" in named.promise
+
+    run(made, test, memory=False, audit_budget=0.05)
+
+
+@pytest.mark.slow
+def test_what_only_counts_for_the_proof_of_memory_is_written_too(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written with the next audit of caches, and lost if the process was killed before."""
+    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr("services.inference.following.audit_share", lambda *_: 0.0)  # none but for memory
+    path = Library(made / "library").composition_path()
+    chosen = replace(Composition.load(path), certificate=None, accuracy_target=0.9)  # the base model answers
+    chosen.save(path)
+
+    async def test(service: InferenceService) -> None:
+        versions, chance = versions_of(service), np.random.default_rng(0)
+        memory, standing = versions._memory, versions._standing
+        assert memory is not None and standing.path is not None
+        shape = (8, *versions.model.traced.input_shape)
+        recall = memory.recall
+        while (proof := recall._ladders[0].proof) is None or not proof.audits:
+            rows = (0.01 * chance.normal(size=shape)).astype(np.float32)
+            await service.infer(request(rows, place="gate"))
+        await versions._line.settled()
+        standing._thread.submit(int).result()
+        kept = json.loads(standing.path.read_text())["parts"]["memory"]["state"]["ladders"][0]["ladder"]
+        assert kept["proofs"][0]["audits"] == recall._ladders[0].state()["ladder"]["proofs"][0]["audits"] > 0
+
+    run(made, test, trials=1e-9, audit_budget=0.05)
 
 
 def test_the_first_promise_is_the_loosest(made: Path) -> None:

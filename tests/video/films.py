@@ -7,8 +7,10 @@ import io
 import itertools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Self
 
@@ -89,6 +91,20 @@ def plays(count: int | None = None, *, every_s: float = 0.01, then_hang: bool = 
 
 def refuses(send: Send, closed: threading.Event) -> None:
     """A connection that is hung up at once; marked, so that nothing is sent before."""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder over HTTP; yields host and port."""
+    with HTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class Device:

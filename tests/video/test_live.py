@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from gati.video import FramePolicy, Reconnect, Source, SourceState, open_source
 from gati.video.decode import Picture
 from gati.video.live import Live
 from gati.video.policies import Thinning
-from tests.video.films import Camera, film, number_of, picture, plays, refuses
+from tests.video.films import Camera, film, number_of, picture, plays, refuses, serving
 from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
@@ -342,18 +341,10 @@ def test_credentials_reach_the_camera() -> None:
         assert b"?token=hush" in device.requests[0]
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 def test_a_recording_on_the_network_is_read_once(tmp_path: Path) -> None:
     film(tmp_path / "film.mp4", 20)
-    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with open_source(f"http://127.0.0.1:{server.server_port}/film.mp4?token=hush") as source:
-            frames = list(source)
-        server.shutdown()
+    with serving(tmp_path) as place, open_source(f"http://{place}/film.mp4?token=hush") as source:
+        frames = list(source)
     assert [number_of(frame.image) for frame in frames] == list(range(20))
     assert [frame.time_s for frame in frames] == pytest.approx([number / 10 for number in range(20)])
     assert (source.policy, source.state) == (FramePolicy.WAIT, SourceState.ENDED)

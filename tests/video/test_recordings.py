@@ -99,6 +99,33 @@ def test_a_picture_lying_on_its_side_is_set_upright(tmp_path: Path) -> None:
     assert (frame.width, frame.height) == (48, 64)
 
 
+def in_colour_space(path: Path, colour_space: int) -> Path:
+    """A film of three pictures that says to be in a colour space, by FFmpeg's number."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg2video", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.colorspace = colour_space
+        for number in range(3):
+            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24").reformat(format="yuv420p")
+            frame.colorspace = colour_space
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def test_a_reserved_colour_space_is_read_as_if_none_was_named(tmp_path: Path) -> None:
+    path = in_colour_space(tmp_path / "film.mpg", 3)
+    assert [number_of(frame.image) for frame in open_source(str(path))] == [0, 1, 2]
+
+
+def test_a_colour_space_that_cannot_be_converted_is_one_line(tmp_path: Path) -> None:
+    path = in_colour_space(tmp_path / "film.mpg", 8)  # YCgCo
+    with pytest.raises(VideoError, match="cannot convert the pictures of .*film.mpg to RGB .*yuv420p in"):
+        next(open_source(str(path)))
+
+
 def damaged(path: Path, start: float, stop: float) -> Path:
     """Overwrite a share of the file's middle."""
     data = bytearray(path.read_bytes())
@@ -183,6 +210,13 @@ def test_a_file_that_is_not_there_is_told_at_once(text: str) -> None:
         open_source(text)
 
 
+@pytest.mark.parametrize("text", ["me:secret@10.0.0.7/live", "rtsp:me:s/ecret@10.0.0.7/live"])
+def test_an_address_without_its_scheme_is_told_without_its_password(text: str) -> None:
+    with pytest.raises(VideoError, match=r"no file or folder '\*\*\*@10\.0\.0\.7/live' to read") as caught:
+        open_source(text)
+    assert "ecret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["concat://a|b", "ftp://me:secret@host/film.mp4", "file:///etc/passwd"])
 def test_other_addresses_are_refused_without_their_secrets(text: str) -> None:
     with pytest.raises(VideoError, match="which is not supported; give a video file") as caught:
@@ -240,6 +274,15 @@ def test_a_folder_without_a_readable_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(b"nothing")
     with pytest.raises(VideoError, match="has 1 images, and none of them can be read"):
         next(open_source(str(tmp_path)))
+
+
+def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    source = open_source(str(tmp_path / "images"))
+    (tmp_path / "images").rmdir()
+    with pytest.raises(VideoError, match="cannot read folder .*images: No such file or directory"):
+        next(source)
+    assert source.state is SourceState.ERROR
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))

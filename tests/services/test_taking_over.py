@@ -1,0 +1,200 @@
+"""A process that finds its state locked by one that still drains, and takes it over once that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gati.guard.watch import Watch
+from services.inference.keeping import ServedStanding, open_standing
+from services.inference.remembering import ServedMemory
+from services.inference.settings import InferenceSettings
+
+AGREEMENT = 0.9
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence is written, and locks are tried, at each audit."""
+    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr("services.inference.keeping._TRIED_EVERY_S", 0.0)
+
+
+def opened(folder: Path, **known: Any) -> tuple[ServedStanding, Callable[[], None]]:
+    told = {"name": "small", "state": folder, "proof_s": 0.0, **known}
+    return open_standing(InferenceSettings.model_validate(told))
+
+
+def of(standing: ServedStanding, name: str = "a", *, proven: bool = False, settings: int = 1) -> Watch:
+    return standing.of(
+        name, AGREEMENT, proven=proven, settings=settings, delta=0.05, on_event=lambda event: None
+    )
+
+
+def audits(watch: Watch) -> int:
+    return 0 if watch.proof is None else watch.proof.audits
+
+
+def recorded(standing: ServedStanding) -> None:
+    asyncio.run(standing.recorded())
+
+
+def close(each: ServedStanding, unlock: Callable[[], None]) -> None:
+    each.close()
+    unlock()
+
+
+def test_what_is_proven_while_another_process_drains_is_kept_once_that_has_ended(tmp_path: Path) -> None:
+    """It was lost at the next restart, however long ago the other process had ended."""
+    draining, unlock = opened(tmp_path)
+    before = of(draining)
+    for _ in range(10):
+        before.audited(agreed=True)
+    draining.save()
+    recorded(draining)
+    started, unlock_started = opened(tmp_path)
+    watch = of(started)
+    for _ in range(10):
+        watch.audited(agreed=True)
+    started.audited()
+    assert not started.is_owned
+    close(draining, unlock)
+    watch.audited(agreed=True)
+    started.audited()
+    assert started.is_owned
+    close(started, unlock_started)
+    again, unlock_again = opened(tmp_path)
+    assert again.is_owned and audits(of(again)) == 21
+    close(again, unlock_again)
+
+
+def test_who_ends_before_an_audit_takes_the_file_over_at_its_end(tmp_path: Path) -> None:
+    draining, unlock = opened(tmp_path)
+    started, unlock_started = opened(tmp_path)
+    of(started).audited(agreed=True)
+    close(draining, unlock)
+    close(started, unlock_started)
+    again, unlock_again = opened(tmp_path)
+    assert audits(of(again)) == 1
+    close(again, unlock_again)
+
+
+@pytest.mark.parametrize("when", ["while it drains", "at its end"])
+def test_what_the_draining_process_stops_is_stopped(tmp_path: Path, when: str) -> None:
+    draining, unlock = opened(tmp_path)
+    before = of(draining, proven=True, settings=3)
+    started, unlock_started = opened(tmp_path)
+    watch = of(started, proven=True, settings=3)
+    while before.level == 3:
+        before.audited(agreed=[True, True, False])
+    recorded(draining)
+    if when == "while it drains":
+        for _ in range(2):  # the file is read in the background
+            started.audited()
+            started._thread.submit(int).result()
+        assert watch.level == 2
+    close(draining, unlock)
+    started.audited()
+    assert (watch.level, watch.certified) == (2, 2)
+    close(started, unlock_started)
+    again, unlock_again = opened(tmp_path)
+    assert of(again, proven=True, settings=3).level == 2
+    close(again, unlock_again)
+
+
+def test_what_a_process_withdraws_after_the_draining_one_is_news_to_other_replicas(tmp_path: Path) -> None:
+    """They had heeded a withdrawal of that number."""
+    draining, unlock = opened(tmp_path, replicas=2)
+    before = of(draining, proven=True, settings=3)
+    started, unlock_started = opened(tmp_path, replicas=2)
+    watch = of(started, proven=True, settings=3)
+    while before.level == 3:
+        before.audited(agreed=[True, False, False])
+    recorded(draining)
+    replica, unlock_replica = opened(tmp_path, replica=1, replicas=2)
+    other = of(replica, proven=True, settings=3)
+    assert other.level == 1
+    while other.level < 3:
+        other.audited(agreed=[True] * 3)
+    close(draining, unlock)
+    started.audited()
+    assert watch.level == 1
+    while watch.level < 3:
+        watch.audited(agreed=[True] * 3)
+    while watch.level:
+        watch.audited(agreed=[False] * 3)
+    recorded(started)
+    for _ in range(2):
+        replica.audited()
+        replica._thread.submit(int).result()
+    assert other.level == 0
+    close(started, unlock_started)
+    close(replica, unlock_replica)
+
+
+def test_what_the_draining_process_alone_knew_stays_in_the_file(tmp_path: Path) -> None:
+    draining, unlock = opened(tmp_path)
+    started, unlock_started = opened(tmp_path)
+    of(started)
+    watch = of(draining, "b")
+    for _ in range(5):
+        watch.audited(agreed=True)
+    spent = draining.spending.used + 1
+    close(draining, unlock)
+    started.audited()
+    assert started.spending.used >= spent, "shares of delta that both have taken are taken"
+    close(started, unlock_started)
+    assert set(json.loads((tmp_path / "small.json").read_text())["versions"]) == {"a", "b"}
+    again, unlock_again = opened(tmp_path)
+    assert audits(of(again, "b")) == 5
+    close(again, unlock_again)
+
+
+def test_no_process_takes_the_shares_of_delta_of_another(tmp_path: Path) -> None:
+    draining, unlock = opened(tmp_path)
+    started, unlock_started = opened(tmp_path)
+    shares = [of(each, name).proof for each in (draining, started) for name in "ab"]
+    assert len({proof.delta for proof in shares if proof is not None}) == 4
+    close(draining, unlock)
+    close(started, unlock_started)
+
+
+def test_a_version_that_was_loaded_and_unloaded_here_keeps_its_evidence(tmp_path: Path) -> None:
+    draining, unlock = opened(tmp_path)
+    of(draining, proven=True, settings=3)
+    of(draining, "b", proven=True, settings=3)
+    draining.save()
+    recorded(draining)
+    started, unlock_started = opened(tmp_path)
+    for name in "ab":
+        of(started, name, proven=True, settings=3).audited(agreed=[True] * 3)
+    started.watch_only(())
+    stopping = of(draining, "b", proven=True, settings=3)
+    while stopping.level == 3:
+        stopping.audited(agreed=[True, True, False])
+    close(draining, unlock)
+    close(started, unlock_started)
+    again, unlock_again = opened(tmp_path)
+    found = [of(again, name, proven=True, settings=3) for name in "ab"]
+    assert [(watch.level, watch.audits) for watch in found] == [(3, 1), (2, 1)]
+    close(again, unlock_again)
+
+
+def test_memory_is_written_once_the_file_is_free(tmp_path: Path) -> None:
+    draining, unlock = opened(tmp_path)
+    started, unlock_started = opened(tmp_path)
+    with ThreadPoolExecutor(1) as thread:
+        memory = ServedMemory(AGREEMENT, 0.05, started, thread, network="0" * 64, places=4, alone=True)
+        memory.save()
+        assert not list(tmp_path.glob("*.npz")), "the other process may write it"
+        close(draining, unlock)
+        started.audited()
+        memory.save()
+        assert len(list(tmp_path.glob("*.npz"))) == 1
+    close(started, unlock_started)
