@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from gati.composition.costs import as_composed
 from gati.composition.load import Served, open_served
@@ -37,9 +36,10 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
-    served = [open_served(arguments.library, composition=name) for name in arguments.composition]
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
+    served = [
+        open_served(arguments.library, composition=name, threads=arguments.threads)
+        for name in arguments.composition
+    ]
     contenders: dict[str, BenchEntry] = {}
     for name, each in zip(arguments.composition, served, strict=True):
         contenders.setdefault(each.engine.backend, BenchEntry(each.engine.backend, each.engine, early=False))

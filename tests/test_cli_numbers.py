@@ -88,7 +88,7 @@ def test_verbs_run_on_as_many_threads_as_were_measured(
     chosen: list[int] = []
     monkeypatch.setattr(gati, asked[0], stops, raising=False)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("gati.engine.threads.usable_cores", lambda: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     run([asked[0], str(tmp_path), *asked[1:]])
     assert chosen == [known.threads + 5]

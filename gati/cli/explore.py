@@ -99,7 +99,7 @@ def explore(
 
     Measures the cost of lookups first. Then trains caches that read the network's input: a student or, for
     large images, a copy of the network with fewer pixels and fewer blocks. Exits at a few blocks follow.
-    Everything named with --blocks and --variants is trained. Labels are not needed.
+    Everything named with --blocks and --variants is trained if the budget allows. Labels are not needed.
     After an interruption, the same command resumes.
 
     --more trains the caches of an existing library further: those that improve replace the older ones;

@@ -267,22 +267,25 @@ def threads_of(text: str | None) -> int | Literal["auto"] | None:
 def threads_as_measured(directory: Path, composition: str | None = None) -> None:
     """Use as many threads as the composition's latencies were measured with, or those of `gati explore`.
 
-    Does nothing if OMP_NUM_THREADS is set, or if the library cannot be read: the verb then raises the error.
+    Does nothing if OMP_NUM_THREADS is set, if they were measured on another processor, or if the library
+    cannot be read: the verb then raises the error.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return
     import torch
 
     from gati.composition.composition import Composition
+    from gati.costs.hardware import processor_name
+    from gati.engine.threads import usable_cores
     from gati.exploration.library import Library
 
     with suppress(GatiError):
         library = Library.open(directory)
-        known = library.manifest.profile.threads
+        known = library.manifest.profile.conditions
         if composition is not None:
-            measured_on = Composition.load(library.composition_path(composition)).measured_on
-            known = known if measured_on is None else measured_on.threads
-        torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))
+            known = Composition.load(library.composition_path(composition)).measured_on or known
+        if known.processor in ("", processor_name(library.manifest.profile.device)):  # "": not recorded
+            torch.set_num_threads(max(1, min(known.threads, len(usable_cores()))))
 
 
 def given(context: typer.Context) -> list[str]:

@@ -86,8 +86,8 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
 def _reader_is_gone() -> bool:
     """Whether standard output is a pipe that is no longer read. Other pipes and sockets break, too."""
     watch = select.poll()
-    watch.register(_STDOUT, 0)  # errors are told in any case
-    return any(events & select.POLLERR for _, events in watch.poll(0))
+    watch.register(_STDOUT, select.POLLOUT)  # macOS tells nothing where nothing is asked for
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in watch.poll(0))
 
 
 # typer's base class of usage errors is private, but its class name is stable.

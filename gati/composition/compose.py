@@ -153,8 +153,9 @@ def _remove_unused_graphs(library: Library) -> None:
     from gati.composition.engines import graphs_needed
 
     try:
-        remove_unused_graphs(folder, graphs_needed(library))
-    except CompositionError as error:  # what that composition needs is not known
+        saved_s = min(library.composition_path(name).stat().st_mtime for name in library.compositions())
+        remove_unused_graphs(folder, graphs_needed(library), saved_s=saved_s)
+    except (CompositionError, FileNotFoundError) as error:  # what that composition needs is not known
         _log.info("no stored graph is removed: %s", error)
 
 

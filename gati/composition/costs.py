@@ -214,7 +214,9 @@ def _of_same_network(library: Library, backend: Backend, traced: TracedModel) ->
     if backend.same_network_as is None or len(at_lengths(traced)) > 1:
         return None
     known = kept_costs(library, backend.same_network_as)
-    return None if known is None else GraphCosts(known.profile, known.if_ms, {})
+    if known is None or known.profile.disturbance:  # its note asks to measure again
+        return None
+    return GraphCosts(known.profile, known.if_ms, {})
 
 
 def to_measure(

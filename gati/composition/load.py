@@ -160,9 +160,9 @@ def load(
     manifest names, and checks the checkpoint's sha256.
 
     `threads` sets the number of threads that torch uses, for the whole process. None leaves that unchanged: a
-    backend that compiles graphs then uses the number that the composition was measured with, if that was on
-    this machine's processor and OMP_NUM_THREADS is not set; for the others, a warning is logged if torch has
-    another number.
+    backend that compiles graphs then uses the number that the composition was measured with, at most torch's,
+    if that was on this machine's processor and OMP_NUM_THREADS is not set. A warning is logged where that
+    number is not reached, or torch, as the backend, has another one.
 
     Raises:
         LibraryError: no library, one of a newer format, or one made from another checkpoint.
@@ -191,14 +191,15 @@ def open_served(
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)
-    if threads is None:
-        model = replace(model, threads=as_measured(chosen, model.traced.device.type))
+    measured = None if threads is not None else as_measured(chosen, model.traced.device.type)
+    if measured is not None:  # a program that gives torch fewer threads shares the cores with others
+        model = replace(model, threads=min(measured, torch.get_num_threads()))
     engine = model.engine(chosen)
-    if model.threads not in (None, engine.threads):
+    if measured not in (None, engine.threads):
         _log.warning(
-            "composition '%s' was measured with %d threads, but torch uses %d: its latencies will differ "
-            "from those expected; give threads=%d, or call torch.set_num_threads",
-            *(composition, model.threads, engine.threads, model.threads),
+            "composition '%s' was measured with threads=%d, but runs with %d: its latencies will differ from "
+            "those expected; give threads=%d, or call torch.set_num_threads",
+            *(composition, measured, engine.threads, measured),
         )
     return Served(engine, model, library, chosen)
 

@@ -4,9 +4,10 @@ Files are named by a hash of what they were made from, so several compositions, 
 share the folder. Whoever reads a file gives it the present time. What no composition needs and nothing has
 read for a month is removed when the next composition is written.
 
-So a network that another command has just stored for a composition that it has yet to write stays, and so
-does one that a running server may open again. A file that is gone is made again, except the quantised network
-of a composition, which must be the one that was certified.
+So a network that another command has just stored for a composition that it has yet to write stays. Other
+versions of Gati and torch use other names, so what was read since the oldest composition was saved stays as
+well. A file that is gone is made again, except the quantised network of a composition, which must be the one
+that was certified.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 from gati.errors import StorageError
 from gati.files import atomic_write_bytes
 
 UNUSED_S = 30 * 86_400.0
+_COMPOSING_S = 86_400.0  # networks are stored before their composition is saved
 # networks, also for shorter inputs; quantised lookups; and what a killed command was writing
 _OURS = re.compile(r"([0-9a-f]{16})(-\d+)?\.(onnx|zip)|lookup-[0-9a-f]{16}\.onnx|\.\S+\.part")
 
@@ -45,12 +48,16 @@ def store_graphs(folder: Path, graphs: Mapping[Path, bytes]) -> None:
         ) from error
 
 
-def remove_unused_graphs(folder: Path, needed: Collection[str], now_s: float | None = None) -> None:
+def remove_unused_graphs(
+    folder: Path, needed: Collection[str], *, saved_s: float = inf, now_s: float | None = None
+) -> None:
     """Remove files that nothing has read for `UNUSED_S`, except networks whose hash is in `needed`.
 
-    `now_s` is the time of day, the present one if None.
+    `saved_s` is the time at which the oldest composition was saved: what was stored or read after that, or in
+    the day before, stays. `now_s` is the time of day, the present one if None.
     """
-    oldest_s = (time.time() if now_s is None else now_s) - UNUSED_S
+    now_s = time.time() if now_s is None else now_s
+    oldest_s = min(now_s - UNUSED_S, saved_s - _COMPOSING_S)
     with suppress(OSError), _locked(folder):  # there may be none, or it may be read-only
         for path in folder.iterdir():
             ours = _OURS.fullmatch(path.name)

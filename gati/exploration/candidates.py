@@ -35,6 +35,7 @@ from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
 from gati.costs.lengths import lookup_at_lengths
 from gati.errors import GatiError, VariantError, one_line
+from gati.exploration.memory import is_lack_of_memory
 from gati.exploration.schedule import (
     MOST_BYTES,
     choose_places,
@@ -151,6 +152,8 @@ def _refusing(variant: str, shape: tuple[int, ...]) -> Iterator[None]:
     except (GatiError, MemoryError, OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if is_lack_of_memory(error):
+            raise
         raise VariantError(
             f"variant {variant} cannot read a hidden output of shape {list(shape)} ({one_line(error)}); fix "
             "its forward, or leave it out"

@@ -87,7 +87,8 @@ def explore(
     with the same arguments; a finished one is returned unchanged, also by a newer Gati, and `explore_more`
     trains it further. A variant whose training fails is left out, with the reason in the trials table. The
     network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
-    training short. Latencies are measured anew, so other variants may be skipped.
+    training short, the network is slow for it, or memory is short. Latencies are measured anew, so other
+    variants may be skipped.
 
     **Arguments:**
 
@@ -103,9 +104,10 @@ def explore(
     - `unique`: keep one copy of each input of `data`, for data that was oversampled or exported twice.
     - `blocks`: a pattern over module names; exits are trained at all matching blocks. By default blocks are
       detected, and a few of them chosen.
-    - `variants`: such as `["student(48)", "pyramid(64)"]`; all are trained, at all blocks. `"student"` means
-      students of sizes that fit the network, and `"published"` the published variants. `"reduced(112)"` is
-      the network itself on images of 112 pixels, `"reduced(128,6)"` on 128 pixels with 6 of its blocks.
+    - `variants`: such as `["student(48)", "pyramid(64)"]`; all are trained, at all blocks, if there is time.
+      `"student"` means students of sizes that fit the network, and `"published"` the published variants.
+      `"reduced(112)"` is the network itself on images of 112 pixels, `"reduced(128,6)"` on 128 pixels with 6
+      of its blocks.
       `"default"` trains those default variants whose cost allows it, see `gati.exploration.candidates`.
     - `epochs`: epochs of training for exits; students train three times as long.
     - `budget_s`: end within this many seconds. Without `epochs`, training uses all of them. If the network
@@ -240,8 +242,7 @@ def explore(
             ).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
-        _check_not_all_failed(finished, state)
-        _check_time_sufficed(finished, budget, state)
+        _check_something_trained(finished, budget, state)
         late = partial(budget.is_spent, prepared.expected.lookup_s)
         rows = finish_trials(prepared, library, finished, reporter, notes, late)
         library.write_trials(rows, points_of(finished, rows))
@@ -251,30 +252,24 @@ def explore(
     return library
 
 
-def _check_not_all_failed(finished: Mapping[TrialId, FinishedTrial], state: RunState) -> None:
-    """Refuse to end with failures and without any cache; another command may then begin in the folder.
+def _check_something_trained(
+    finished: Mapping[TrialId, FinishedTrial], budget: Budget, state: RunState
+) -> None:
+    """Refuse to end with trials and without any cache; another command may then begin in the folder.
 
-    **Raises:** `ModelError`.
+    **Raises:** `ModelError` if a variant failed; `DataError` if all were left out for lack of time.
     """
-    failed = [row.trial for row in finished.values() if row.trial.status == "failed"]
-    if not failed or len(failed) < len(finished):
+    trials = [row.trial for row in finished.values()]
+    if not trials or any(trial.status == "trained" for trial in trials):
         return
     state.clear()
-    first = failed[0]
-    raise ModelError(
-        f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others with "
-        "--variants or --blocks)"
-    )
-
-
-def _check_time_sufficed(finished: Mapping[TrialId, FinishedTrial], budget: Budget, state: RunState) -> None:
-    """Refuse to end with trials that were all left out for lack of time; then as `_check_not_all_failed`.
-
-    **Raises:** `DataError`.
-    """
-    if not finished or any(row.trial.status != "skipped" for row in finished.values()):
-        return
-    state.clear()
+    failed = [trial for trial in trials if trial.status == "failed"]
+    if failed:
+        first = failed[0]
+        raise ModelError(
+            f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others "
+            "with --variants or --blocks)"
+        )
     raise DataError(
         f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give --budget "
         f"{math.ceil((budget.budget_s or 0) / 30)}m or more"

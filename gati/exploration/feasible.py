@@ -39,7 +39,7 @@ class TimeLimit:
         self._check((measured + _LEAST_TAUGHT) * input_s / _CLEARLY, input_s)
 
     def check(self, done: int, input_s: float) -> None:
-        """Look after `done` answers, the latest of which took `input_s` each.
+        """Look after `done` answers; the others will take `input_s` each.
 
         **Raises:** `DataError` if there is too little time; the message says how much would be needed.
         """
@@ -52,6 +52,6 @@ class TimeLimit:
         minutes = math.ceil(_USEFUL * (self.budget.spent_s + needed_s) / 60)
         raise DataError(
             f"the budget of {self.budget.budget_s:.0f} s is too short: the network takes {input_s:.2g} s per "
-            f"input, and must answer {self.count} held-out inputs before anything is trained; give --budget "
+            f"input, and must answer {self.count} held-out inputs, and train; give --budget "
             f"{minutes}m or more, or fewer inputs"
         )

@@ -179,7 +179,8 @@ def measured_trials(
     for learner in training.learners:
         with noting_failure(failures, learner.trial_id):
             folded.append(learner._replace(predictor=_folded(classroom, learner.predictor)))
-    probabilities = _probabilities(classroom, folded, failures)
+    left = [each for each in folded if each.trial_id not in failures]
+    probabilities = _probabilities(classroom, left, failures)
     predictors = {learner.trial_id: learner.predictor for learner in folded}
     found: list[TrialResult] = []
     for item, trained in zip(specifications, training.learners, strict=True):
@@ -212,22 +213,18 @@ def measured_trials(
 def _probabilities(
     classroom: Classroom, learners: Sequence[Learner], failures: dict[TrialId, str]
 ) -> dict[TrialId, Tensor]:
-    """The answers of all learners that do not fail; if one fails, each is asked alone."""
-
-    def ask(some: Sequence[Learner]) -> dict[TrialId, Tensor]:
-        return held_out_probabilities(classroom.module, classroom.held_out, some, classroom.device)
-
-    own: dict[TrialId, str] = {}
-    left = [learner for learner in learners if learner.trial_id not in failures]
-    if not left:
+    """The answers of all learners that do not fail; if one fails, each half is asked alone."""
+    if not learners:
         return {}
-    with noting_failure(own, left[0].trial_id):
-        return ask(left)
-    found: dict[TrialId, Tensor] = {}
-    for learner in left:
-        with noting_failure(failures, learner.trial_id):
-            found |= ask([learner])
-    return found
+    own: dict[TrialId, str] = {}
+    with noting_failure(own, learners[0].trial_id):
+        return held_out_probabilities(classroom.module, classroom.held_out, learners, classroom.device)
+    if len(learners) == 1:
+        failures.update(own)
+        return {}
+    half = len(learners) // 2
+    first = _probabilities(classroom, learners[:half], failures)
+    return first | _probabilities(classroom, learners[half:], failures)
 
 
 def _learner(

@@ -62,12 +62,13 @@ def base_answers(
     if limit is None or limit.is_clear(seconds_per_input(module, inputs, device, limit.budget.clock)):
         return torch.cat(list(in_batches(len(inputs), fits(), answer)))
     batches: list[Tensor] = []
-    done, began = 0, limit.budget.clock()
+    done, first, began = 0, limit.budget.clock(), limit.budget.clock()
     for batch in in_batches(len(inputs), fits(), answer, first=FIRST_INPUTS):
         now = limit.budget.clock()
         batches.append(batch)
         done += len(batch)
-        limit.check(done, (now - began) / len(batch))
+        # larger batches are faster; a disturbed one, or the small last one, is no reason to end
+        limit.check(done, min((now - began) / len(batch), (now - first) / done))
         began = now
     return torch.cat(batches)
 
@@ -76,13 +77,19 @@ def base_answers(
 def seconds_per_input(
     module: nn.Module, inputs: InputSource, device: torch.device, clock: Callable[[], float], few: int = 8
 ) -> float:
-    """Seconds per input that the base model takes for a batch of a few."""
-    images = inputs.images(np.arange(min(few, len(inputs)))).to(device)
+    """Seconds per input to read a few and answer them, in one batch if memory holds it."""
+
+    def answer(indices: npt.NDArray[np.int64]) -> Tensor:
+        found: Tensor = module(inputs.images(indices).to(device)).cpu()
+        return found
+
+    count = min(few, len(inputs))
+    most = _fitting(inputs, device, lambda some: answer(np.arange(some)))
     if device.type == "cuda":
-        module(images.clone())  # libraries choose kernels at the first call
+        list(in_batches(count, most, answer))  # libraries choose kernels at the first call
     began = clock()
-    module(images.clone()).cpu()  # it may change its input in place
-    return (clock() - began) / len(images)
+    list(in_batches(count, most, answer))
+    return (clock() - began) / count
 
 
 def _fitting(inputs: InputSource, device: torch.device, run: Callable[[int], object]) -> int:

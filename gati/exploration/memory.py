@@ -155,7 +155,7 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         found = function(*args, **(kwargs or {}))
         for each in tree_iter(found):
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and each.layout == torch.strided:  # others have no storage
                 self._note(each.untyped_storage())
         self.living_bytes.append(self._now)
         return found
@@ -176,7 +176,7 @@ class _Watch(TorchDispatchMode):
 # Lack of memory -------------------------------------------------------------------------------------------
 
 
-def is_lack_of_memory(error: BaseException) -> bool:
+def is_lack_of_memory(error: BaseException | None) -> bool:
     """Whether torch had too little memory, on a GPU or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -302,7 +302,7 @@ def choose_augmentations(
 
     They are tried on at most `most` inputs; on less than 16, there are none.
     """
-    if not inputs.train.is_images:
+    if not inputs.train.is_images or not most:
         return Augmentation(), Augmentation()
     # those of a folder are sorted by class, and a mirrored 0 is a 0
     tried = np.random.default_rng(0).permutation(len(inputs.train))[:most]

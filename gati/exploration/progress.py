@@ -21,7 +21,7 @@ class Progress(Protocol):
         """Report `steps` more finished steps; `detail` is the latest loss or hit rate."""
 
     def note(self, text: str) -> None:
-        """Print a line that stays on the screen."""
+        """Print a line that stays on the screen. It may come from another thread, and before `__enter__`."""
 
     def __enter__(self) -> Progress: ...
 

@@ -252,7 +252,7 @@ def too_slow_for_exits(step_s: float, held_out_s: float, left_s: float) -> str:
         return ""
     return (
         f"a few steps and measuring take {least_s:.0f} of the {left_s:.0f} seconds that are left, in which "
-        "students learn more: give more --budget"
+        "students learn more: give it more time"
     )
 
 

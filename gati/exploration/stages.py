@@ -252,7 +252,7 @@ class TrainingStages:
                 allowed_s = max(0.0, own_s) / (len(groups) - number)
             task = self._task(lesson, group, allowed_s)
             if task is None:
-                self._leave_out(group, "the budget leaves no time to train it: give more --budget")
+                self._leave_out(group, "the budget leaves no time to train it: give it more time")
                 continue
             self._under_way[task.name] = task
             yield task

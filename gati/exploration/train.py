@@ -349,7 +349,7 @@ def noting_failure(failures: dict[TrialId, str], trial_id: TrialId) -> Iterator[
         raise
     except Exception as error:
         # after an error of CUDA, every call on that GPU raises
-        if "CUDA error" in str(error) or is_lack_of_memory(error):
+        if "CUDA error" in str(error) or any(map(is_lack_of_memory, (error, error.__cause__))):
             raise
         failures[trial_id] = one_line(error)
 

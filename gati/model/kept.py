@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +18,10 @@ class KeptInputs:
     def allow(self, limit_bytes: int) -> None:
         """Keep up to `limit_bytes` in all, including what is kept already."""
         self._room_bytes = limit_bytes - sum(each.nbytes for each in self._kept.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the inputs: other processes read their own."""
+        return {"_kept": {}, "_room_bytes": self._room_bytes + sum(x.nbytes for x in self._kept.values())}
 
     def get(self, index: int, read: Callable[[int], Tensor]) -> Tensor:
         """The input at `index`, from `read` unless it is kept."""

@@ -59,8 +59,8 @@ class Data(ABC):
         **Raises:** `DataError`.
         """
 
-    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - only decoded images are kept
-        """Cache decoded and resized image files, up to `limit_bytes`, for repeated reading."""
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - what is in memory needs no copy
+        """Keep what is read and decoded, up to `limit_bytes`, for repeated reading."""
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""

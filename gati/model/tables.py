@@ -121,6 +121,7 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
                 for name, values in kept.items():
                     values.append(row[name])
                 last, lines[:] = lines.copy(), ()
+            last = [line for line in last if line.strip()]  # no row, before the last one
             if len(last) > 1 and "".join(last).count('"') % 2:
                 raise DataError(
                     f"{where}: a double quote in the last {len(last)} lines is not closed, so they are one "

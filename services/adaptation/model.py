@@ -50,7 +50,7 @@ class ModelAdaptation:
             blocks=settings.blocks,
             variants=settings.variants,
         )
-        self._served = open_served(model.library, composition=model.composition)
+        self._served = open_served(model.library, composition=model.composition, threads=settings.threads)
         self._store = RecordStore.open(model.records, max_age_s=settings.window_s, connect=False)
         self._scratch = Scratch("adaptation")
         self._repository = ModelRepository(model.repository)

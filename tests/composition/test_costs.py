@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,9 @@ def test_a_network_is_not_measured_again_for_other_lookups(
     library = Library.open(library.directory)
     known = costs_of(library, "onnxruntime")
     keep(library, known)
+    disturbed = tmp_path / "disturbed"
+    shutil.copytree(library.directory, disturbed)
+    keep(Library(disturbed), replace(known, profile=replace(known.profile, disturbance="it was busy")))
     monkeypatch.setattr(graph_costs, "_medians", lambda *_: (1.0, 3.0))  # a lookup adds twice the network
     monkeypatch.setattr(Pieces, "held_out", (Inputs(), np.full(20, SELECT, dtype=np.uint8)))
     told: list[tuple[int, int]] = []
@@ -141,6 +145,11 @@ def test_a_network_is_not_measured_again_for_other_lookups(
     reach_ms = [block.reach_ms for block in profile.blocks]
     assert reach_ms == pytest.approx([block.reach_ms for block in known.profile.blocks])
     assert found.trials[0].lookup_ms == pytest.approx(2.0 * known.profile.base_ms)
+    told.clear()
+    on_backend(
+        Library(disturbed), "onnxruntime-int8-lookups", progress=lambda done, of: told.append((done, of))
+    )
+    assert told[-1][1] > 2, "what was disturbed is measured again, as its note asks for"
 
 
 @pytest.mark.slow

@@ -80,6 +80,15 @@ def test_nothing_is_removed_while_a_composition_cannot_be_read(library: Library)
     assert not old.exists()
 
 
+def test_what_was_read_since_the_oldest_composition_was_saved_stays(tmp_path: Path) -> None:
+    """Another version of Gati, which names networks otherwise, may need it."""
+    before, since = put(tmp_path, OTHER, "f" * 16 + ".zip", unused_s=2 * UNUSED_S)
+    saved_s = time.time() - 2 * UNUSED_S
+    os.utime(before, (saved_s - 2 * 86_400.0,) * 2)
+    remove_unused_graphs(tmp_path, (), saved_s=saved_s)
+    assert list(tmp_path.iterdir()) == [since]
+
+
 @pytest.mark.slow
 def test_composing_with_the_published_forms_cleans_too(library: Library) -> None:
     (old,) = put(library.directory / "graphs", OTHER)

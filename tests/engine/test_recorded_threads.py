@@ -90,6 +90,18 @@ def test_a_number_that_is_given_comes_first(directory: Path, compiled: list[int]
     assert compiled == [1] and torch.get_num_threads() == 1
 
 
+def test_a_program_that_gives_torch_fewer_threads_is_not_given_more(
+    directory: Path, compiled: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its workers may share the cores."""
+    torch.set_num_threads(1)
+    with caplog.at_level(logging.WARNING):
+        assert load(directory).threads == 1
+    assert compiled == [1]
+    (line,) = caplog.messages
+    assert "measured with threads=2, but runs with 1" in line
+
+
 @pytest.mark.parametrize(
     "measured_on",
     [
@@ -121,7 +133,7 @@ def test_torch_keeps_its_number_and_the_log_says_so(
     with load(directory) as engine:
         assert engine.threads == torch.get_num_threads() == OURS
     (line,) = caplog.messages
-    assert line.startswith("composition 'default' was measured with 2 threads, but torch uses 3: ")
+    assert line.startswith("composition 'default' was measured with threads=2, but runs with 3: ")
     caplog.clear()
     torch.set_num_threads(RECORDED)
     load(directory).close()
@@ -129,7 +141,8 @@ def test_torch_keeps_its_number_and_the_log_says_so(
 
 
 def served_on(directory: Path, **settings: Any) -> None:
-    Opener(InferenceSettings(name="m", library=directory, threads=OURS, **settings)).open("default", None)
+    given = {"threads_given": False, **settings}
+    Opener(InferenceSettings(name="m", library=directory, threads=OURS, **given)).open("default", None)
 
 
 def test_a_service_that_takes_one_request_at_a_time_uses_that_number(
@@ -143,6 +156,7 @@ def test_a_service_that_takes_one_request_at_a_time_uses_that_number(
     ("threads", "settings"),
     [
         pytest.param(RECORDED, {"threads_given": True}, id="the configuration names another number"),
+        pytest.param(RECORDED, {"threads_given": None}, id="the settings of the process name another one"),
         pytest.param(4, {}, id="it shares the cores with other replicas"),
     ],
 )
@@ -151,14 +165,14 @@ def test_a_service_on_another_number_says_so(
     compiled: list[int],
     caplog: pytest.LogCaptureFixture,
     threads: int,
-    settings: dict[str, bool],
+    settings: dict[str, bool | None],
 ) -> None:
     rewrite(directory, measured_on=measured(threads=threads))
     with caplog.at_level(logging.WARNING, "gati.inference"):
         served_on(directory, workers=1, **settings)
     assert set(compiled) == {OURS}
     assert [message.partition(": ")[0] for message in caplog.messages] == [
-        f"the latencies of this composition were measured with {threads} threads, but requests run on 3"
+        f"the latencies of this composition were measured with threads={threads}, but requests run on 3"
     ]
 
 

@@ -24,7 +24,7 @@ from gati.exploration.further import explore_more
 from gati.exploration.groups import Classroom, FailedTrial, TrainedTrial, measured_trials
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
-from gati.exploration.train import Learner, SharedTraining
+from gati.exploration.train import Learner, SharedTraining, noting_failure
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
@@ -161,6 +161,15 @@ def test_no_time_is_spent_once_all_have_failed(classroom: Classroom) -> None:
     assert all(isinstance(each, FailedTrial) for each in found)
 
 
+def test_a_lack_of_memory_is_no_fault_of_a_variant() -> None:
+    failures: dict[TrialId, str] = {}
+    with pytest.raises(ModelError, match="does not fit"), noting_failure(failures, TrialId("a")):
+        raise ModelError("one input does not fit into memory") from torch.OutOfMemoryError(
+            "CUDA out of memory"
+        )
+    assert not failures
+
+
 def test_inputs_that_cannot_be_read_are_no_fault_of_a_variant(classroom: Classroom) -> None:
     with pytest.raises(DataError, match="the disk is gone"):
         list(training_of(classroom, one=unreadable, good=None).run())
@@ -257,6 +266,17 @@ def test_if_nothing_is_left_that_is_an_error_and_another_command_may_begin(
     assert not (tmp_path / "out" / "manifest.json").exists()
     library = explored(files, tmp_path / "out", "grid(16)")
     assert {trial.status for trial in library.trials} == {"trained"}
+
+
+@pytest.mark.slow
+def test_neither_do_failures_and_what_was_left_out_make_a_library(
+    files: dict[str, str], tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command would then say for ever that it has finished."""
+    monkeypatch.setattr(stages, "too_slow_for_exits", lambda *_: "no time")
+    with pytest.raises(ModelError, match=r"no variant could be trained; raising-input\(1\) at input"):
+        explored(files, tmp_path / "out", "raising-input(1)", "grid(16)", budget_s=600.0)
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import Tensor
 
 from gati.errors import DataError
 from gati.exploration import candidates
@@ -19,6 +21,7 @@ from gati.exploration.explore import explore
 from gati.exploration.feasible import TimeLimit
 from gati.exploration.further import explore_more
 from gati.exploration.library import Library
+from gati.exploration.measure import base_answers
 from gati.exploration.pace import Pace
 from gati.exploration.prepare import inputs_to_try
 from gati.exploration.progress import SilentProgress
@@ -141,6 +144,30 @@ def test_a_library_without_any_cache_is_not_what_a_budget_ends_with(
     assert not (tmp_path / "manifest.json").exists() and not (tmp_path / ".state").exists()
 
 
+def test_one_slow_batch_is_no_reason_to_end(tmp_path: Path) -> None:
+    now = [0.0]
+    batches: list[int] = []
+
+    def answer(x: Tensor) -> Tensor:
+        batches.append(len(x))
+        disturbed = 2.0 if len(batches) == 4 else 1.0
+        now[0] += 0.1 * len(x) * disturbed
+        return x
+
+    class Inputs:
+        def __len__(self) -> int:
+            return 400
+
+        def images(self, indices: Any) -> Tensor:
+            return torch.zeros(len(indices), 2)
+
+    network = torch.nn.Module()
+    network.forward = answer
+    limit = TimeLimit(Budget(145.0, lambda: now[0], 0.0, RunState(tmp_path)), 400)
+    assert len(base_answers(network, Inputs(), torch.device("cpu"), limit)) == 400
+    assert len(batches) > 4
+
+
 class _Listening(SilentProgress):
     """Hears that inputs are read."""
 
@@ -228,6 +255,7 @@ def test_fewer_inputs_show_which_augmentations_are_harmless_if_the_network_is_sl
     assert inputs_to_try(held_out_s=0.5, inputs=500, budget=budget) == 128
     assert inputs_to_try(held_out_s=50.0, inputs=500, budget=budget) == 16
     assert inputs_to_try(held_out_s=500.0, inputs=500, budget=budget) == 1
+    assert inputs_to_try(held_out_s=5000.0, inputs=500, budget=budget) == 0
 
 
 def test_a_budget_is_too_short_only_if_answers_alone_exceed_it(tmp_path: Path) -> None:

@@ -155,6 +155,15 @@ def test_what_is_harmless_for_the_first_class_alone_is_not_harmless() -> None:
     assert not bold.flip
 
 
+def test_without_time_to_try_any_there_are_no_augmentations() -> None:
+    class Unreadable(FirstHalfDark):
+        def images(self, indices: Any) -> Tensor:
+            raise AssertionError("read")
+
+    inputs: Any = SimpleNamespace(train=Unreadable(600))
+    assert choose_augmentations(inputs, torch.nn.Identity(), CPU, 0) == (Augmentation(), Augmentation())
+
+
 def test_time_that_suffices_changes_nothing(net: Net) -> None:
     """Neither a clock that runs ahead of the steps for a moment, nor one that just keeps up."""
     plain, timed = _training(net), _training(net)
