@@ -11,7 +11,7 @@ from gati.caches import build_predictor, reads_input
 from gati.costs.least import Arithmetic
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification
-from gati.exploration.crowding import Crowding
+from gati.exploration.crowding import watched
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
@@ -117,15 +117,15 @@ class LocalExecutor:
         progress.stage(task.lesson.name, task.plan.steps, training.step)
         saved = budget.clock()
         share_due = timekeeper(task.plan, training, task.plan.planned_s, budget.clock, left_s=task.left_s)
-        crowding = Crowding(task.lesson.name, task.plan.steps, progress, budget.clock)
-        for loss in training.run(share_due):
-            progress.advance(1, f"loss {loss:.3f}")
-            crowding.look()
-            if budget.clock() - saved >= save_every_s:
-                training.save(path)
-                budget.note()
-                saved = budget.clock()
-        crowding.end(training.step)
+        with watched(task.lesson.name, task.plan.steps, progress, budget.clock, classroom.device) as crowding:
+            for loss in training.run(share_due):
+                progress.advance(1, f"loss {loss:.3f}")
+                crowding.look()
+                if budget.clock() - saved >= save_every_s:
+                    training.save(path)
+                    budget.note()
+                    saved = budget.clock()
+            crowding.end(training.step)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
 

@@ -7,11 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from gati.caches import is_reduced
+from gati.engine.threads import on_threads
 from gati.exploration.answers import ENGINES, calls_to_choose
 from gati.exploration.budget import Budget
+from gati.exploration.crowding import CROWDED, crowding_since
 from gati.exploration.groups import (
     LEAST_BATCH,
     Classroom,
@@ -45,7 +48,8 @@ class GroupPlanner:
     """Plans groups of `classroom`.
 
     `answer_s` is the time of the network per input of a batch. While a context of `probing` is open, this
-    process computes like the one that will train.
+    process computes like the one that will train. `adapts` says that training uses fewer threads where that
+    is faster.
     """
 
     def __init__(
@@ -54,9 +58,11 @@ class GroupPlanner:
         budget: Budget,
         probing: Callable[[], AbstractContextManager[None]],
         answer_s: float,
+        *,
+        adapts: bool,
     ) -> None:
         self.classroom, self.budget, self.probing = classroom, budget, probing
-        self.answer_s = answer_s
+        self.answer_s, self.adapts = answer_s, adapts
 
     def by_epochs(
         self, task: GroupTask, epochs: float, least_steps: int, allowed_s: float | None
@@ -103,7 +109,7 @@ class GroupPlanner:
         size = probe_size(usual, self.answer_s, allowed_s, calls)
         began = self.budget.clock()
         with self.probing():
-            probe = self._probed(task, size)
+            probe = self._probed_in_a_crowd(task, size) if self.adapts else self._probed(task, size)
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
         pace = self._pace_of_batch(task, probe, students=students)
         if not self._is_worth(pace.answer_s + pace.learn_s, left_s):
@@ -137,6 +143,15 @@ class GroupPlanner:
         classroom = replace(self.classroom, module=_AnswersAtOnce(self.classroom.classes))
         task = replace(task, lesson=lesson, plan=plan)
         return self._trained(task, batch_size_of(classroom, task), classroom).pace.learn_s
+
+    def _probed_in_a_crowd(self, task: GroupTask, size: ProbeSize) -> SharedTraining:
+        """As `_probed`; if other programs use the cores, also on fewer threads, and the faster one counts."""
+        waiting = crowding_since(self.budget.clock)
+        probe, threads = self._probed(task, size), torch.get_num_threads()
+        if threads == 1 or waiting() < CROWDED:
+            return probe
+        with on_threads(threads // 2):
+            return min(probe, self._probed(task, size), key=lambda each: sum(each.pace))
 
     def _probed(self, task: GroupTask, size: ProbeSize) -> SharedTraining:
         """Train a few steps, of which only the time matters.

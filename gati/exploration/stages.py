@@ -87,7 +87,8 @@ class TrainingStages:
             prepared.device,
         )
         answer_s = prepared.expected.held_out_s / len(prepared.inputs.held_out)
-        self.planner = GroupPlanner(self.classroom, budget, executor.probing, answer_s)
+        adapts = not executor.concurrent and prepared.device.type == "cpu"
+        self.planner = GroupPlanner(self.classroom, budget, executor.probing, answer_s, adapts=adapts)
         self._under_way: dict[str, GroupTask] = {}
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
         self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first

@@ -66,4 +66,5 @@ def on_fake_time(patch: Any) -> None:
     """Let everything in `explore` that measures read from `TIME`, and only torch answer."""
     patch.setattr(Machine, "now_ns", TimedMachine.now_ns)
     patch.setattr(Machine, "waited_ns", TimedMachine.waited_ns)
+    patch.setattr(Machine, "all_waited_ns", TimedMachine.waited_ns)
     patch.setattr("gati.exploration.answers.ENGINES", ("torch",))
