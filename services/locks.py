@@ -12,7 +12,7 @@ KEPT = "another process uses it"
 def hold(path: Path) -> IO[bytes] | str:
     """Take the lock at `path`, which the system releases when the process ends, also if it is killed.
 
-    Returns the open lock file, or a reason if that failed.
+    Returns the open lock file, or a reason if that failed: `KEPT` if another process has it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,10 @@ def hold(path: Path) -> IO[bytes] | str:
 
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             handle.close()
             return KEPT
+        except OSError as error:  # such as a file system without locks
+            handle.close()
+            return f"cannot lock {path} ({error.strerror or error})"
     return handle

@@ -22,6 +22,7 @@ from gati.engine.exits import Prediction
 from gati.guard.auditor import Auditor, Compared, Decided, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
+from gati.guard.standing import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class FollowUp:
         except Exception:
             with self._lock:
                 self._auditor.failed(decided, ticket.given, needs.shadows)
+                snapshot = self._succession.standing.audited()
+            self._write(snapshot)
             raise
         found = [(post, counting, self._looked_up(post, ticket.x, base)) for post, counting in needs.shadows]
         asked = self._auditor.own(decided, ticket.given, base)
@@ -125,11 +128,14 @@ class FollowUp:
             if decided.drawn.sample and not ticket.given.recalled:
                 self._sample(ticket, base)
             snapshot = self._succession.standing.audited()
-        if snapshot is not None:
-            self._succession.standing.write(snapshot)
+        self._write(snapshot)
         if self._on_audit is not None:
             for each in compared:
                 self._on_audit(_audit(ticket, each))
+
+    def _write(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            self._succession.standing.write(snapshot)
 
     def _looked_up(self, post: Post[Deployed], x: Tensor, base: Prediction) -> list[Probed]:
         """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""

@@ -87,8 +87,8 @@ def explore(
     with the same arguments; a finished one is returned unchanged, also by a newer Gati, and `explore_more`
     trains it further. A variant whose training fails is left out, with the reason in the trials table. The
     network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
-    training short, the network is slow for it, memory is short, or other programs use the cores. Latencies are measured anew, so other
-    variants may be skipped.
+    training short, the network is slow for it, memory is short, or other programs use the cores. Latencies
+    are measured anew, so other variants may be skipped.
 
     **Arguments:**
 

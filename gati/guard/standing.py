@@ -138,7 +138,7 @@ class Standing:
         self._path = path
         self._audits_to_false_alarm, self._lasts = audits_to_false_alarm, lasts
         self._clock = clock
-        self._saved_s = -_SAVED_EVERY_S
+        self._saved_s, self._spent_said = -_SAVED_EVERY_S, 0
         self._taken = self._written = 0  # snapshots
         self._writing = threading.Lock()
         self._failing = False
@@ -257,9 +257,11 @@ class Standing:
 
         Call it under the caller's lock; write the snapshot without, so that no audit waits for the disk.
         """
-        if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
-            return None
-        return self._snapshot()
+        if self.spending.used != self._spent_said:  # another proof took a share of delta
+            self._spent_said = self.spending.used
+            self.save()
+        due = self._path is not None and self._clock() - self._saved_s >= _SAVED_EVERY_S
+        return self._snapshot() if due else None
 
     def save(self) -> None:
         """Write everything now."""
@@ -287,7 +289,7 @@ class Standing:
                 self._failing = False
 
     def _snapshot(self) -> Snapshot:
-        self._saved_s = self._clock()
+        self._saved_s, self._spent_said = self._clock(), self.spending.used
         self._taken += 1
         versions = {**self._kept, **{name: self._written_down(name) for name in self._watches}}
         others = [name for name in versions if name not in self._certified]

@@ -93,7 +93,7 @@ class Watch:
         self.withdrawals: tuple[Withdrawal, ...] = ()  # by its guard; of earlier ones, those that left fewer
         self._memory_level: int | None = None  # memory's setting now; None if this run was not told any
         self._left_by: list[int | None] = [None] * settings  # that of each setting's evidence
-        self.on_restart: Callable[[], None] | None = None  # called when proofs begin anew
+        self.on_restart: Callable[[], None] | None = None  # called when the watch begins proofs anew
 
     @property
     def agreement(self) -> float:
@@ -150,12 +150,9 @@ class Watch:
         if level:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
-        before = self.proof
         judged = self._ladder.audited(each, tested=None if proves else level, deployed=deployed)
         if judged is None:
             proof = self.proof
-            if proof is not before and self.on_restart is not None:
-                self.on_restart()  # it took another share of delta
             if self.state == "stopped" and proof is not None and proof.hopeless:
                 self.prove_anew()
         elif judged.kind == "released":

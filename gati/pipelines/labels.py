@@ -63,8 +63,10 @@ class LabelMap:
 
     @property
     def by_label(self) -> dict[str, tuple[int, ...]]:
-        """Indices of the classes of each label."""
-        return dict(zip(self.labels, self.columns, strict=True))
+        """Indices of the classes of each label, ascending."""
+        return {
+            label: tuple(sorted(columns)) for label, columns in zip(self.labels, self.columns, strict=True)
+        }
 
     @cached_property
     def by_class(self) -> npt.NDArray[np.int64]:

@@ -46,8 +46,8 @@ async def _serve(settings: InferenceSettings) -> None:
             await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))
     except TimeoutError:
         raise UnavailableError(
-            f"'{settings.label}' ends without answering all of its requests: they took longer than "
-            f"drain_timeout_s = {settings.drain_timeout_s:g}; increase it"
+            f"'{settings.label}' ends with work unfinished: its requests, or loading a version, took longer "
+            f"than drain_timeout_s = {settings.drain_timeout_s:g}; increase it"
         ) from None
 
 

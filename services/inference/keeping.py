@@ -149,7 +149,8 @@ class ServedStanding(Standing):
 
     def _heed(self, identity: str, watch: Watch) -> None:
         """What the guard of another replica has withdrawn must be proven again here, too, each time once."""
-        there = self._compared.get(identity, {})
+        own = self._path.name if self._path is not None and self._writable else None  # what was taken over
+        there = {file: each for file, each in self._compared.get(identity, {}).items() if file != own}
         heeded = self._heeded.get(identity, {})
         left = [
             each.left
@@ -239,12 +240,17 @@ class ServedStanding(Standing):
             return
         self._compared = self._withdrawn_there = self._withdrawn()
         self._held, self._lock = held, None
+        self._take_in(path)
         for identity in self._compared.keys() & self._shared.keys():
             self._heed(identity, self._shared[identity])
-        self._take_in(path)
+        self._written = self._taken  # what was written down before does not know of what was taken in
         self._writable = True
         self.save()
         _log.info("the state of versions is written from now on", extra={"file": str(path)})
+
+    def _share(self, delta: float) -> float:
+        """The delta of another proof of caches whose proofs may all together err with `delta`."""
+        return self.spending.next() * (delta / self.spending.delta)
 
     def _take_in(self, path: Path) -> None:
         """Take in what the process that owned the file wrote after this one had read it.
@@ -269,7 +275,7 @@ class ServedStanding(Standing):
                 self._deltas[name], self._heard_s[name] = last._deltas[name], last._heard_s[name]
                 self._heeded |= {name: heeded_there[name]} if name in heeded_there else {}
                 continue
-            here = watch or Watch.from_json(self._kept[name], spend=self.spending.next)
+            here = watch or Watch.from_json(self._kept[name], spend=partial(self._share, self._deltas[name]))
             self._heed(name, here)
             here.withdrawals = _continued(here.withdrawals, before.get(name, ()), there.get(name, ()))
             if watch is None:

@@ -46,7 +46,8 @@ class Stands(NamedTuple):
     """The state of a version, and its promise.
 
     `agreement` is the promised agreement, None without a promise. `sentence` is the promise, or why there is
-    none. `certified`: a certificate is the basis of the promise, not a proof by audits.
+    none. `certified`: its own certificate is the basis of the promise, not a proof by audits or another
+    version's certificate of the same caches.
     """
 
     state: State
@@ -62,12 +63,18 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
         return Stands("serving", None, "every answer is the base model's")
     of = " of requests that memory leaves" if following.after_memory else ""
     if watch.may_hit and following.may_hit:
-        sentence = _promise(composition, watch, retrained=retrained) + of
-        return Stands("serving", watch.agreement, sentence, certified=not watch.proven_on)
+        own = not watch.proven_on and certifies(composition, retrained=retrained)
+        return Stands("serving", watch.agreement, _promise(composition, watch, own=own) + of, certified=own)
     if following.may_hit:
         return Stands("unguarded", None, "nothing is promised: the caches answer unproven and unwatched")
     state: State = "probation" if watch.may_hit else watch.state
     return Stands(state, None, f"{_waiting(watch, of)}; the base model answers")
+
+
+def certifies(composition: Composition, *, retrained: bool) -> bool:
+    """Whether the certificate of a composition proves the promise of a version that is loaded from it."""
+    confidence = composition.confidence or DEFAULT_CONFIDENCE
+    return not retrained and composition.proves(composition.accuracy_target, confidence)
 
 
 @lru_cache
@@ -76,17 +83,17 @@ def needed(agreement: float, delta: float) -> int:
     return Proof(agreement, delta).required
 
 
-def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
+def _promise(composition: Composition, watch: Watch, *, own: bool) -> str:
     said = f"at least {100.0 * watch.agreement:g} % of answers are the base model's"
     certificate = composition.certificate
-    if certificate is not None and certificate.by_class and (watch.proven_on or retrained):
+    if certificate is not None and certificate.by_class and not own:
         said += ", over all classes together"
     if watch.proven_on:
         return f"{said}, proven on {watch.proven_on} audits"
-    if certificate is None:  # the same caches were certified since, as surely as this version asks
-        confidence = composition.confidence or DEFAULT_CONFIDENCE
-    else:
+    if certificate is not None and own:
         confidence = certificate.confidence
+    else:  # the same caches were certified since, as surely as this version asks
+        confidence = composition.confidence or DEFAULT_CONFIDENCE
     return f"{said}, certified with {100.0 * confidence:g} % confidence"
 
 

@@ -22,6 +22,7 @@ from gati.composition.engines import graph_files, graph_kind
 from gati.composition.load import Served
 from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
+from gati.engine.threads import on_threads
 from gati.errors import CompositionError, ConfigError
 from gati.versions.setting import Setting, graph_in
 from gati.versions.stricter import stricter_settings
@@ -108,7 +109,7 @@ class Opener:
             cost = reference_cost(self._open_reference(model).engine, engine, example)
         with ExitStack() as if_it_fails:  # whoever follows a repository tries again and again
             if_it_fails.callback(engine.close)
-            runner = open_runner(engine, workers=self._settings.workers)
+            runner = self._runner(engine)
             if_it_fails.callback(runner.close)
             opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
             if chosen is not None and model.library is not None:
@@ -117,7 +118,7 @@ class Opener:
                 probe = Probe(served, settings) if settings else None
                 opened = replace(opened, settings=settings, probe=probe, nested=folder is None)
             if engine.exits and is_exact(engine):
-                base = open_runner(engine, early=False, workers=self._settings.workers)
+                base = self._runner(engine, early=False)
                 if_it_fails.callback(base.close)
                 opened = replace(opened, base=base, base_times=_warm_up(engine, base))
             if_it_fails.pop_all()
@@ -144,11 +145,11 @@ class Opener:
         if chosen is None or model is None or (settings.workers != 1 and chosen.placement != "overlapped"):
             return
         measured = as_measured(chosen, model.traced.device.type) or count
-        if measured < count and not settings.threads_given:
+        if measured < count and not settings.keeps_threads:
             torch.set_num_threads(measured)
         elif measured != count:
             _log.warning(
-                "the latencies of this composition were measured with %d threads, but requests run on %d: "
+                "the latencies of this composition were measured with threads=%d, but requests run on %d: "
                 "set threads of the model to %d, or compose with --threads %d",
                 *(measured, count, measured, count),
                 extra={"model": settings.name, "composition": chosen.name},
@@ -156,12 +157,23 @@ class Opener:
 
     def _open_reference(self, model: OpenedModel) -> OpenedEngine:
         if self.reference is None:
-            self.reference = self._opened(open_reference(model), early=False)
+            settings = self._settings
+            count = torch.get_num_threads() if settings.workers == 1 else settings.thread_count
+            with on_threads(count):
+                self.reference = self._opened(open_reference(model), early=False)
         return self.reference
 
     def _opened(self, engine: Engine, *, early: bool = True) -> OpenedEngine:
-        runner = open_runner(engine, early=early, workers=self._settings.workers)
+        runner = self._runner(engine, early=early)
         return OpenedEngine(engine, runner, _warm_up(engine, runner))
+
+    def _runner(self, engine: Engine, *, early: bool = True) -> Runner:
+        """A runner; several workers are as many as this process has cores, whatever a version runs on."""
+        workers = self._settings.workers
+        if workers == 1 or (early and engine.overlapped):
+            return open_runner(engine, early=early, workers=workers)
+        with on_threads(self._settings.thread_count):
+            return open_runner(engine, early=early, workers=workers)
 
     def _open_model(self) -> OpenedModel:
         from gati.composition.load import open_model, open_plain_model

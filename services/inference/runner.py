@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gati.engine.concurrent import ConcurrentEngine
@@ -34,7 +35,7 @@ class Runner(Protocol):
 
 
 def open_runner(engine: Engine, *, early: bool = True, workers: int | None = None) -> Runner:
-    """A runner with one worker per core, or with one worker on all cores if lookups are overlapped.
+    """A runner with one worker per thread of torch, or one worker on all of them if lookups are overlapped.
 
     `early` False runs the network without caches; `workers` overrides the number of workers.
     """
@@ -61,7 +62,7 @@ class _Concurrent:
 
 
 class _OneAtATime:
-    """One input at a time on all of the engine's threads, always from the same thread."""
+    """One input at a time, always from the same thread, on as many threads of torch as when it was opened."""
 
     def __init__(self, engine: Engine, *, early: bool) -> None:
         self.parallel = 1
@@ -69,6 +70,7 @@ class _OneAtATime:
         self._ask = engine if early else engine.base
         # Overlapped lookups confine their thread to some cores, so that engine needs a thread of its own.
         self._owns_thread = early and engine.overlapped
+        self._threads = torch.get_num_threads()
         self._thread = _engine_thread() if self._owns_thread else _shared_thread()
 
     def submit(self, x: Tensor) -> Future[Prediction]:
@@ -80,6 +82,8 @@ class _OneAtATime:
             self._thread.shutdown(wait=True)
 
     def _answer(self, x: Tensor) -> Prediction:
+        if not self._owns_thread and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # an engine with another number was here
         return self._ask(x)[0]
 
 
@@ -95,5 +99,10 @@ def _shared_thread() -> ThreadPoolExecutor:
 
 def _engine_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
-        1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(NICENESS,)
+        1, thread_name_prefix="gati-engine", initializer=_begin, initargs=(torch.get_num_threads(),)
     )
+
+
+def _begin(threads: int) -> None:
+    torch.set_num_threads(threads)  # else it takes the number that any thread has set last
+    let_others_first(NICENESS)

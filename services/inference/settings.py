@@ -17,7 +17,8 @@ class InferenceSettings(ModelSettings, ProcessSettings):
     """Settings of one model; `gati serve` fills them from its configuration."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    threads_given: bool = False  # by the configuration; else they are this process's part of the cores
+    # Whether the configuration gives `threads`; else they are this process's part of the cores.
+    threads_given: bool | None = None  # default: they are given if they are set here
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     records_max_age_s: float = Field(default=3600.0, gt=0.0)
     stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # an input that takes longer: the engine hangs
@@ -35,6 +36,11 @@ class InferenceSettings(ModelSettings, ProcessSettings):
     def thread_count(self) -> int:
         """The number of threads of the process: `threads`, by default all cores."""
         return self.threads or os.cpu_count() or 1
+
+    @property
+    def keeps_threads(self) -> bool:
+        """Whether requests run on `thread_count` threads, whatever a composition was measured with."""
+        return self.threads is not None if self.threads_given is None else self.threads_given
 
     @property
     def label(self) -> str:

@@ -12,6 +12,7 @@ from gati.guard.posts import Post
 from gati.guard.standing import created_s, identity_of, of_rest
 from gati.guard.watch import Event, Watch
 from services.inference.following import Answering, Shared
+from services.inference.loaded import certifies
 from services.inference.opening import Opened
 
 _log = logging.getLogger("gati.inference")
@@ -40,11 +41,9 @@ class Watching:
         chosen = opened.composition
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
             return None
-        confidence = chosen.confidence or DEFAULT_CONFIDENCE
-        certified = chosen.proves(chosen.accuracy_target, confidence) and not opened.retrained
         post = Post(
             answering,
-            self._watch(chosen, opened, proven=certified),
+            self._watch(chosen, opened, proven=certifies(chosen, retrained=opened.retrained)),
             [setting.composition for setting in opened.settings],
             nested=opened.nested,
             rest=(lambda: self._watch(chosen, opened, proven=False, rest=True)) if self.remembers else None,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gati.errors import DeadlineError, OverloadError, UnavailableError
+from gati.errors import DeadlineError, OverloadError, UnavailableError, one_line
 from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run
 from gati.types import BASE
 from services.scheduler.later import LaterStages
@@ -201,11 +201,12 @@ class ServedPipeline:
         The other half is for the planned option. It is not refused for the SLO, or an option that looks too
         slow could never be observed.
         """
-        timing = query.timing
+        half_ms = (query.timing.timeout_ms - query.timing.elapsed_ms()) / 2
         try:
-            return await model.infer(query.tensor, query.asked((timing.timeout_ms - timing.elapsed_ms()) / 2))
-        except (DeadlineError, OverloadError, UnavailableError) as error:
-            _log.debug("an explored option did not answer", extra={"reason": str(error)})
+            async with asyncio.timeout(half_ms / 1e3):  # if the service hangs, `infer` waits for longer
+                return await model.infer(query.tensor, query.asked(half_ms))
+        except (DeadlineError, OverloadError, UnavailableError, TimeoutError) as error:
+            _log.debug("an explored option did not answer", extra={"reason": one_line(error)})
             return None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from gati.types import Conditions
 from services.inference.opening import Opener
 from services.inference.settings import InferenceSettings
 from tests.engine.networks import CLASSES, traced_network
-from tests.engine.served import rewrite
+from tests.engine.served import exit_at, rewrite
 from tests.engine.test_graph_backends import exits, requests
 
 OURS, RECORDED = 3, 2  # threads of torch here, and those that the composition was measured with
@@ -183,6 +185,25 @@ def test_workers_of_a_service_have_one_thread_each(
     first, *workers = compiled
     assert set(workers) == {1} and len(workers) % OURS == 0, "as many workers as the process has cores"
     assert not caplog.messages
+
+
+def test_a_version_on_fewer_threads_takes_no_workers_from_its_base_model(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were as few as its threads, for audits, probation and stopped caches."""
+    overlapped = replace(exit_at(0, 0.3), placement="overlapped")
+    rewrite(directory, placement="overlapped", measured_on=measured(), exits=(overlapped,))
+    found: dict[bool, int] = {}
+
+    def noted(engine: Engine, *, early: bool = True, workers: int | None = None) -> Any:
+        found[early] = torch.get_num_threads()
+        answered: Future[None] = Future()
+        answered.set_result(None)
+        return SimpleNamespace(submit=lambda x: answered, close=lambda: None)
+
+    monkeypatch.setattr("services.inference.opening.open_runner", noted)
+    served_on(directory)
+    assert found == {True: RECORDED, False: OURS}
 
 
 Siblings = Callable[[dict[int, str]], None]

@@ -464,11 +464,15 @@ def test_what_a_damaged_file_may_have_stopped_is_on_probation_in_later_runs_too(
 def test_the_share_of_delta_of_a_proof_that_begins_anew_by_itself_is_written_at_once(tmp_path: Path) -> None:
     """It was written with the next audit after a second: a kill before that gave the share away once more."""
     path = tmp_path / "standing.json"
-    standing = Standing(0.05, path)
+    standing = Standing(0.05, path, clock=lambda: 0.0)
     watch = standing.watch("a", 0.9, proven=False, settings=2)
     while not watch.level:
         watch.audited(agreed=[True, False])
     spent = standing.spending.used
     while standing.spending.used == spent:
         watch.audited(agreed=[True, False])
+        assert standing.audited() is None
+    assert json.loads(path.read_text())["spent"] == standing.spending.used
+    standing.spending.next()  # as a proof of memory does
+    assert standing.audited() is None
     assert json.loads(path.read_text())["spent"] == standing.spending.used

@@ -148,6 +148,8 @@ def test_labels_from_probabilities() -> None:
     found = groups([0.2, 0.35, 0.2, 0.25])
     assert found == ("vehicle", pytest.approx(0.4 / 0.75), 0.35)  # a dog is neither, the rest is renormalised
     assert groups.by_class.tolist() == [0, 1, 0, -1]
+    other_order = LabelMap.from_groups({"vehicle": ["ship", "car"], "animal": ["cat"]}, classes)
+    assert other_order.by_label == groups.by_label == {"vehicle": (0, 2), "animal": (1,)}
     assert groups([0.0, 0.0, 0.0, 1.0]).label == "vehicle"
     rows = np.array([[0.2, 0.35, 0.2, 0.25], [0.0, 1.0, 0.0, 0.0]])
     assert groups.rows(rows).tolist() == [0, 1]

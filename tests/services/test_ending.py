@@ -111,7 +111,7 @@ def test_a_service_that_cannot_drain_in_time_says_so_in_one_line(folder: Path) -
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=LONG_S)
     [error] = [line for line in said.splitlines() if not line.startswith("{")]
-    assert error.startswith("error: 'm' ends without answering all") and "drain_timeout_s = 0;" in error
+    assert error.startswith("error: 'm' ends with work unfinished: ") and "drain_timeout_s = 0;" in error
     assert process.returncode not in (0, 2)
 
 

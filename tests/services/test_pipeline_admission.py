@@ -220,6 +220,24 @@ def test_a_query_that_explores_an_option_in_vain_is_answered_as_planned(error: G
     assert figures == {"o0": (20, 0), "o1": (0, len(slow.asked))}
 
 
+def test_a_query_that_explores_an_option_whose_service_hangs_is_answered_as_planned() -> None:
+    """The client waits for longer than the time that it gives a service: nothing was left to fall back."""
+    found = pipeline({"a": stage(option(0.9, 1.0), option(0.7, 4.0))})
+    quick, hangs = Model("quick"), Model("hangs")
+    hangs.holds.clear()
+    planner = LivePlanner(found, "static", settings=LiveSettings(explore_every=4))
+    served = serve(found, quick, hangs, planner=planner)
+
+    async def ask() -> None:
+        while not hangs.asked:
+            asked = Timing(time.monotonic(), None, 400.0, 2, "")
+            (report,) = (await served.answer(None, asked)).stages
+            assert report["model"] == "quick"
+        served.close()
+
+    asyncio.run(asyncio.wait_for(ask(), LONG_S))
+
+
 def test_an_explored_option_is_not_refused_for_the_slo() -> None:
     """It was, by what its service knew from long ago: so nothing new was ever learned of it."""
     found = pipeline({"a": stage(option(0.9, 1.0), option(0.7, 4.0))})
@@ -248,4 +266,4 @@ def test_queries_that_are_refused_at_the_entrance_bring_replicas() -> None:
         with pytest.raises(CrowdedError):
             scheduler.check_room("pipelines/p", time.monotonic() - 1.0)
     assert first.refusals == [None] and second.refusals == []
-    scheduler.check_room("pipelines/other", time.monotonic())
+    assert scheduler._first_asked("pipelines/other") == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -140,6 +141,23 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
     third, _ = open_standing(chosen)
     assert state_of(third) == state_of(first) == "stopped"
     third.close()
+
+
+def test_a_file_system_without_locks_is_no_process_at_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for that process for ever, and set shares of delta aside for it."""
+
+    def refused(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with caplog.at_level(logging.WARNING):
+        standing, _ = open_standing(settings(state=tmp_path))
+    reasons = [vars(record)["reason"] for record in caplog.records]
+    assert reasons == [f"cannot lock {tmp_path / 'small.lock'} (No locks available)"]
+    assert standing.path is None and standing.spending.used == 0
+    standing.close()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from gati.guard import standing as module
 from gati.guard.watch import Watch
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.remembering import ServedMemory
 from services.inference.settings import InferenceSettings
+from tests.waiting import LONG_S
 
 AGREEMENT = 0.9
 
@@ -31,9 +34,16 @@ def opened(folder: Path, **known: Any) -> tuple[ServedStanding, Callable[[], Non
     return open_standing(InferenceSettings.model_validate(told))
 
 
-def of(standing: ServedStanding, name: str = "a", *, proven: bool = False, settings: int = 1) -> Watch:
+def of(
+    standing: ServedStanding,
+    name: str = "a",
+    *,
+    proven: bool = False,
+    settings: int = 1,
+    delta: float = 0.05,
+) -> Watch:
     return standing.of(
-        name, AGREEMENT, proven=proven, settings=settings, delta=0.05, on_event=lambda event: None
+        name, AGREEMENT, proven=proven, settings=settings, delta=delta, on_event=lambda event: None
     )
 
 
@@ -138,6 +148,70 @@ def test_what_a_process_withdraws_after_the_draining_one_is_news_to_other_replic
     close(replica, unlock_replica)
 
 
+def test_what_the_draining_process_withdrew_and_proved_again_serves(tmp_path: Path) -> None:
+    """Where it had also heeded another replica, its own withdrawal was taken for a new one."""
+    replica, unlock_replica = opened(tmp_path, replica=1, replicas=2)
+    other = of(replica, proven=True, settings=3)
+    while other.level:
+        other.audited(agreed=[False] * 3)
+    recorded(replica)
+    draining, unlock = opened(tmp_path, replicas=2)
+    watch = of(draining, proven=True, settings=3)
+    assert watch.level == 0
+    for agreed, level in ((True, 3), (False, 0), (True, 3)):
+        while watch.level != level:
+            watch.audited(agreed=[agreed] * 3)
+    recorded(draining)
+    started, unlock_started = opened(tmp_path, replicas=2)
+    close(draining, unlock)
+    assert of(started, proven=True, settings=3).level == 3
+    close(started, unlock_started)
+    close(replica, unlock_replica)
+
+
+def test_what_another_replica_withdrew_meanwhile_costs_one_share_of_delta(tmp_path: Path) -> None:
+    """It cost all that were set aside for the draining process, too."""
+    draining, unlock = opened(tmp_path, replicas=2)
+    of(draining, proven=True, settings=3)
+    started, unlock_started = opened(tmp_path, replicas=2)
+    watch = of(started, proven=True, settings=3)
+    replica, unlock_replica = opened(tmp_path, replica=1, replicas=2)
+    other = of(replica, proven=True, settings=3)
+    while other.level:
+        other.audited(agreed=[False] * 3)
+    recorded(replica)
+    close(draining, unlock)
+    started.audited()
+    assert watch.level == 0 and started.spending.used == 1
+    close(started, unlock_started)
+    close(replica, unlock_replica)
+
+
+def test_nothing_that_was_to_be_written_before_is_written_over_what_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right after that lost all that the other process had known."""
+    draining, unlock = opened(tmp_path)
+    started, unlock_started = opened(tmp_path)
+    go, written = threading.Event(), []
+    started._thread.submit(go.wait, LONG_S)
+    of(started).audited(agreed=True)
+    started.audited()
+    of(draining, "b")
+    close(draining, unlock)
+    original = module.atomic_write_text
+
+    def noted(path: Path, text: str) -> None:
+        written.append(set(json.loads(text)["versions"]))
+        original(path, text)
+
+    monkeypatch.setattr(module, "atomic_write_text", noted)
+    started.audited()
+    go.set()
+    close(started, unlock_started)
+    assert written and all(names == {"a", "b"} for names in written)
+
+
 def test_what_the_draining_process_alone_knew_stays_in_the_file(tmp_path: Path) -> None:
     draining, unlock = opened(tmp_path)
     started, unlock_started = opened(tmp_path)
@@ -184,6 +258,25 @@ def test_a_version_that_was_loaded_and_unloaded_here_keeps_its_evidence(tmp_path
     found = [of(again, name, proven=True, settings=3) for name in "ab"]
     assert [(watch.level, watch.audits) for watch in found] == [(3, 1), (2, 1)]
     close(again, unlock_again)
+
+
+def test_a_proof_that_begins_as_the_file_is_taken_over_is_as_sure_as_its_version_asks(tmp_path: Path) -> None:
+    """It had the share of the model's delta, which may be several times as much."""
+    draining, unlock = opened(tmp_path)
+    stopping = of(draining, proven=True, settings=3, delta=0.01)
+    draining.save()
+    recorded(draining)
+    started, unlock_started = opened(tmp_path)
+    of(started, proven=True, settings=3, delta=0.01).audited(agreed=[True] * 3)
+    started.watch_only(())
+    while stopping.level == 3:
+        stopping.audited(agreed=[True, True, False])
+    close(draining, unlock)
+    started.audited()
+    taken = started.spending.used
+    proof = of(started, proven=True, settings=3, delta=0.01).proof
+    assert proof is not None and proof.delta == pytest.approx(0.01 / (taken * (taken + 1)))
+    close(started, unlock_started)
 
 
 def test_memory_is_written_once_the_file_is_free(tmp_path: Path) -> None:

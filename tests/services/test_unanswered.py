@@ -290,18 +290,23 @@ def test_no_request_is_decided_by_what_is_proven_next_to_memory_once_memory_paus
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", ["none", "failed"])
 def test_caches_that_are_certified_while_they_serve_answer_once_their_composition_is_loaded_again(
-    made: Path,
+    made: Path, before: str
 ) -> None:
-    """The certificate counted after a restart only, as the watch of the caches was loaded already."""
+    """The certificate counted after a restart only, as the watch of the caches was loaded already.
+
+    An answer of the version of before named its certificate that had failed, with the confidence of that.
+    """
     path = Library(made / "library").composition_path()
     chosen = Composition.load(path)
     assert chosen.certificate is not None
-    replace(chosen, certificate=None).save(path)
+    failed = replace(chosen.certificate, deployed=None, delta=0.01)
+    replace(chosen, certificate=failed if before == "failed" else None).save(path)
 
     async def test(service: InferenceService) -> None:
-        before = await service.infer(request(images(1)))
-        assert (before.state, before.answers[0].exit) == ("probation", "base")
+        waits = await service.infer(request(images(1)))
+        assert (waits.state, waits.answers[0].exit) == ("probation", "base")
         chosen.certified_by(chosen.certificate).save(path)  # type: ignore[arg-type]
         await service.load(VersionSource("again", composition="default"))
         await service.activate("again")
