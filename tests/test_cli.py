@@ -533,10 +533,13 @@ def test_a_composition_is_measured_with_the_threads_it_was_composed_with(
     replace(plain, measured_on=conditions).save(library.composition_path("newer"))
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("gati.engine.threads.usable_cores", lambda: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name in ("older", "newer"):
         threads_as_measured(library.directory, name)
     assert asked == [known.threads, known.threads + 5]
     threads_as_measured(library.directory, "missing")
+    elsewhere = replace(conditions, processor="of another machine")
+    replace(plain, measured_on=elsewhere).save(library.composition_path("elsewhere"))
+    threads_as_measured(library.directory, "elsewhere")
     assert len(asked) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
@@ -96,11 +97,13 @@ def test_csv_and_lines_of_identifiers(tmp_path: Path) -> None:
     assert table.requests == [[0, 1], [0, 2]] and table.time_s.tolist() == [0.5, 2.0]
     old = read_trace(written(tmp_path, "t.csv", "blocks\ra b\ra\r"))
     assert old.requests == [[0, 1], [0]], "lines may end as on old machines"
+    usual = csv.field_size_limit()
     long = read_trace(written(tmp_path, "t.csv", f"blocks\n{' '.join(map(str, range(50_000)))}\n"))
     assert long.distinct == 50_000
     plain = read_trace(written(tmp_path, "t.txt.gz", "x y x\n\nz x\n"), flat=True)
     assert plain.requests == [[0, 1], [2, 0]] and plain.kind == "flat"
     assert plain.time_s.tolist() == [0.0, 1.0]
+    assert csv.field_size_limit() == usual, "it is the whole process's"
 
 
 def test_parquet_where_pyarrow_is_installed(tmp_path: Path) -> None:

@@ -124,15 +124,19 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
 
 def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a table by column, with their lines. Raises TraceError for rows of other lengths."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a field has all blocks of a request
-    table = csv.DictReader(io.StringIO(text, newline=""))
-    for record in table:
-        if None in record:
-            raise TraceError(
-                f"{path} line {table.line_num} has more fields than the header: separate blocks by blanks, "
-                "or put them in quotation marks"
-            )
-        yield table.line_num, record
+    usual = csv.field_size_limit()  # of the whole process
+    csv.field_size_limit(max(usual, len(text)))  # a field has all blocks of a request
+    try:
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        for record in table:
+            if None in record:
+                raise TraceError(
+                    f"{path} line {table.line_num} has more fields than the header: separate blocks by "
+                    "blanks, or put them in quotation marks"
+                )
+            yield table.line_num, record
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
