@@ -51,19 +51,13 @@ def base_answers(
 
     **Raises:** `DataError` if the time is too short; `ModelError` if one input does not fit into memory.
     """
-
-    def answer(indices: npt.NDArray[np.int64]) -> Tensor:
-        found: Tensor = module(inputs.images(indices).to(device)).float().cpu()
-        return found
-
-    def fits() -> int:
-        return _fitting(inputs, device, lambda few: answer(np.arange(few)))
-
+    answer = _answering(module, inputs, device)
     if limit is None or limit.is_clear(seconds_per_input(module, inputs, device, limit.budget.clock)):
-        return torch.cat(list(in_batches(len(inputs), fits(), answer)))
+        return torch.cat(list(in_batches(len(inputs), _fitting(inputs, device, answer), answer)))
     batches: list[Tensor] = []
-    done, first, began = 0, limit.budget.clock(), limit.budget.clock()
-    for batch in in_batches(len(inputs), fits(), answer, first=FIRST_INPUTS):
+    done = 0
+    first = began = limit.budget.clock()
+    for batch in in_batches(len(inputs), _fitting(inputs, device, answer), answer, first=FIRST_INPUTS):
         now = limit.budget.clock()
         batches.append(batch)
         done += len(batch)
@@ -78,13 +72,8 @@ def seconds_per_input(
     module: nn.Module, inputs: InputSource, device: torch.device, clock: Callable[[], float], few: int = 8
 ) -> float:
     """Seconds per input to read a few and answer them, in one batch if memory holds it."""
-
-    def answer(indices: npt.NDArray[np.int64]) -> Tensor:
-        found: Tensor = module(inputs.images(indices).to(device)).cpu()
-        return found
-
-    count = min(few, len(inputs))
-    most = _fitting(inputs, device, lambda some: answer(np.arange(some)))
+    answer = _answering(module, inputs, device)
+    count, most = min(few, len(inputs)), _fitting(inputs, device, answer)
     if device.type == "cuda":
         list(in_batches(count, most, answer))  # libraries choose kernels at the first call
     began = clock()
@@ -92,11 +81,25 @@ def seconds_per_input(
     return (clock() - began) / count
 
 
-def _fitting(inputs: InputSource, device: torch.device, run: Callable[[int], object]) -> int:
-    """How many inputs at a time fit into memory, by what `run` needs for a few of them."""
+def _answering(
+    module: nn.Module, inputs: InputSource, device: torch.device
+) -> Callable[[npt.NDArray[np.int64]], Tensor]:
+    """What answers the inputs at some indices: the base model's raw outputs, in float32."""
+
+    def answer(indices: npt.NDArray[np.int64]) -> Tensor:
+        found: Tensor = module(inputs.images(indices).to(device)).float().cpu()
+        return found
+
+    return answer
+
+
+def _fitting(
+    inputs: InputSource, device: torch.device, run: Callable[[npt.NDArray[np.int64]], object]
+) -> int:
+    """How many inputs at a time fit into memory, by what `run` needs for the indices of a few of them."""
     if len(inputs) < 2 or not may_be_short(inputs.images(np.arange(1)).to(device), _BATCH):
         return _BATCH
-    return fitting(_BATCH, need_of(run))
+    return fitting(_BATCH, need_of(lambda few: run(np.arange(few))))
 
 
 @torch.no_grad()
@@ -118,8 +121,7 @@ def held_out_probabilities(
         asked = (learner.predictor(hidden[learner.block]) for learner in learners)
         return [logits.float().softmax(1).cpu() for logits in asked]
 
-    most = _fitting(inputs, device, lambda few: answer(np.arange(few)))
-    batches = list(in_batches(len(inputs), most, answer))
+    batches = list(in_batches(len(inputs), _fitting(inputs, device, answer), answer))
     return {
         learner.trial_id: torch.cat([batch[place] for batch in batches])
         for place, learner in enumerate(learners)

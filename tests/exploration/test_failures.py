@@ -16,7 +16,7 @@ import gati
 from gati.caches import build_predictor, register_predictor
 from gati.cli import render
 from gati.errors import DataError, ModelError, VariantError
-from gati.exploration import candidates, stages
+from gati.exploration import stages
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.explore import explore
@@ -30,7 +30,7 @@ from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial, TrialId
 from tests.exploration.networks import trained_state, write_digits
-from tests.exploration.quick import quick_selectors
+from tests.exploration.quick import few_steps
 
 NETWORKS = Path(__file__).parent / "networks.py"
 NET = f"{NETWORKS}:Net"
@@ -214,10 +214,7 @@ class _Fails(nn.Module):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, families: None) -> Iterator[None]:
-    monkeypatch.setattr(candidates, "too_slow", lambda *_: "")
-    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 40)
-    monkeypatch.setattr(stages, "LEAST_STUDENT_STEPS", 40)
-    quick_selectors(monkeypatch)
+    few_steps(monkeypatch)
     yield
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gati.caches import distillation_loss
 from gati.errors import ModelError
-from gati.exploration import candidates, memory, stages
+from gati.exploration import memory, stages
 from gati.exploration.explore import explore
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
-from tests.exploration.quick import quick_selectors
+from tests.exploration.quick import few_steps
 from tests.exploration.slow_networks import TIME, on_fake_time
 
 pytestmark = pytest.mark.slow
@@ -31,10 +31,7 @@ MIB, GIB = 2**20, 2**30
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(candidates, "too_slow", lambda *_: "")
-    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 40)
-    monkeypatch.setattr(stages, "LEAST_STUDENT_STEPS", 40)
-    quick_selectors(monkeypatch)
+    few_steps(monkeypatch)
     yield
 
 

@@ -36,12 +36,9 @@ def request(name: str, inputs: int = 1, priority: int = 2) -> Any:
     return InferRequest(name, to_tensor(images(inputs)), time_ms, "0" * 32, priority=priority)
 
 
-@pytest.mark.slow
-def test_requests_keep_their_places_while_they_are_resized(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue of 4 let 39 in, and forgot who had gone meanwhile."""
-    go, begun = threading.Event(), []
+def prepared_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Let preparing wait for the event; returns it, and the number of inputs of each request that began."""
+    go, begun = threading.Event(), list[int]()
     original = module.rows_of
 
     def slow(engine: Any, given: Any) -> Any:
@@ -51,6 +48,15 @@ def test_requests_keep_their_places_while_they_are_resized(
 
     monkeypatch.setattr(module, "LARGE_INPUT_BYTES", 0)
     monkeypatch.setattr(module, "rows_of", slow)
+    return go, begun
+
+
+@pytest.mark.slow
+def test_requests_keep_their_places_while_they_are_resized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of 4 let 39 in, and forgot who had gone meanwhile."""
+    go, begun = prepared_slowly(monkeypatch)
 
     async def test(service: InferenceService) -> None:
         first = asyncio.create_task(service.infer(request("first", 2)))
@@ -78,16 +84,7 @@ def test_a_request_that_is_prepared_while_its_version_is_unloaded_is_answered_by
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then its caches were stopped, and the base model's queue, in which it had no place, was closed."""
-    go, begun = threading.Event(), []
-    original = module.rows_of
-
-    def slow(engine: Any, given: Any) -> Any:
-        begun.append(len(given))
-        go.wait()
-        return original(engine, given)
-
-    monkeypatch.setattr(module, "LARGE_INPUT_BYTES", 0)
-    monkeypatch.setattr(module, "rows_of", slow)
+    go, begun = prepared_slowly(monkeypatch)
 
     async def test(service: InferenceService) -> None:
         await service.load(VersionSource("plain"))
