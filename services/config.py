@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gati.errors import ConfigError
-from gati.types import is_name
+from gati.types import NAME_RULE, is_name
 from gati.variants import SCENE
 from services.config_files import flat, read_target
-from services.invalid import first_invalid
+from services.invalid import first_invalid, matching
 from services.model_settings import ModelSettings
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
@@ -35,19 +35,20 @@ _OF_LIBRARY = ("composition", "caches")
 _OF_MODEL = ("checkpoint", "size")
 _OF_ADAPTATION = ("records", "repository", "adaptation_share")
 
-
 M = TypeVar("M", bound=BaseModel)
+_Address = Annotated[str, matching(r"(\[[^\]\s]+\]|[^:\s]+):\d{1,5}", "HOST:PORT or [IPv6]:PORT")]
+_Url = Annotated[str, matching(r"https?://\S+", "an http:// or https:// URL")]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(ModelSettings):
     """One model: a cache library or plain model to serve, or the address of a service that serves it."""
 
     caches: bool = True  # False: only the base model of the library
-    address: str | None = Field(default=None, pattern=r"^(\[[^\]\s]+\]|[^:\s]+):\d{1,5}$")  # IPv6 in brackets
+    address: _Address | None = None
     secret_file: Path | None = None  # the secret shared with the service at `address`
     authority: Path | None = None  # CA certificates; with them, calls to `address` use TLS
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining time, relative to other models
@@ -167,7 +168,7 @@ class ServeConfig(_Strict):
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # kill a process that does not respond for this long
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")  # OpenTelemetry collector
+    otlp_endpoint: _Url | None = None  # of an OpenTelemetry collector
     trace_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that are traced
     log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that are logged, at info
     adaptation: AdaptationConfig | None = None
@@ -239,7 +240,7 @@ def read_config(
         raise ConfigError(_message(target, error, origins)) from error
     for name in (*config.models, *config.pipelines):
         if not is_name(name):
-            raise ConfigError(f"{target}: {name!r} cannot be a name; use letters, digits and . _ -")
+            raise ConfigError(f"{target}: {name!r} cannot be a name; use {NAME_RULE}")
     if not (config.models or config.pipelines):
         raise ConfigError(f"{target}: nothing to serve; name a cache library or a pipeline")
     return Effective(config, origins)

@@ -55,11 +55,16 @@ def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if (folder / "manifest.json").is_file():
         return _origins({"models": {folder.resolve().name: {"library": folder}}}, str(folder))
     models = {path.parent.name: {"library": path.parent} for path in sorted(folder.glob("*/manifest.json"))}
-    pipelines = {}
+    pipelines: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*.toml")):
         document = _toml(file)
         if "stages" in document:
-            pipelines[_pipeline_name(document, file)] = {"file": file}
+            name = _pipeline_name(document, file)
+            if name in pipelines:
+                raise ConfigError(
+                    f"{file} and {pipelines[name]['file']} are both called '{name}'; give each its own `name`"
+                )
+            pipelines[name] = {"file": file}
     if pipelines:
         models = {}  # the pipelines name their libraries and compositions
     if not (models or pipelines):

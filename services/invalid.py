@@ -1,9 +1,14 @@
-"""The first value that pydantic finds invalid in a document, for errors of one line."""
+"""What pydantic finds invalid in a document, in errors of one line, and checks that say what is wanted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
+
+from gati.types import NAME_RULE, is_name
 
 
 class InvalidValue(NamedTuple):
@@ -22,6 +27,27 @@ class InvalidValue(NamedTuple):
     def reason(self) -> str:
         """The message, to stand after a colon."""
         return self.message[:1].lower() + self.message[1:]
+
+
+def matching(pattern: str, wanted: str) -> AfterValidator:
+    """A check that a text matches `pattern` as a whole; the message says in words what is `wanted`."""
+    expression = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if expression.fullmatch(text) is None:
+            raise ValueError(f"give {wanted}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _checked_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"a name has {NAME_RULE}")  # not quoted: it may be a key in the wrong place
+    return text
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
 
 
 def first_invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidValue:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gati.types import NAME_PATTERN
+from services.invalid import Name, matching
+
+_Size = Annotated[str, matching(r"\d+x\d+", "HEIGHTxWIDTH, such as 224x224")]
 
 
 class ModelSettings(BaseModel):
     """What is served, and how: the same in the configuration and in the process."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     library: Path | None = None
     model: str | None = None  # a plain model, instead of a library
     checkpoint: Path | None = None
-    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH of a plain model's inputs
-    composition: str | None = Field(default="default", pattern=NAME_PATTERN)
+    size: _Size | None = None  # of a plain model's inputs
+    composition: Name | None = "default"
     device: str | None = None  # default: the one the library was measured on; cpu for a plain model
     threads: int | None = Field(default=None, ge=1)  # default: all cores, divided by the number of replicas
     workers: int | None = Field(default=None, ge=1)

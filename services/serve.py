@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,8 @@ _log = logging.getLogger("gati.serve")
 _LOOK_AGAIN_S = 60.0
 _SAMPLES_KEPT_S = 3600.0  # shortest time that samples are kept
 _STUCK_FACTOR = 2.0  # an engine that takes this many times the default request timeout hangs
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_WISH = 100  # characters of a model's name from a pipeline, before a number
 
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
@@ -301,7 +304,9 @@ def _resolved(path: Path | None) -> Path | None:
     return None if path is None else path.resolve()
 
 
-def _free(name: str, taken: dict[str, ModelConfig]) -> str:
+def _free(wish: str, taken: dict[str, ModelConfig]) -> str:
+    """A valid name like `wish` that is not taken."""
+    name = _NOT_IN_NAMES.sub("-", wish).lstrip("._-")[:_LONGEST_WISH] or "model"
     candidate, number = name, 2
     while candidate in taken:
         candidate, number = f"{name}-{number}", number + 1

@@ -22,7 +22,7 @@ from gati.engine.exits import Prediction
 from gati.guard.auditor import Auditor, Compared, Decided, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
-from gati.guard.standing import Snapshot
+from gati.guard.standing_file import Snapshot
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Generic, Literal
 from gati.composition.composition import Composition
 from gati.guard.posts import Post, Version, cost_ms
 from gati.guard.proof import Proof
-from gati.guard.watch import Event
+from gati.guard.watch import Event, Watch
 
 RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept", "probation"]
 
@@ -208,14 +208,8 @@ class Roster(ABC, Generic[Version]):
         counted = f"{event.losses} of {event.audits} audits disagree"
         if post is not self.serving:
             self.settle()
-        elif event.state == "stopped":
-            self.alarmed = True
-            self.tell("alarm", f"caches stop: {counted}")
-            self._fall_back()
-        elif event.tightened:
-            self._serves(post)
-            self.tell("tightened", f"a stricter setting answers: {counted}")
-            self.settle()
+        elif event.state == "stopped" or event.tightened:
+            self._tightened(post, counted, stopped=event.state == "stopped")
         else:
             first, self.alarmed = post.watch.settings == 1 or self.alarmed, False
             if post.watch.settings == 1:
@@ -223,6 +217,24 @@ class Roster(ABC, Generic[Version]):
                 self.tell("returned", f"caches serve: {counted}")
             else:
                 self.settle("returned" if first else "loosened", counted)
+
+    def restricted(self, watch: Watch) -> None:
+        """Call after settings were withdrawn because the guard of another process found them wrong."""
+        if watch is self.serving.watch:
+            self._tightened(self.serving, "another replica found disagreements", stopped=not watch.level)
+        else:
+            self.settle()
+
+    def _tightened(self, post: Post[Version], why: str, *, stopped: bool) -> None:
+        """Fewer settings of the serving version may answer, or none."""
+        if stopped:
+            self.alarmed = True
+            self.tell("alarm", f"caches stop: {why}")
+            self._fall_back()
+        else:
+            self._serves(post)
+            self.tell("tightened", f"a stricter setting answers: {why}")
+            self.settle()
 
     def settle(self, kind: RosterChange = "loosened", counted: str = "") -> None:
         """Open proven settings, and let the version on trial serve if it is faster."""

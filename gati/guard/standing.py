@@ -20,27 +20,23 @@ import hashlib
 import json
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gati.composition.composition import REDUCED, Composition
-from gati.documents import DocumentKind
-from gati.errors import AdaptError, StorageError
-from gati.files import atomic_write_text
+from gati.errors import AdaptError
 from gati.guard.proof import AT_ONCE, Duration, Spending
+from gati.guard.standing_file import Saved, Snapshot, SnapshotFile, read_saved
 from gati.guard.watch import Event, OnEvent, Watch
 
 _log = logging.getLogger(__name__)
 
-_KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)
 _SAVED_EVERY_S = 1.0
 _MOST_VERSIONS = 100  # without a certificate: forgotten, they are on probation
-_PRESUMED_SPENT = 20  # proofs, where the count was lost
 _WEEK_S = 7 * 86_400.0
 _CLOCK_ERROR_S = 60.0
 
@@ -77,35 +73,6 @@ def is_proven(composition: Composition, accuracy: float, confidence: float) -> b
     return is_reference or composition.proves(accuracy, confidence)
 
 
-class Snapshot(NamedTuple):
-    """The content of the file at one moment; later snapshots have higher numbers."""
-
-    number: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spent:
-    """One part of the file: the number of shares of `delta` that proofs took."""
-
-    delta: float
-    spent: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others.
-
-    `distrusted`: why an earlier file was lost, at `lost_s`; versions of before that are not among these are
-    on probation.
-    """
-
-    versions: dict[str, Any]
-    parts: dict[str, Any] = field(default_factory=dict)
-    distrusted: str = ""
-    lost_s: float | None = None
-
-
 class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
@@ -130,27 +97,22 @@ class Standing:
         self._now = now
         self.origin = origin
         self.elsewhere = False  # something is not believed because it was proven for another origin
-        self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
-        self._deltas: dict[str, float] = {}  # which all proofs of a watch keep to
-        self._said: dict[str, Any] = {}  # its watch at that time
-        self._parts: dict[str, Callable[[], Any]] = {}
-        self._kept_parts: dict[str, Any] = {}
-        self._path = path
         self._audits_to_false_alarm, self._lasts = audits_to_false_alarm, lasts
         self._clock = clock
-        self._saved_s, self._spent_said = -_SAVED_EVERY_S, 0
-        self._taken = self._written = 0  # snapshots
-        self._writing = threading.Lock()
-        self._failing = False
+        self._path, self._file = path, None if path is None else SnapshotFile(path)
+        saved = Saved() if path is None else read_saved(path, now())
         self._watches: dict[str, Watch] = {}
-        self._kept: dict[str, Any] = {}
-        self._certified: set[str] = set()  # never forgotten: without their state they would serve
-        self.distrusted = ""  # why the saved state is not trusted
-        self._lost = ""  # the same, if it concerns versions of which nothing is known, in later runs, too
-        self._lost_s = 0.0  # when that was found
-        self.spending = Spending(delta)
-        if path is not None and path.exists():
-            self._read(path)
+        self._said: dict[str, Any] = {}  # each of them when its last audit was taken in
+        self._kept = saved.versions  # the others
+        self._heard_s, self._deltas = saved.heard_s, saved.deltas  # of both
+        self._certified = saved.certified  # never forgotten: without their state they would serve
+        self._parts: dict[str, Callable[[], Any]] = {}
+        self._kept_parts = saved.parts
+        self._lost, self._lost_s = saved.lost, saved.lost_s  # for later runs, too
+        self.distrusted = saved.lost  # why the saved state is not trusted
+        self.spending = Spending(delta, saved.spent)
+        self._saved_s, self._spent_said = -_SAVED_EVERY_S, 0
+        self._taken = 0  # snapshots
 
     @property
     def path(self) -> Path | None:
@@ -158,9 +120,14 @@ class Standing:
         return self._path
 
     @property
+    def names(self) -> Collection[str]:
+        """The names of all versions of which something is known."""
+        return self._watches.keys() | self._kept.keys()
+
+    @property
     def is_owned(self) -> bool:
         """Whether this process may write that file, and those next to it, now."""
-        return self._path is not None
+        return self._file is not None
 
     def watch(
         self,
@@ -183,8 +150,7 @@ class Standing:
         if proven:
             self._certified.add(identity)
 
-        def spend() -> float:
-            return self.spending.next() * (self._deltas.get(identity, bound) / self.spending.delta)
+        spend = partial(self._share, identity, bound)
 
         def told(event: Event) -> None:
             self.save()
@@ -195,7 +161,7 @@ class Standing:
         if known is not None:
             try:
                 before = Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
-            except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AdaptError) as error:
                 self._distrust(f"{self._path}: version {identity}: {error}")
         if before is not None and abs(before.agreement - agreement) < 1e-9 and before.settings == settings:
             if identity not in self._watches:  # saved by an earlier run
@@ -219,6 +185,11 @@ class Standing:
         if before is not None:
             watch.take_over(before)
         return self._take(identity, watch)
+
+    def certify(self, identity: str, watch: Watch) -> None:
+        """Believe a certificate that a version with a known watch was given since."""
+        self._certified.add(identity)
+        watch.certify()
 
     def hold_to(self, identity: str, watch: Watch, *, proven: bool, delta: float) -> None:
         """Believe of a known watch what is still certified, and what was proven as surely as `delta` asks."""
@@ -260,35 +231,24 @@ class Standing:
         if self.spending.used != self._spent_said:  # another proof took a share of delta
             self._spent_said = self.spending.used
             self.save()
-        due = self._path is not None and self._clock() - self._saved_s >= _SAVED_EVERY_S
-        return self._snapshot() if due else None
+        due = self._file is not None and self._clock() - self._saved_s >= _SAVED_EVERY_S
+        return self.snapshot() if due else None
 
     def save(self) -> None:
         """Write everything now."""
-        if self._path is not None:
-            self.write(self._snapshot())
+        if self._file is not None:
+            self.write(self.snapshot())
 
     def write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, unless a later one was written. Thread-safe.
 
         A failure is logged, and the file stays as it was.
         """
-        if self._path is None:
-            return
-        with self._writing:
-            if snapshot.number <= self._written:
-                return
-            self._written = snapshot.number
-            try:
-                atomic_write_text(self._path, snapshot.text)
-            except StorageError as error:  # caches must stop even if the file cannot be written
-                if not self._failing:
-                    _log.error("cannot save the state and evidence of versions: %s", error)
-                self._failing = True
-            else:
-                self._failing = False
+        if self._file is not None:
+            self._file.write(snapshot)
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
+        """Everything as it is now."""
         self._saved_s, self._spent_said = self._clock(), self.spending.used
         self._taken += 1
         versions = {**self._kept, **{name: self._written_down(name) for name in self._watches}}
@@ -296,11 +256,46 @@ class Standing:
         for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
             del versions[name]
         parts = {name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()}
-        spent = _Spent(delta=self.spending.delta, spent=self.spending.used)
-        lost_s = self._lost_s if self._lost else None
-        parts = {**self._kept_parts, **parts}
-        kept = _Kept(versions=versions, parts=parts, distrusted=self._lost, lost_s=lost_s)
-        return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
+        saved = Saved(
+            versions=versions,
+            parts={**self._kept_parts, **parts},
+            spent=self.spending.used,
+            lost=self._lost,
+            lost_s=self._lost_s,
+        )
+        return Snapshot(self._taken, saved.text(self.spending.delta))
+
+    def take_in(
+        self, saved: Saved, before: Mapping[str, Any], on_both: Callable[[str, Watch], None]
+    ) -> list[str]:
+        """Go on with a file to which another process wrote `saved` since it said `before` of versions.
+
+        That process knows best about versions that were not watched here meanwhile; returns their names. Of
+        the others, what is known here stands, once `on_both` has seen the name and the watch.
+        """
+        if saved.lost:
+            self.distrusted, self._lost, self._lost_s = saved.lost, saved.lost, saved.lost_s
+        self._kept_parts = saved.parts
+        self._certified |= saved.certified
+        theirs = []
+        for name, each in saved.versions.items():
+            if name in self._watches:
+                on_both(name, self._watches[name])
+            elif name in self._kept and (kept := self._kept[name]) is not before.get(name):
+                watch = Watch.from_json(kept, spend=partial(self._share, name, self._deltas[name]))
+                on_both(name, watch)
+                self._kept[name] = {**kept, **watch.to_json()}
+            else:
+                self._kept[name] = each
+                self._deltas[name], self._heard_s[name] = saved.deltas[name], saved.heard_s[name]
+                theirs.append(name)
+        if self._file is not None:
+            self._file.skip(self._taken)  # they do not know of what was taken in
+        return theirs
+
+    def _share(self, identity: str, delta: float) -> float:
+        """The delta of the next proof of a version; `delta` bounds all of them if nothing else is known."""
+        return self.spending.next() * (self._deltas.get(identity, delta) / self.spending.delta)
 
     def _written_down(self, identity: str) -> dict[str, Any]:
         """The watch as JSON values, with the time of its last audit."""
@@ -343,57 +338,12 @@ class Standing:
             return self._watches[identity].to_json()
         return self._kept.get(identity)
 
-    def _read(self, path: Path) -> None:
-        where = str(path)
-        try:
-            document = _KIND.read(path)
-            spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
-        except AdaptError as error:
-            self.spending.used = _PRESUMED_SPENT
-            self._lose(error)
-            return
-        self.spending.used = max(0, spent.spent)
-        try:
-            kept = _KIND.record(_Kept, document, where)
-            with _KIND.reading(where):
-                written_s = path.stat().st_mtime  # for files without times
-        except AdaptError as error:
-            self._lose(error)
-            return
-        self._kept_parts = kept.parts
-        if kept.distrusted:
-            self.distrusted = self._lost = kept.distrusted
-            self._lost_s = written_s if kept.lost_s is None else kept.lost_s
-            _log.warning("an earlier state of versions was lost; others are on probation: %s", self._lost)
-        for name, each in kept.versions.items():
-            try:
-                with _KIND.reading(f"{where}: version {name}"):
-                    self._read_version(name, each, spent.delta, written_s)
-            except AdaptError as error:  # the others are believed
-                self._lose(error)
-
-    def _read_version(self, name: str, kept: dict[str, Any], model_delta: float, written_s: float) -> None:
-        """Take in one version. Raises like a mapping or a number if it is damaged, and leaves it out."""
-        delta = float(kept.get("delta", model_delta))  # missing in older files, like all others here
-        heard_s = float(kept.get("heard_s", written_s))
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta is {delta!r}")
-        self._kept[name] = {**kept, "delta": delta}
-        self._deltas[name], self._heard_s[name] = delta, heard_s
-        if kept.get("certified", kept.get("state") == "stopped"):
-            self._certified.add(name)
-
     def _is_trusted(self, created_s: float | None) -> bool:
         """Whether nothing that is known of a version, made at that time, can have been lost."""
         if not self.distrusted:
             return True
         earliest_s = self._lost_s + _CLOCK_ERROR_S
         return created_s is not None and earliest_s < created_s <= self._now() + _CLOCK_ERROR_S
-
-    def _lose(self, error: AdaptError) -> None:
-        """What was known of some versions is lost, for later runs, too."""
-        self._distrust(str(error))
-        self._lost = str(error)
 
     def _distrust(self, reason: str) -> None:
         self.distrusted, self._lost_s = reason, self._now()

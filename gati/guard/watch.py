@@ -345,6 +345,8 @@ class Watch:
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
         watch.proven_on = proven_on
         watch.certifiable = int(document.get("certifiable", ladder.certified))
+        if not 0 <= watch.certifiable <= len(ladder):
+            raise ValueError(f"certifiable is {watch.certifiable}, which does not fit {len(ladder)} settings")
         watch.withdrawals = withdrawals_in(document, _withdrawn_before(ladder))
         levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
         if len(levels) != len(ladder):

@@ -91,7 +91,7 @@ def _input(order: Sequence[str], edges: Sequence[Edge], declared: str | None, wh
         if len(first) > 1:
             raise PipelineError(
                 f"{where}: {_listed(first)} have no edge into them, and a pipeline has one input; "
-                "add edges, or name it: input = ..."
+                "add an edge, or remove a stage"
             )
         return first[0]
     if declared not in order:

@@ -127,21 +127,29 @@ def _classes(raw: dict[str, list[int]] | None) -> dict[str, tuple[int, ...]] | N
 
 def _option(raw: dict[str, Any], where: str) -> OptionMeasurement:
     accuracy = raw["accuracy"]
+    levels = tuple(number(level, f"{where}: levels", 0.0, 1.0) for level in raw["levels"])
     return OptionMeasurement(
         text(raw["source"], f"{where}: source"),
         None if accuracy is None else number(accuracy, f"{where}: accuracy", 0.0, 1.0),
         tuple(number(value, f"{where}: latency_ms", 0.0, float("inf")) for value in raw["latency_ms"]),
         dict(raw["exits"]),
         str(raw["backend"]),
-        tuple(number(level, f"{where}: levels", 0.0, 1.0) for level in raw["levels"]),
-        tuple(
-            BehaviourMeasurement(
-                entry["after"],
-                entry["level"],
-                tuple(number(share, f"{where}: shares", 0.0, 1.0) for share in entry["shares"]),
-                tuple(number(value, f"{where}: accuracies", 0.0, 1.0) for value in entry["accuracies"]),
-                tuple(tuple(float(value) for value in values) for values in entry["latencies_ms"]),
-            )
-            for entry in raw["behaviours"]
-        ),
+        levels,
+        tuple(_behaviour(entry, len(levels) + 1, where) for entry in raw["behaviours"]),
     )
+
+
+def _behaviour(raw: dict[str, Any], levels: int, where: str) -> BehaviourMeasurement:
+    after, level = raw["after"], raw["level"]
+    found = BehaviourMeasurement(
+        None if after is None else text(after, f"{where}: after"),
+        None if level is None else int(level),
+        tuple(number(share, f"{where}: shares", 0.0, 1.0) for share in raw["shares"]),
+        tuple(number(value, f"{where}: accuracies", 0.0, 1.0) for value in raw["accuracies"]),
+        tuple(tuple(float(value) for value in values) for values in raw["latencies_ms"]),
+    )
+    if {len(found.shares), len(found.accuracies), len(found.latencies_ms)} != {levels}:
+        raise PipelineError(
+            f"{where}: a behaviour needs one entry for each of {levels} levels; run gati pipeline measure"
+        )
+    return found

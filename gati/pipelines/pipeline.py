@@ -162,12 +162,6 @@ class Pipeline:
         """The edges into each stage."""
         return {name: tuple(edge for edge in self.edges if edge.target == name) for name in self.stages}
 
-    def stage(self, name: str) -> Stage:
-        """The stage of that name. Raises `PipelineError` for an unknown name."""
-        if name not in self.stages:
-            raise PipelineError(f"no stage '{name}' in {self.name}; there are {', '.join(self.stages)}")
-        return self.stages[name]
-
 
 def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
     """Describe a source in one line; paths are relative to `folder`, so copied folders compare equal."""

@@ -26,7 +26,7 @@ from gati.pipelines.pipeline import (
     Stage,
     describe_source,
 )
-from gati.types import is_name
+from gati.types import NAME_RULE, is_name
 
 
 def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
@@ -283,7 +283,5 @@ def _edges(value: Any, where: str) -> tuple[Edge, ...]:
 
 def _valid_name(value: Any, what: str, where: str) -> str:
     if not isinstance(value, str) or not is_name(value):
-        raise PipelineError(
-            f"{where}: {what} {value!r} is not a valid name; use letters, digits, dot, dash and underscore"
-        )
+        raise PipelineError(f"{where}: {what} {value!r} is not a valid name; use {NAME_RULE}")
     return value

@@ -59,6 +59,7 @@ class ModelAdaptation:
         self._renewal = Renewal(
             self._deployments, self._served, self._settings, promise, clock=time.perf_counter
         )
+        self._token = self._repository.active_token(model.name)
         active, why_not = self._deployments.active()
         self._serving: Deployed = active  # the version that answered, according to the samples
         self._looked = False
@@ -113,6 +114,7 @@ class ModelAdaptation:
 
     def look(self, *, asked: bool = False) -> None:
         """Renew the caches at intervals, when the samples show that it is needed, or if `asked`."""
+        self._follow()
         records = self._store.window(self.name, limit=self._settings.window_inputs)
         self._samples = len(records)
         now_s = self._now()
@@ -148,6 +150,19 @@ class ModelAdaptation:
 
     # ----------------------------------------------------------------------------------------------------
 
+    def _follow(self) -> None:
+        """Go on from the version that an operator has activated or rolled back to, if one has."""
+        token = self._repository.active_token(self.name)
+        if token == self._token:
+            return
+        active, why_not = self._deployments.active()
+        self._token = token
+        if why_not:
+            _log.warning(why_not, extra={"model": self.name})
+        elif active.number != self._published.number:
+            _log.info("another version was activated", extra={"model": self.name, "version": active.number})
+            self._goes_on_from(active)
+
     def _renew(self, samples: Samples, reason: str) -> None:
         _log.info("looking for better caches", extra={"model": self.name, "reason": reason})
         outcome: RenewalOutcome | None = self._renewal(
@@ -177,6 +192,9 @@ class ModelAdaptation:
         """Activate a version in the repository, from which the inference service loads it."""
         if self._repository.active(self.name) != deployed.number:
             self._deployments.activate(deployed)
+        self._goes_on_from(deployed)
+
+    def _goes_on_from(self, deployed: Deployed) -> None:
         self._published = deployed
         self._latest = self._latest_of(deployed)
         self._hit_rate = deployed.promised

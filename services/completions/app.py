@@ -17,7 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gati.errors import CancelledError, GatiError, NotFoundError, OverloadError, UnavailableError
+from gati.errors import (
+    CancelledError,
+    GatiError,
+    NotFoundError,
+    OverloadError,
+    RequestError,
+    UnavailableError,
+)
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion, read_completion
@@ -126,6 +133,9 @@ class CompletionsApp:
             asked = await self._read(request, charge)
         if asked.model != self.name:
             raise NotFoundError(f"no model {asked.model[:80]!r} is served; there is {self.name!r}")
+        count, most = len(asked.requests), self._engine.limits.most_waiting
+        if count > most:  # trying again, as after status 429, would not help
+            raise RequestError(f"prompt: the list has {count} prompts, but only {most} may wait; send fewer")
         running = RunningCompletion(self._engine, self._tokens, asked, self.metrics.first_token)
         until_answered.enter_context(running)
         head = {

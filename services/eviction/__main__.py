@@ -7,16 +7,19 @@ and versions in the repository.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import IO
 
 from gati.errors import StorageError
 from gati.evict.learn.fitting import VersionFitter
-from gati.evict.learn.folder import access_of, status_of
+from gati.evict.learn.folder import access_of, lock_of, status_of
 from gati.evict.learn.reading import AccessReader
 from gati.evict.predict.hazard import lightgbm_module
 from gati.evict.predict.reuse import ReuseSettings
@@ -81,19 +84,40 @@ async def _fit(settings: FitterSettings) -> None:
     give_way(settings.niceness)
     stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     lightgbm_module()
-    fitting = await asyncio.to_thread(_Fitting, settings)
-    _log.info("ready")
-    looking = asyncio.create_task(
-        keep_on(
-            "fitting",
-            lambda: asyncio.to_thread(fitting.look),
-            every_s=settings.look_every_s,
-            longest_s=_LONGEST_PAUSE_S,
+    alone = asyncio.create_task(asyncio.to_thread(_alone, settings.folder))
+    await asyncio.wait((stopped, alone), return_when=asyncio.FIRST_COMPLETED)
+    if stopped.done():
+        os._exit(0)  # do not wait for the other service
+    with alone.result():
+        fitting = await asyncio.to_thread(_Fitting, settings)
+        _log.info("ready")
+        looking = asyncio.create_task(
+            keep_on(
+                "fitting",
+                lambda: asyncio.to_thread(fitting.look),
+                every_s=settings.look_every_s,
+                longest_s=_LONGEST_PAUSE_S,
+            )
         )
-    )
-    await asyncio.wait((stopped, looking), return_when=asyncio.FIRST_COMPLETED)
-    fitting.stop()
-    os._exit(0)  # do not wait for a fit in progress: it stores nothing before publication
+        await asyncio.wait((stopped, looking), return_when=asyncio.FIRST_COMPLETED)
+        fitting.stop()
+        os._exit(0)  # do not wait for a fit in progress: it stores nothing before publication
+
+
+def _alone(folder: Path) -> IO[bytes]:
+    """The lock of a folder, once no other service holds it; it is held until this process ends."""
+    path = lock_of(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.warning("another service fits predictors in this folder; this one waits until it ends")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        raise StorageError(f"cannot lock {path} ({error.strerror}); choose another folder") from error
+    return lock
 
 
 if __name__ == "__main__":

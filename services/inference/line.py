@@ -87,9 +87,6 @@ class Line:
     # ----------------------------------------------------------------------------------------------------
 
     def _add(self, place: Reservation, job: Job) -> None:
-        if place.lost:
-            self._free(place)
-            return
         self._jobs.append((place, job))
         self._work()
 

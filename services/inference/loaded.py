@@ -24,6 +24,7 @@ from gati.engine.exits import BASE
 from gati.errors import CompositionError
 from gati.guard.posts import Post
 from gati.guard.proof import Proof
+from gati.guard.standing import identity_of
 from gati.guard.watch import Watch
 from services.inference.following import Answering, Following
 from services.inference.queue import RequestQueue
@@ -155,6 +156,13 @@ class LoadedVersion:
     def composition(self) -> Composition | None:
         """The composition of the version as it was published; None without caches."""
         return self.answering.composition
+
+    def is_judged_with(self, chosen: Composition) -> bool:
+        """Whether one watch judges this version and that composition: their caches and promise are equal."""
+        own = self.composition
+        if own is None or own.accuracy_target != chosen.accuracy_target:
+            return False
+        return identity_of(own) == identity_of(chosen)
 
     @property
     def answerings(self) -> list[Answering]:

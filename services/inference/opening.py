@@ -18,7 +18,7 @@ import torch
 from gati.adaptation.probe import Probe, can_probe
 from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
-from gati.composition.engines import graph_files, graph_kind
+from gati.composition.engines import graph_kind, graphs_of
 from gati.composition.load import Served
 from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
@@ -144,7 +144,7 @@ class Opener:
         settings, model, count = self._settings, self.model, self._settings.thread_count
         if chosen is None or model is None or (settings.workers != 1 and chosen.placement != "overlapped"):
             return
-        measured = as_measured(chosen, model.traced.device.type) or count
+        measured = as_measured(chosen.measured_on, model.traced.device.type) or count
         if measured < count and not settings.keeps_threads:
             torch.set_num_threads(measured)
         elif measured != count:
@@ -199,7 +199,7 @@ def _engine(model: OpenedModel, chosen: Composition, folder: Path | None) -> Eng
     if model.library is None or kind is None or not kind.calibrated or not kept.is_file():
         return model.engine(chosen, folder / "caches")
     # It cannot be made here, where calibration inputs may be missing.
-    graphs = kept, graph_files(model.library, [], chosen.backend)[1]
+    graphs = kept, graphs_of(model.library, chosen)[1]
     exits = model.exits(chosen, folder / "caches")
     return model.engine_of(exits, chosen.name, chosen.backend, graphs)
 

@@ -38,11 +38,18 @@ def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
     if array.dtype.kind not in ("biu" if whole else "f"):
         wanted = "INT64 or other whole numbers" if whole else "FP32"
         raise RequestError(f"the input has datatype {datatype_of(array)}; the network takes {wanted}")
-    if not whole and not np.isfinite(array).all():
-        raise RequestError("the input has values that are not finite; send finite numbers")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise RequestError("the input has numbers above the largest INT64; send smaller ones")
-    return torch.from_numpy(array.astype(np.int64 if whole else np.float32, copy=False))
+    with np.errstate(over="ignore"):  # of FP64, which is refused below
+        taken = array.astype(np.int64 if whole else np.float32, copy=False)
+    if not whole:
+        _check_finite(taken)
+    return torch.from_numpy(taken)
+
+
+def _check_finite(array: NDArray[Any]) -> None:
+    if not np.isfinite(array).all():
+        raise RequestError("the input has values that are not finite in FP32; send numbers up to 3.4e38")
 
 
 def rows_of(engine: Engine, array: NDArray[Any]) -> list[Tensor]:
@@ -55,8 +62,7 @@ def rows_of(engine: Engine, array: NDArray[Any]) -> list[Tensor]:
             return [engine.checked(engine.preprocessing(image)) for image in images]
         x = engine.preprocessing(array)
     elif array.dtype == np.float32:
-        if not np.isfinite(array).all():
-            raise RequestError("the input has values that are not finite; send finite numbers")
+        _check_finite(array)
         x = torch.from_numpy(array)
     else:
         raise RequestError(

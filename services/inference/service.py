@@ -20,6 +20,7 @@ from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.guard.auditor import Decided
 from gati.model.inputs import InputPart
 from gati.model.preprocess import Preprocessing
+from services.again import keep_on
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
 from services.inference.following import Handling
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 _LONG_TEXT_BYTES = 8 * 1024  # the same limit for text
 _HIGHEST, _LOWEST = 1, 10
+_HEEDED_EVERY_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_FILES_EACH_TIME = 20  # more are read less often: all replicas read those of all others
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -81,7 +84,7 @@ class InferenceService:
         self._counts = Counts()
         self._writer = _open_writer(settings)
         self._versions = Versions(settings, self._counts, self._writer)
-        self._polling: asyncio.Task[None] | None = None
+        self._polling: list[asyncio.Task[None]] = []
         self._requests = Requests()
         self._pool = BoundedPool("gati-rows", waiting=settings.queue_capacity)
         self._state = "starting"
@@ -93,19 +96,20 @@ class InferenceService:
         composition = self._settings.composition
         version = await self._versions.load(composition or BASE_VERSION, composition)
         self._versions.activate(version.name)
+        self._polling.append(asyncio.create_task(self._keep_heeding()))
         if self._settings.repository is not None:
             followed = Followed(self._settings.repository, self._settings.name, self._versions)
             self._versions.on_change = followed.tidy
             await followed.look()  # start with the version that is active there
-            self._polling = asyncio.create_task(followed.keep_looking(self._settings.poll_s))
+            self._polling.append(asyncio.create_task(followed.keep_looking(self._settings.poll_s)))
         self._state = "serving"
 
     async def drain(self) -> None:
         """Refuse new requests, answer the accepted ones, and close everything."""
         self._draining = True
         self._state = "draining"
-        if self._polling is not None:
-            self._polling.cancel()
+        for each in self._polling:
+            each.cancel()
         await self._versions.close()
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close, self._settings.drain_timeout_s)
@@ -130,7 +134,8 @@ class InferenceService:
         """Load a version while others answer; returns its `VersionInfo` once it is loaded."""
         self._refuse_when_draining()
         folder = None if source.folder is None else self._published(source.folder)
-        version = await self._versions.load(source.version, source.composition, folder)
+        # What is open by the time the caller is gone must be closed by someone: it stays loaded.
+        version = await asyncio.shield(self._versions.load(source.version, source.composition, folder))
         return next(each for each in self._versions.describe() if each.version == version.name)
 
     @_once_recorded
@@ -198,6 +203,15 @@ class InferenceService:
         )
 
     # ----------------------------------------------------------------------------------------------------
+
+    async def _keep_heeding(self) -> None:
+        """Notice what the guards of other replicas stop, also while no request is audited here."""
+        await keep_on(
+            "the state of other replicas",
+            self._versions.heed_replicas,
+            every_s=_HEEDED_EVERY_S * max(1.0, self._settings.replicas / _FILES_EACH_TIME),
+            longest_s=_LONGEST_PAUSE_S,
+        )
 
     async def _infer(self, request: Any) -> Any:
         self._refuse_when_draining()

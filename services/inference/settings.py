@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from gati.types import NAME_PATTERN
+from services.invalid import Name
 from services.model_settings import ModelSettings
 from services.process import ProcessSettings
 
@@ -16,7 +16,7 @@ from services.process import ProcessSettings
 class InferenceSettings(ModelSettings, ProcessSettings):
     """Settings of one model; `gati serve` fills them from its configuration."""
 
-    name: str = Field(pattern=NAME_PATTERN)
+    name: Name
     # Whether the configuration gives `threads`; else they are this process's part of the cores.
     threads_given: bool | None = None  # default: they are given if they are set here
     drain_timeout_s: float = Field(default=10.0, ge=0.0)

@@ -18,7 +18,7 @@ from gati.errors import NotFoundError, RequestError, UnavailableError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
 from gati.guard.watch import Event, Watch
-from gati.types import is_name
+from gati.types import NAME_RULE, is_name
 from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import open_standing
@@ -57,7 +57,7 @@ class Versions:
         self._settings = settings
         self.on_change: Callable[[], None] = lambda: None
         self._standing, self._unlock = open_standing(settings)
-        self.recorded = self._standing.recorded
+        self.recorded, self.heed_replicas = self._standing.recorded, self._standing.look
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
         self._prober = ThreadPoolExecutor(1, "gati-prober", work_alongside, (NICENESS,))
@@ -192,9 +192,9 @@ class Versions:
         whatever loading raises; nothing changes then.
         """
         if not is_name(name):
-            raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
+            raise RequestError(f"{name!r} cannot be the name of a version; use {NAME_RULE}")
         if composition is not None and not is_name(composition):
-            raise RequestError(f"{composition!r} cannot be the name of a composition")
+            raise RequestError(f"{composition!r} cannot be the name of a composition; use {NAME_RULE}")
         self._check_room(name)
         loop = asyncio.get_running_loop()
         self._loading += 1
@@ -306,6 +306,7 @@ class Versions:
                 on_change=self._counts_anew,
                 on_takeover=self._taken_over,
             )
+            self._standing.on_heeded = self._roster.restricted
             self._taken_over(version.post)
         elif self._roster.activate(version.post, lambda: version.following.may_hit):
             self._taken_over(version.post)
@@ -328,14 +329,12 @@ class Versions:
         _log.info("version activated", extra={"version": name, "promise": promise})
         self.on_change()
 
-    def _changed(self, identity: str, event: Event, of_rest: bool) -> None:
-        """A guard stopped or released caches: report it to all versions that have them."""
+    def _changed(self, chosen: Composition, event: Event, of_rest: bool) -> None:
+        """A guard stopped or released caches: report it to all versions that have them, and their promise."""
         versions = [
             version
             for version in self._loaded.values()
-            if version.composition is not None
-            and identity_of(version.composition) == identity
-            and version.post.after_memory == of_rest
+            if version.is_judged_with(chosen) and version.post.after_memory == of_rest
         ]
         log_change(event, [each.name for each in versions], rest=of_rest)
         for version in versions:

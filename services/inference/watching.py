@@ -17,15 +17,15 @@ from services.inference.opening import Opened
 
 _log = logging.getLogger("gati.inference")
 
-Heard = Callable[[str, Event, bool], None]
+Heard = Callable[[Composition, Event, bool], None]
 IsAfterMemory = Callable[[Post[Answering]], bool]
 
 
 class Watching:
     """Watches versions for their promises. Not thread-safe: call from the event loop.
 
-    `heard` is called with a change of caches: their identity (`gati.guard.standing.identity_of`), the event,
-    and whether it is about the requests that memory leaves. `is_after_memory` says which of both decides.
+    `heard` is called with a change of caches: a composition that has them and their promise, the event, and
+    whether it is about the requests that memory leaves. `is_after_memory` says which of both decides.
     """
 
     def __init__(self, shared: Shared, heard: Heard, is_after_memory: IsAfterMemory) -> None:
@@ -60,7 +60,7 @@ class Watching:
             settings=max(1, len(opened.settings)),
             delta=(1.0 - (chosen.confidence or DEFAULT_CONFIDENCE)) / self._shared.settings.replicas,
             created_s=created_s(chosen),
-            on_event=lambda event: self._heard(identity, event, rest),
+            on_event=lambda event: self._heard(chosen, event, rest),
         )
 
 

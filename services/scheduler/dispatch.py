@@ -58,7 +58,7 @@ class Dispatcher:
             began_s = time.monotonic()
             try:
                 if not model.ready and model.available:
-                    return await self._infer_awake(tensor, asked, version)
+                    asked = await self._woken(asked)
                 response, sent_s = await self.parking.ask(
                     lambda again: self._infer(tensor, again, version), inputs_in(tensor), asked
                 )
@@ -84,8 +84,8 @@ class Dispatcher:
 
     # ----------------------------------------------------------------------------------------------------
 
-    async def _infer_awake(self, tensor: Any, asked: Asked, version: str | None) -> Any:
-        """Start a model that is asleep, and answer.
+    async def _woken(self, asked: Asked) -> Asked:
+        """Start a model that is asleep; returns the parameters with the time that remains then.
 
         Raises `UnavailableError` if there is no time for that, and `DeadlineError` if it takes too long.
         """
@@ -105,10 +105,9 @@ class Dispatcher:
             if not model.wanted:
                 raise
             raise DeadlineError(f"the deadline passed while the model was being started: {error}") from None
+        self.parking.started()
         waited_ms = 1e3 * (time.monotonic() - began_s)
-        remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
-        response, sent_s = await self._infer(tensor, _admitted(asked, remaining_ms), version)
-        return _after_waiting(response, sent_s - began_s)
+        return _admitted(asked, max(1.0, asked.time_remaining_ms - waited_ms))
 
     async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> tuple[Any, float]:
         """Return the response, and when the request was sent to the replica that answered."""

@@ -38,28 +38,33 @@ class Demand(NamedTuple):
         return cls(math.inf if slo_ms is None else slo_ms, inputs, priority)
 
 
-class _Range(NamedTuple):
-    """The range of several demands.
+class _Recent(NamedTuple):
+    """The demands of recent requests.
 
-    `easiest` combines the longest SLO, the fewest inputs and the highest priority, each of any request.
+    `easiest` combines the longest SLO, the fewest inputs and the highest priority, each of any request;
+    `least_slo_ms` is the shortest SLO of an answered one: one that no service can meet sets no standard.
     """
 
-    easiest: Demand
-    least_slo_ms: float
+    easiest: Demand = Demand(0.0, 2**31, 2**31)
+    least_slo_ms: float = math.inf
 
-    def has(self, demand: Demand) -> bool:
-        """Whether a request with this demand leaves the range as it is."""
-        return demand == self.easiest and demand.slo_ms >= self.least_slo_ms
+    def asked(self, demand: Demand) -> _Recent:
+        """With a request that is sent to a service."""
+        return self if demand == self.easiest else self._replace(easiest=_easier(self.easiest, demand))
 
-    def with_(self, other: _Range) -> _Range:
-        one, two = self.easiest, other.easiest
-        easiest = Demand(
-            max(one.slo_ms, two.slo_ms), min(one.inputs, two.inputs), min(one.priority, two.priority)
-        )
-        return _Range(easiest, min(self.least_slo_ms, other.least_slo_ms))
+    def answered(self, demand: Demand) -> _Recent:
+        """With a request that was answered."""
+        shorter = demand.slo_ms < self.least_slo_ms
+        return self._replace(least_slo_ms=demand.slo_ms) if shorter else self
+
+    def and_(self, other: _Recent) -> _Recent:
+        """Those of both."""
+        least_slo_ms = min(self.least_slo_ms, other.least_slo_ms)
+        return _Recent(_easier(self.easiest, other.easiest), least_slo_ms)
 
 
-_NOTHING = _Range(Demand(0.0, 2**31, 2**31), math.inf)
+def _easier(one: Demand, two: Demand) -> Demand:
+    return Demand(max(one.slo_ms, two.slo_ms), min(one.inputs, two.inputs), min(one.priority, two.priority))
 
 
 class Entrance:
@@ -69,31 +74,33 @@ class Entrance:
     bound, and requests above it are refused before they are read: to read and forward a request that will be
     refused costs as much as an answer. Each answer raises the bound a little; after a second without such a
     refusal there is no bound. Only the refusal of a request that was no harder than any other recent one sets
-    the bound: a harder one may be refused when others would not be.
+    the bound: a harder one may be refused when others would not be. If it `plans`, as a pipeline does, a
+    longer SLO may lead to another model, perhaps a busy one: its refusal counts only if no shorter was met.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, plans: bool = False) -> None:
         self.at_work = 0  # requests in progress whose bodies have been read
         self.outside = RunningQuantile(_IN_TIME)  # ms of a request outside the services: here, on the network
         self._clock = clock
+        self._plans = plans
         self._asked = 0  # requests sent to services and not yet answered or refused
         self._most = math.inf  # the bound on `_asked`
-        self._now = self._before = _NOTHING  # the demands in this window and in the one before
+        self._now = self._before = _Recent()  # in this window and in the one before
         self._began_s = -math.inf
         self._refused_s = -math.inf
         self._retry_after_s: float | None = None
 
     @property
     def least_slo_ms(self) -> float:
-        """The smallest recent SLO, infinite if there was none."""
+        """The smallest SLO of a recent answer, infinite if there was none."""
         self._turn()
-        return min(self._now.least_slo_ms, self._before.least_slo_ms)
+        return self._now.and_(self._before).least_slo_ms
 
     @property
     def _most_slo_ms(self) -> float:
         """The largest recent SLO, infinite if a request had none or there was no request."""
         self._turn()
-        return max(self._now.easiest.slo_ms, self._before.easiest.slo_ms) or math.inf
+        return self._now.and_(self._before).easiest.slo_ms or math.inf
 
     def check(self, elapsed_ms: float = 0.0) -> None:
         """Raise `CrowdedError` if a request that arrived `elapsed_ms` ago would be answered late."""
@@ -111,8 +118,7 @@ class Entrance:
     def asking(self, demand: Demand) -> _Asking:
         """A context manager: counts a request while services work on it, and learns if they refuse it."""
         self._turn()
-        if not self._now.has(demand):
-            self._now = self._now.with_(_Range(demand, demand.slo_ms))
+        self._now = self._now.asked(demand)
         return _Asking(self, demand)
 
     def answered(self, outside_ms: float) -> None:
@@ -126,12 +132,14 @@ class Entrance:
     def _ended(self, demand: Demand, error: BaseException | None) -> None:
         if error is None:
             self._most += 1.0 / self._most
+            self._now = self._now.answered(demand)
         elif isinstance(error, OverloadError):
             self._learn(demand, error)
         self._asked -= 1
 
     def _learn(self, demand: Demand, error: OverloadError) -> None:
-        if self._now.with_(self._before).easiest != demand:
+        recent = self._now.and_(self._before)
+        if recent.easiest != demand or (self._plans and recent.least_slo_ms < demand.slo_ms):
             return
         if self._forgotten:
             self._most = math.inf
@@ -146,8 +154,8 @@ class Entrance:
         """Begin a new window when it is time."""
         now_s = self._clock()
         if now_s - self._began_s > _WINDOW_S:
-            self._before = self._now if now_s - self._began_s <= 2 * _WINDOW_S else _NOTHING
-            self._now, self._began_s = _NOTHING, now_s
+            self._before = self._now if now_s - self._began_s <= 2 * _WINDOW_S else _Recent()
+            self._now, self._began_s = _Recent(), now_s
 
 
 class _Asking:

@@ -21,27 +21,28 @@ import hashlib
 import logging
 import tomllib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gati.errors import ConfigError, first_line
-from gati.types import is_name
+from gati.types import NAME_RULE, is_name
 from services.config import ServeConfig
 from services.hosts import is_loopback
-from services.invalid import first_invalid
+from services.invalid import first_invalid, matching
 from services.scheduler.quotas import Quota
 
 _log = logging.getLogger("gati.keys")
 
 Right = Literal["infer", "read", "manage"]
+_Sha256 = Annotated[str, matching("[0-9a-fA-F]{64}", "64 hexadecimal digits, as sha256sum prints")]
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str | None = Field(default=None, min_length=8, repr=False)
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    sha256: _Sha256 | None = None
     rights: frozenset[Right] = frozenset(("infer", "read"))
     requests_per_second: float | None = Field(default=None, gt=0.0)
     bytes_per_second: float | None = Field(default=None, gt=0.0)
@@ -117,14 +118,16 @@ class KeyRing:
             if text is not None:
                 found.setdefault(_digest(text), Key(name, rights, Quota()))
         before = {key.name: key.quota for key in self._keys.values()}
-        for name, entry in _entries(config.keys_file).items():
+        entries = _entries(config.keys_file)
+        for name, entry in entries.items():
             if entry.digest in found:
                 raise ConfigError(
                     f"{config.keys_file}: '{name}' has the same key as another name; give each its own"
                 )
-            quota = before.get(name, Quota())
+            found[entry.digest] = Key(name, entry.rights, before.get(name, Quota()))
+        for entry in entries.values():  # now that the whole file is known to be valid
+            quota = found[entry.digest].quota
             quota.limit(entry.requests_per_second, entry.bytes_per_second, entry.in_flight)
-            found[entry.digest] = Key(name, entry.rights, quota)
         return found
 
 
@@ -145,7 +148,7 @@ def _entries(file: Path | None) -> dict[str, _Entry]:
     found = {}
     for name, table in tables.items():
         if not is_name(name):
-            raise ConfigError(f"{file}: {name!r} cannot be a name; use letters, digits and . _ -")
+            raise ConfigError(f"{file}: {name!r} cannot be a name; use {NAME_RULE}")
         try:
             found[name] = _Entry.model_validate(table)
         except ValidationError as error:

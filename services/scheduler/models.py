@@ -210,8 +210,10 @@ class Model:
             await describe_all(self, having)
 
     def version(self, name: str) -> Any:
-        """The `VersionInfo` of a loaded version. Raises `NotFoundError`."""
-        for version in self.info.versions if self.info is not None else ():
+        """The `VersionInfo` of a loaded version. Raises `NotFoundError`, `UnavailableError`."""
+        if self.info is None:
+            raise self.unavailable()
+        for version in self.info.versions:
             if version.version == name:
                 return version
         raise NotFoundError(f"no version '{name}' of model '{self.name}' is loaded")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from services.scheduler import documents
 from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
+from services.scheduler.protocol import json_object
 from services.scheduler.reasons import without_folders
 from services.scheduler.replicas import Replica
 from services.scheduler.scheduler import Scheduler, scheduler_of
@@ -251,15 +251,7 @@ async def _document(request: Request) -> dict[str, Any]:
     scheduler = scheduler_of(request)
     with scheduler.budget.open() as charge:
         body = await read_body(request, _LARGEST_BODY_BYTES, charge, scheduler.pool)
-    if not body.strip():
-        return {}
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError("the body is not JSON") from error
-    if not isinstance(document, dict):
-        raise RequestError("the body must be a JSON object")
-    return document
+    return json_object(body) if body.strip() else {}
 
 
 async def _parameters(request: Request, known: tuple[str, ...]) -> dict[str, Any]:

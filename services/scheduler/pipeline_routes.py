@@ -92,7 +92,7 @@ async def answer(request: Request, pipeline: str) -> Response:
                 served.answer(tensor, timing, place(wishes.get("place")), scheduler.outside_ms(kind)),
             )
     latency_ms = timing.elapsed_ms()
-    scheduler.answered(kind, latency_ms, served.foreseen_ms(found.stages))
+    scheduler.answered(kind, latency_ms - found.stages[0]["started_ms"], served.foreseen_ms(found.stages))
     if (trace := trace_of(request.scope)) is not None:
         trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)

@@ -79,7 +79,7 @@ class ServedPipeline:
     ) -> PipelineAnswer:
         """Answer a query for one input, a `Tensor` of the wire; `place` is its source, such as a camera.
 
-        `outside_ms` is the expected time of the query apart from `foreseen_ms`. Cancellation cancels the
+        `outside_ms` is the expected time from now apart from `foreseen_ms`. Cancellation cancels the
         stages in progress.
 
         **Raises:** `OverloadError` if the SLO cannot be met, before any stage has run; `DeadlineError` if the
@@ -186,7 +186,7 @@ class ServedPipeline:
         elapsed_ms = timing.elapsed_ms()
         if not admits or timing.latency_slo_ms is None:
             return await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms))
-        slo_ms = timing.latency_slo_ms - max(elapsed_ms, query.outside_ms) - self._later.least_ms
+        slo_ms = timing.latency_slo_ms - elapsed_ms - query.outside_ms - self._later.least_ms
         try:
             response = await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms, slo_ms))
         except OverloadError:

@@ -92,11 +92,13 @@ def parse_request(
 
     **Raises:** `RequestError`, one line that names the problem and its place.
     """
-    document = _document(text)
+    document = json_object(text)
     parameters = _mapping(document, "parameters")
     inputs = document.get("inputs")
-    if not isinstance(inputs, list) or not 1 <= len(inputs) <= max(1, len(arrays)) or not _objects(inputs):
-        raise RequestError("`inputs` must be a list with one tensor: name, shape, datatype, data")
+    most = max(1, len(arrays))
+    if not isinstance(inputs, list) or not 1 <= len(inputs) <= most or not _objects(inputs):
+        tensors = "one tensor" if most == 1 else f"one to {most} tensors"
+        raise RequestError(f"`inputs` must be a list with {tensors}: name, shape, datatype, data")
     if largest_batch is not None:
         _check_batch(inputs, largest_batch)
     identifier = document.get("id")
@@ -111,6 +113,17 @@ def parse_request(
         priority(parameters.get("priority")),
         place(parameters.get("place")),
     )
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises `RequestError`."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise RequestError("the body must be a JSON object")
+    return document
 
 
 def place(value: Any) -> str | None:
@@ -196,16 +209,6 @@ def _values(
 
 
 # --------------------------------------------------------------------------------------------------------
-
-
-def _document(text: bytes) -> dict[str, Any]:
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise RequestError("the body must be a JSON object")
-    return document
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -73,7 +73,9 @@ class Scheduler:
         self._under_way = 0
         self._receiving = 0  # of these, requests whose bodies have not arrived completely
         kinds = (("models", models), ("pipelines", pipelines))
-        self._entrances = {f"{kind}/{name}": Entrance() for kind, served in kinds for name in served}
+        self._entrances = {
+            f"{kind}/{name}": Entrance(plans=kind == "pipelines") for kind, served in kinds for name in served
+        }
         self._nowhere = Entrance()  # for all unknown names: arbitrary paths must not use more and more memory
         self._not_let_in = _SeldomSaid("clients refused")
         self._crowded = _SeldomSaid("refused before reading")
@@ -240,11 +242,12 @@ class Scheduler:
         return self._under_way - self._receiving
 
     def outside_ms(self, name: str) -> float:
-        """The time that most requests for `models/NAME` or `pipelines/NAME` take outside services.
+        """The time outside services that most requests for `models/NAME` or `pipelines/NAME` still take.
 
-        In full only for the one with the most requests. If a flood of requests for another one causes the
-        delay, the few requests for this one may still be in time, and refusing them would hardly reduce the
-        load. 0 for a request that is alone: estimates made under load do not apply.
+        It counts from when they are sent. In full only for the one with the most requests: if a flood of
+        requests for another one causes the delay, the few requests for this one may still be in time, and
+        refusing them would hardly reduce the load. 0 for a request that is alone: estimates made under load
+        do not apply.
         """
         entrance = self.entrance(name)
         return 0.0 if entrance.at_work == 1 else entrance.outside.value * self._shares.of_largest(name)
@@ -256,13 +259,14 @@ class Scheduler:
 
         Raises `OverloadError` if no time remains of the SLO, and `DeadlineError` if the timeout has passed.
         """
-        elapsed_ms = timing.elapsed_ms()
+        elapsed_ms, outside_ms = timing.elapsed_ms(), self.outside_ms(name)
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            slo_ms -= max(elapsed_ms, self.outside_ms(name))
+            slo_ms -= elapsed_ms + outside_ms
             if slo_ms <= 0.0:
                 raise OverloadError(
-                    f"{elapsed_ms:.1f} ms passed before the request could be sent to the model",
+                    f"{elapsed_ms:.1f} ms passed before the request could be sent to the model, and the way "
+                    f"there and back takes about {outside_ms:.1f} ms: too long for the SLO",
                     retry_after_s=0.1,
                 )
         remaining_ms = timing.timeout_ms - elapsed_ms
@@ -270,9 +274,12 @@ class Scheduler:
             raise DeadlineError("the deadline passed before the request could be sent to the model")
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id, place)
 
-    def answered(self, name: str, latency_ms: float, service_ms: float) -> None:
-        """Record an answered request: its latency, and the part of it inside a service."""
-        self.entrance(name).answered(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
+    def answered(self, name: str, took_ms: float, service_ms: float) -> None:
+        """Record an answered request: the time since it was sent, and the part of it inside a service.
+
+        What passed before, such as the time to receive its body, says nothing about other requests.
+        """
+        self.entrance(name).answered(max(0.0, took_ms - service_ms) + self._lag.lag_ms)
 
 
 class _UnderWay:

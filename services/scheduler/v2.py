@@ -149,7 +149,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         exits = [each.exit for each in found.answers]
         call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
         trace.answered(timing.trace_id, {}, [call])
-    scheduler.answered(kind, latency_ms, found.latency_ms)
+    scheduler.answered(kind, latency_ms - called_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
     if _log.isEnabledFor(logging.DEBUG):

@@ -114,8 +114,8 @@ class WireClient:
         return getattr(result, "success", None)
 
     def post(self, name: str, *arguments: Any) -> None:
-        """Make a call that has no result; does nothing if the connection is lost."""
-        with suppress(UnavailableError):
+        """Make a call that has no result; does nothing if the connection is lost, or the service is stuck."""
+        with suppress(UnavailableError, OverloadError):
             self._send(name, TMessageType.ONEWAY, self._next_sequence(), arguments)
 
     async def lost(self, timeout_s: float | None = None) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gati.evaluation.by_class import exact_interval
-from gati.guard.confidence import watched_agreement
+from gati.guard.confidence import _BETS, watched_agreement
 
 STREAMS = 100
 CHECKED = np.unique(np.geomspace(20, 2_000, 40).astype(int)).tolist()
@@ -60,3 +60,12 @@ def test_limits_are_around_what_was_counted_and_close_in(losses: int, audits: in
     assert wider[0] <= low and high <= wider[1]
     assert watched_agreement(0, 0) == (0.0, 1.0)
     assert watched_agreement(0, 500)[0] > watched_agreement(0, 200)[0] > 0.96
+
+
+@pytest.mark.parametrize(("losses", "audits"), [(3, 300), (60, 100), (297, 300)])
+def test_each_limit_errs_with_half_of_what_the_interval_may(losses: int, audits: int) -> None:
+    for limit, above in zip(watched_agreement(losses, audits), (False, True), strict=True):
+        share = 1.0 - limit
+        bets = _BETS[share < _BETS] if above else _BETS[share > _BETS]
+        ratios = (bets / share) ** losses * ((1.0 - bets) / (1.0 - share)) ** (audits - losses)
+        assert ratios.mean() == pytest.approx(2.0 / 0.05, rel=1e-3)

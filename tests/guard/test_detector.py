@@ -72,11 +72,12 @@ def test_the_alarm_comes_within_twice_the_audits_that_theory_gives(disagreement:
 @settings(max_examples=60, deadline=None)
 def test_evidence_is_that_of_the_recursion(alpha: float, which: int, losses: list[bool]) -> None:
     against = alpha + (0.95 - alpha) * (which + 1) / 5
-    guard = Guard(1.0 - alpha, 1e9, [against])
-    bet, evidence = growth_optimal_bet(against, 1.0 - guard.agreement), 0.0
+    guard = Guard(1.0 - alpha, 50.0, [against])
+    bet, evidence, highest = growth_optimal_bet(against, 1.0 - guard.agreement), 0.0, 0.0
     for loss in losses:
         evidence = (1.0 + evidence) * (1.0 + bet * (loss - guard.alpha))
-        guard.audit(agreed=not loss)
+        highest = max(highest, evidence)
+        assert guard.audit(agreed=not loss) == (highest >= 50.0) or highest == pytest.approx(50.0)
         assert guard.evidence >= 0.0
     assert guard.evidence == pytest.approx(evidence)
 

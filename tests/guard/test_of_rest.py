@@ -140,13 +140,17 @@ def test_a_proof_that_counts_easier_requests_is_none_for_harder_ones() -> None:
     assert run.post.may_hit, "it was proven on the harder ones, and no proof was under way meanwhile"
 
 
-def test_an_audit_of_an_easier_request_does_not_count_for_a_proof_on_harder_ones() -> None:
+@pytest.mark.parametrize(("level", "counts"), [(3, False), (2, True), (1, True)])
+def test_an_audit_of_an_easier_request_does_not_count_for_a_proof_on_harder_ones(
+    level: int, counts: bool
+) -> None:
+    """Those of requests as hard, or harder, do: memory is followed with each request."""
     run = Run(None)
-    run.roster.follow_memory(SHARE, 1)
-    counting = run.post.counting()
     run.roster.follow_memory(SHARE, 2)
+    counting = run.post.counting()
+    run.roster.follow_memory(SHARE, level)
     counting.audited([True])
-    assert run.post.watch.proof is not None and run.post.watch.proof.audits == 0
+    assert run.post.watch.proof is not None and run.post.watch.proof.audits == counts
 
 
 def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path) -> None:

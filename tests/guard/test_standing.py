@@ -129,12 +129,14 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest.L
     assert f"cannot save the state and evidence of versions: cannot write {path}" in caplog.text
 
 
-def test_a_damaged_version_is_on_probation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("field", "value"), [("state", "serving"), ("certifiable", 7), ("audits", math.inf)])
+def test_a_damaged_version_is_on_probation(tmp_path: Path, field: str, value: Any) -> None:
+    """A number that was too large ended the process."""
     path = tmp_path / "standing.json"
     stop(Standing(0.05, path))
     document = json.loads(path.read_text())
-    document["versions"]["a"]["state"] = "serving"
-    path.write_text(json.dumps(document))
+    document["versions"]["a"][field] = value
+    path.write_text(json.dumps(document).replace("Infinity", "1e999"))
     assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "probation"
 
 

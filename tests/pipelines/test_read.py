@@ -112,7 +112,7 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         pytest.param(
             [add_stage("extra")],
             "p.toml: 'root' and 'extra' have no edge into them, and a pipeline has one input; "
-            "add edges, or name it: input = ...",
+            "add an edge, or remove a stage",
             id="two inputs",
         ),
         pytest.param(
@@ -241,7 +241,8 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put("../x", "name")],
-            "p.toml: name '../x' is not a valid name; use letters, digits, dot, dash and underscore",
+            "p.toml: name '../x' is not a valid name; use letters, digits and . _ -, beginning with a "
+            "letter or digit, at most 128 characters",
             id="name that is a path",
         ),
     ],
@@ -273,7 +274,7 @@ one = { library = "lib", composition = "c" }
 
 def measured(source: str = "lib c") -> Measurements:
     behaviour = BehaviourMeasurement(None, None, (0.5, 0.5), (1.0, 0.8), ((1.0,), (2.0, 3.0)))
-    later = BehaviourMeasurement("zero", 1, (1.0,), (0.7,), ((3.0,),))
+    later = BehaviourMeasurement("zero", 1, (1.0, 0.0), (0.7, 0.8), ((3.0,), (3.0,)))
     option = OptionMeasurement(
         source, 0.9, (1.0, 2.0, 3.0), {"base": 1.0}, "torch", (0.9,), (behaviour, later)
     )
@@ -290,7 +291,7 @@ def test_measurements_beside_the_file_are_read(tmp_path: Path) -> None:
     assert found.shares == (0.25, 0.75)
     assert (option.accuracy, option.measured_latency.values_ms) == (0.9, (1.0, 2.0, 3.0))
     assert (option.level(0.95), option.level(0.5)) == (0, 1)
-    assert option.behaviour(Finding("zero", 1)).accuracies == (0.7,)
+    assert option.behaviour(Finding("zero", 1)).accuracies == (0.7, 0.8)
     assert option.behaviour(Finding("zero", 0)) == option.behaviour() == option.behaviours[None]
 
 
@@ -365,6 +366,24 @@ def test_damaged_measurements(tmp_path: Path, text: str) -> None:
     file.write_text(TOML, encoding="utf-8")
     measurements_file(file).write_text(text, encoding="utf-8")
     with pytest.raises(PipelineError, match="run gati pipeline measure|upgrade gati"):
+        load_pipeline(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shares": (1.0,)}, {"accuracies": (0.9,) * 3}, {"latencies_ms": ((1.0,),)}, {"after": ("a", "b")}],
+)
+def test_a_behaviour_that_does_not_fit_its_levels_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Planning ended in a traceback, while the server ran in one that was not logged."""
+    found = measured()
+    option = found.stages["only"].options["one"]
+    found.stages["only"].options["one"] = replace(
+        option, behaviours=(option.behaviours[0], replace(option.behaviours[1], **change))
+    )
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    found.save(measurements_file(file))
+    with pytest.raises(PipelineError, match=r"p\.measured\.json: stage .only., option .one.: "):
         load_pipeline(file)
 
 

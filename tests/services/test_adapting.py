@@ -126,6 +126,46 @@ def test_a_version_that_never_came_to_answer_is_not_brought_back_again_and_again
     adaptation.close()
 
 
+def test_after_a_rollback_the_version_that_answers_is_the_one_that_is_renewed(tmp_path: Path) -> None:
+    """Its disagreements were not counted, and the one that was rolled back was retrained."""
+    served, now_s = make_deployed(tmp_path), time.time()
+    kept: list[Record] = []
+    renewed: list[int] = []
+    model = AdaptedModel(
+        name="digits",
+        library=served.library.directory,
+        composition="default",
+        records=f"sqlite:///{tmp_path}/records.db",
+        repository=str(tmp_path / "versions"),
+    )
+    repository = ModelRepository(tmp_path / "versions")
+    for folder in (tmp_path / "v1", tmp_path / "v2"):
+        save_version(folder, served.composition, served.engine.exits)
+        number = repository.publish("digits", folder, Lineage(served.composition.checkpoint_sha256))
+        repository.activate("digits", number)
+    settings = AdaptationSettings(models=(model,), interval_s=600.0)
+    adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
+    adaptation._store.window = lambda *_, **__: list(kept)  # type: ignore[method-assign]
+
+    def renews(current: Deployed, *given: Any, unproven: Any) -> RenewalOutcome:
+        renewed.append(current.number)
+        return RenewalOutcome("kept", current, "nothing is better")
+
+    adaptation._renewal = renews  # type: ignore[assignment]
+    right = Record(np.zeros((1, 8, 8), np.float32), "input", 1, now_s, "digits", source="2", exit="blocks.1")
+    kept.append(replace(right, agreed=True))
+    adaptation.look()
+    assert adaptation.status().version == 2 and not renewed
+    assert repository.rollback("digits") == 1
+    adaptation.look()
+    assert adaptation.status().version == 1
+    now_s += 100.0
+    kept.extend([replace(right, source="1", agreed=False, time_s=now_s)] * 30)
+    adaptation.look()
+    assert renewed == [1]
+    adaptation.close()
+
+
 @pytest.mark.slow
 def test_a_version_of_a_calibrated_backend_is_served_as_it_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -280,6 +280,8 @@ def test_a_client_that_goes_while_it_waits_is_forgotten() -> None:
 
 def test_more_than_may_wait_are_told_to_come_again() -> None:
     with serving(runs=False, most_waiting=2) as idle:
+        with pytest.raises(openai.BadRequestError, match="has 3 prompts, but only 2 may wait; send fewer"):
+            idle.client().completions.create(model="tiny", prompt=["x"] * 3)
         for _ in range(2):
             idle.engine.submit(GenerationRequest((1,), 1))
         with pytest.raises(

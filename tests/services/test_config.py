@@ -47,10 +47,14 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
     [
         ("port = 'x'\n[models.m]\nlibrary='l'", "setting 'port': input should be a valid integer"),
         ("prot = 1\n[models.m]\nlibrary='l'", "setting 'prot': extra inputs are not permitted"),
+        ("hang_timeout_s=inf\n[models.m]\nlibrary='l'", "setting 'hang_timeout_s': input should be a finite"),
         ("[models.m]", "setting 'models.m': give a library, a model or an address"),
         ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
         ("[models.'a b']\nlibrary='l'", "'a b' cannot be a name"),
-        ("[models.m]\naddress='nowhere'", "setting 'models.m.address': string should match"),
+        ("[models.m]\naddress='nowhere'", "setting 'models.m.address': give HOST:PORT"),
+        ("[models.m]\nlibrary='l'\ncomposition='a b'", "'models.m.composition': a name has letters, digits"),
+        ("[models.m]\nmodel='x:y'\nsize='32'", "setting 'models.m.size': give HEIGHTxWIDTH, such as"),
+        ("otlp_endpoint='c:1'\n[models.m]\nlibrary='l'", "'otlp_endpoint': give an http:// or https:// URL"),
         ("[models.m]\naddress='a:1'\nreplicas=2", "an address names one service"),
         ("[models.m]\nlibrary='l'\nreplicas_min=2", "replicas_min needs replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_min=0", "replicas_min needs replicas_max"),
@@ -287,6 +291,33 @@ def test_a_pipeline_finds_the_plain_models_of_its_server(
     assert serving["line", "only", "ours"] == "mine"
     assert serving["line", "only", "file"] == "net.pt2"
     assert config.models["net.pt2"].model == str(tmp_path / "lines" / "net.pt2")
+
+
+ONE_STAGE = (
+    'class_names = ["x", "y"]\n[stages.only.options]\n'
+    "one = {{ library = '{}', accuracy = 0.9, latency_ms = 1 }}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"), [("my nets", "my-nets"), ("_é", "model"), ("n" * 200, "n" * 100)]
+)
+def test_a_model_of_a_pipeline_has_a_valid_name_whatever_its_folder_is_called(
+    tmp_path: Path, library: str, name: str
+) -> None:
+    """A name that cannot stand in a URL ended the server with a traceback."""
+    file = tmp_path / "line.toml"
+    file.write_text(ONE_STAGE.format(library), encoding="utf-8")
+    scheduler = build_scheduler(read_config(file, {}, {}).config)
+    assert set(scheduler.models) == {name} and set(scheduler.pipelines) == {"line"}
+
+
+def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
+    """One of them was not served."""
+    for name in ("a.toml", "b.toml"):
+        (tmp_path / name).write_text("name = 'line'\n" + ONE_STAGE.format("net"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"b\.toml and .*a\.toml are both called 'line'"):
+        read_config(tmp_path, {}, {})
 
 
 def test_an_address_has_a_port(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ def test_a_single_number_is_no_input_of_several(shapes: tuple[list[int], ...], s
         parse_request(orjson.dumps({"inputs": inputs}), b"", arrays)
 
 
+def test_a_model_with_several_inputs_is_not_said_to_take_one() -> None:
+    arrays = [SimpleNamespace(name=name) for name in ("ids", "mask")]
+    with pytest.raises(RequestError, match="`inputs` must be a list with one to 2 tensors"):
+        parse_request(orjson.dumps({"inputs": [{"name": "ids"}] * 3}), b"", arrays)
+
+
 @pytest.mark.parametrize("count", [9, 400, 200_000])
 def test_a_shape_has_few_dimensions_and_costs_nothing(count: int) -> None:
     """One of 200,000 sizes took an hour to multiply."""

@@ -78,6 +78,27 @@ def test_an_engine_learns_from_the_service_and_goes_on_when_it_is_killed(tmp_pat
 
 
 @pytest.mark.slow
+def test_of_two_services_on_a_folder_one_fits_until_it_ends(tmp_path: Path) -> None:
+    """Both published versions, each compared with its own last one only, and overwrote one status."""
+    folder = tmp_path / "learned"
+    engine = Engine(folder)
+    with Serving(folder, *OPTIONS, verb=("evict", "serve")) as first:
+        engine.requests(100)
+        until(lambda: first.client.get("/v1/eviction").json().get("records") == 100)
+        with Serving(folder, *OPTIONS, verb=("evict", "serve")) as second:
+            until(lambda: "another service fits predictors in this folder" in "".join(second.said))
+            with Serving(folder, *OPTIONS, verb=("evict", "serve")) as third:
+                until(lambda: "this one waits until it ends" in "".join(third.said))
+                assert third.stop() == 0
+            os.kill(first.process.pid, signal.SIGKILL)
+            first.process.wait()
+            engine.requests(800)
+            until(lambda: engine.version == 1)
+            assert second.stop() == 0
+    engine.cache.close()
+
+
+@pytest.mark.slow
 def test_clients_are_told_how_likely_conversations_go_on(tmp_path: Path) -> None:
     model = tmp_path / "model"
     train_continuation(talks(200), model)

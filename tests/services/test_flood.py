@@ -144,6 +144,27 @@ def test_what_a_flood_takes_outside_services_is_not_taken_off_another_models_slo
     asyncio.run(main())
 
 
+def test_the_time_to_receive_a_body_is_not_expected_of_other_requests() -> None:
+    """A few clients with slow connections had most requests with an SLO refused."""
+
+    async def main() -> None:
+        server = Server()
+        model, scheduler = server.models["spared"], server.scheduler
+        arrival_s = scheduler.arrival_s
+        scheduler.arrival_s = lambda request: arrival_s(request) - 500.0  # type: ignore[method-assign]
+        model.go.set()
+        for _ in range(20):
+            assert (await server.ask("spared", 5.9e5)).status_code == 200
+        scheduler.arrival_s = arrival_s  # type: ignore[method-assign]
+        model.go.clear()
+        asking = [asyncio.create_task(server.ask("spared", 3e5)) for _ in range(3)]
+        await in_the_end(lambda: model.at_work + sum(each.done() for each in asking) == 3)
+        model.go.set()
+        assert [(await each).status_code for each in asking] == [200] * 3
+
+    asyncio.run(main())
+
+
 def entrance() -> tuple[Entrance, Clock]:
     clock = Clock(100.0)
     return Entrance(clock), clock
@@ -161,6 +182,12 @@ def refuse(at: Entrance, demand: Demand) -> None:
     """A service refuses a request."""
     with pytest.raises(OverloadError, match="full"), at.asking(demand):
         raise OverloadError("full", retry_after_s=0.5)
+
+
+def answer(at: Entrance, demand: Demand) -> None:
+    """A service answers a request."""
+    with at.asking(demand):
+        pass
 
 
 def lets_in(at: Entrance) -> bool:
@@ -220,6 +247,19 @@ def test_the_refusal_of_one_that_asked_for_more_says_nothing_of_the_others(easie
     assert not lets_in(at) and len(asking) == 20
 
 
+def test_where_a_longer_slo_may_lead_to_a_slower_model_its_refusal_says_nothing_of_the_others() -> None:
+    """A pipeline refused hurried queries, for which its small network had time, if its large one was busy."""
+    clock = Clock(100.0)
+    at = Entrance(clock, plans=True)
+    answer(at, Demand(20.0))
+    crowd(at, 20, Demand(20.0))
+    refuse(at, Demand(200.0))  # by the large one
+    assert lets_in(at)
+    clock.now_s += 100.0
+    refuse(at, Demand(200.0))  # no hurried one has come for long
+    assert not lets_in(at)
+
+
 def test_who_has_waited_longer_than_any_slo_is_not_read() -> None:
     at, clock = entrance()
     at.check(1e6)  # nothing is known
@@ -238,15 +278,17 @@ def test_who_has_waited_longer_than_any_slo_is_not_read() -> None:
         at.check(50.0)
 
 
-def test_the_smallest_slo_of_late_is_remembered_for_a_while() -> None:
+def test_the_smallest_slo_that_was_met_of_late_is_remembered_for_a_while() -> None:
+    """One that no service can meet, perhaps given in seconds, had other models' requests refused for lag."""
     at, clock = entrance()
     assert at.least_slo_ms == float("inf")
     for slo_ms in (80.0, 20.0, 50.0):
-        refuse(at, Demand(slo_ms))
+        answer(at, Demand(slo_ms))
+    refuse(at, Demand(0.1))
     assert at.least_slo_ms == 20.0
     clock.now_s += 31.0
     assert at.least_slo_ms == 20.0
-    refuse(at, Demand(50.0))
+    answer(at, Demand(50.0))
     clock.now_s += 31.0
     assert at.least_slo_ms == 50.0
     clock.now_s += 62.0

@@ -26,6 +26,7 @@ from services.scheduler.front import Front, _FastRequest
 from services.scheduler.lag import Lag, Shares
 from services.scheduler.models import Model
 from services.scheduler.protocol import parse_request, priority
+from services.scheduler.reasons import without_folders
 from services.scheduler.scheduler import Scheduler
 from services.web import web_server
 from tests.services.engines import reply_of, served
@@ -96,6 +97,13 @@ def test_with_a_key_the_cause_is_told_without_folders() -> None:
     run(test, api_key="one")
 
 
+def test_of_what_a_process_said_last_every_line_is_told() -> None:
+    """The middle one of three was taken for a folder."""
+    said = "it last said: the device is lost / out of memory / in /root/a secret/model.py, line 3"
+    told = "it last said: the device is lost / out of memory / in model.py, line 3"
+    assert without_folders(said) == told
+
+
 BODY = {"inputs": [{"name": "input", "shape": [1], "datatype": "FP32", "data": [1]}]}
 
 
@@ -141,6 +149,16 @@ def test_before_a_model_is_known_no_input_is_called_invalid() -> None:
 
     async def test(client: httpx.AsyncClient) -> None:
         reply = await client.post("/v2/models/m/infer", json=asked)
+        assert reply.status_code == 503 and reply.headers["Retry-After"]
+
+    run(test)
+
+
+def test_before_a_model_is_known_no_version_is_called_unknown() -> None:
+    """It was 404, for good, while the model was loading."""
+
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.get("/v2/models/m/versions/default")
         assert reply.status_code == 503 and reply.headers["Retry-After"]
 
     run(test)

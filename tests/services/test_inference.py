@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gati.errors import CancelledError, CompositionError, OverloadError, RequestError
-from gati.guard import standing
+from gati.guard import standing_file
 from gati.samples.store import Record, RecordStore
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
@@ -111,7 +111,7 @@ def test_a_stop_is_written_before_an_answer_tells_of_it_while_the_event_loop_goe
 ) -> None:
     """Every request waited for the disk, and so did deadlines and health checks."""
     go, writers = threading.Event(), []
-    original = standing.atomic_write_text
+    original = standing_file.atomic_write_text
 
     def slow(path: Path, text: str) -> None:
         writers.append(threading.current_thread())
@@ -120,7 +120,7 @@ def test_a_stop_is_written_before_an_answer_tells_of_it_while_the_event_loop_goe
         original(path, text)
 
     async def test(service: InferenceService) -> None:
-        monkeypatch.setattr(standing, "atomic_write_text", slow)
+        monkeypatch.setattr(standing_file, "atomic_write_text", slow)
         watch = service._versions.active.post.watch
         while watch.may_hit:
             watch.audited(agreed=[False] * watch.settings)

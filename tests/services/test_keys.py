@@ -125,6 +125,11 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
     ring.reload()
     assert ring.find("new key 1") is renewed
     assert "the keys stay as they were" in caplog.text
+    twice = FILE.replace("camera's key", "watcher's key").replace("in_flight = 1", "in_flight = 2")
+    file.write_text(twice, encoding="utf-8")  # the first key had its new quota when the second was refused
+    ring.reload()
+    with renewed.quota.request(), pytest.raises(OverloadError), renewed.quota.request():
+        raise AssertionError("its quota stays as it was")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +140,7 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
         ("x = 1\n[keys.a]\nkey='12345678'", "must have a table"),
         ("[keys.a]", "keys.a: give exactly one of `key` and `sha256`"),
         ("[keys.a]\nkey = 'short'", "keys.a.key: string should have at least 8"),
-        ("[keys.a]\nkey = 'secret-word'\nsha256='0'", "keys.a.sha256: string should match"),
+        ("[keys.a]\nkey = 'secret-word'\nsha256='0'", "keys.a.sha256: give 64 hexadecimal digits"),
         ("[keys.a]\nkey = 'secret-word'\nrights = ['all']", "keys.a.rights"),
         ("[keys.'a b']\nkey = 'secret-word'", "cannot be a name"),
         ("[keys.a]\nkey = 'secret-word'\n[keys.b]\nkey = 'secret-word'", "'b' has the same key as another"),

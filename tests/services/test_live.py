@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gati.adaptation.settings import Audit, Change
-from gati.cli import live
 from gati.errors import ConfigError
 from gati.evaluation.by_class import exact_interval
 from gati.video import Frame, Region, Result
@@ -64,27 +62,6 @@ def test_audits_of_another_version_begin_anew() -> None:
     assert state.since()["audits"] is None
     state.audit(False, 1, 1)
     assert state.since()["audits"]["outcomes"] == [False]
-
-
-def test_a_stream_counts_answers_given_by_version_and_trials_apart() -> None:
-    state = LiveState()
-    audits = live._PageAudits(state)
-
-    def audit(version: int, agreed: bool = True, shadow: bool = False) -> None:
-        audits.heard(Audit(0, 0.0, version, 1, 1 if agreed else 2, "early", shadow))
-
-    for _ in range(5):
-        audit(0)
-    audits.changed(Change("alarm", 1.0, 5, 0, "caches stop"))
-    for _ in range(3):
-        audit(0, False, shadow=True)
-    known = state.since()
-    assert (known["audits"]["n"], known["audits"]["losses"]) == (5, 0)
-    assert (known["proof"]["audits"], known["proof"]["losses"]) == (3, 3)
-    audits.changed(Change("activated", 2.0, 9, 1, "others"))
-    audit(1)
-    known = state.since()
-    assert known["proof"] is None and known["audits"]["n"] == 1
 
 
 def test_rates_and_means_are_of_the_last_200_answers() -> None:

@@ -189,7 +189,7 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         await in_the_end(lambda: there.engine.begun == 4 and model.dispatcher.parking.parked == 16)
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
-        with pytest.raises(DeadlineError, match="while a replica was restarted"):
+        with pytest.raises(DeadlineError, match="before a replica had room"):
             await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         asking[10].cancel()
         await in_the_end(lambda: model.dispatcher.parking.parked == 15)
@@ -279,6 +279,60 @@ def test_who_waits_too_long_or_leaves_is_told_so_and_takes_no_turn() -> None:
         parking.look()  # room for one, who has been woken and leaves at once
         second.cancel()
         assert await asyncio.wait_for(third, LONG_S) == "answered"
+
+    asyncio.run(test())
+
+
+def test_what_waits_for_a_replica_of_a_model_that_is_unloaded_is_told_so_at_once() -> None:
+    """It waited for its deadline."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        there = places[1].engine
+        there.places = 1
+        there.answers.clear()
+        await places[0].die()
+        await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
+        busy = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: there.begun == 1)
+        waiting = asyncio.create_task(model.infer(TENSOR, ASKED._replace(time_remaining_ms=6e4)))
+        await in_the_end(lambda: model.dispatcher.parking.parked == 1)
+        stopping = asyncio.create_task(model.stop(LONG_S))
+        with pytest.raises(UnavailableError, match="'m' does not answer"):
+            await waiting
+        assert not busy.done()
+        there.answers.set()
+        await asyncio.gather(busy, stopping)
+
+    run(test)
+
+
+def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
+    """Of those that a replica refused, the last one was the first to be sent again, whatever its priority."""
+
+    async def test() -> None:
+        load = SimpleNamespace(outstanding=1, seconds_an_input=0.01)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: 0.0)
+        full, answered = True, []
+
+        def ask(name: str, priority: int) -> asyncio.Task[None]:
+            async def once(asked: Asked) -> None:
+                await asyncio.sleep(0)  # all are sent before the first refusal
+                if full:
+                    raise OverloadError("the queue is full")
+                answered.append(name)
+
+            return asyncio.create_task(parking.ask(once, 1, ASKED._replace(priority=priority)))
+
+        asking = [ask("one", 2), ask("two", 2), ask("low", 3), ask("three", 2), ask("high", 1)]
+        await in_the_end(lambda: parking.parked == 5)
+        asking.append(ask("late", 2))
+        await in_the_end(lambda: parking.parked == 6)
+        full, load.outstanding = False, 0
+        parking.look()
+        await asyncio.gather(*asking)
+        assert answered == ["high", "one", "two", "three", "late", "low"]
 
     asyncio.run(test())
 
@@ -622,22 +676,32 @@ def test_a_model_that_is_asked_does_not_fall_asleep_and_one_that_is_unloaded_doe
     run(test, count=1)
 
 
-def test_a_request_that_woke_a_model_and_is_refused_then_brings_replicas() -> None:
+def test_requests_that_are_refused_bring_replicas() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         outcomes: list[Any] = []
         model.dispatcher.on_outcome = outcomes.append
-        await model.fall_asleep(0.0, LONG_S)
         places[0].engine.places = 0
-        die = places[0].die
-
-        async def stays() -> None:
-            await die()
-            places[0].engine.places = 0
-
-        places[0].die = stays  # type: ignore[method-assign]
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, ASKED)
         assert outcomes == [None]
+
+    run(test, count=1)
+
+
+def test_what_woke_a_model_waits_until_there_is_room_though_it_has_an_slo() -> None:
+    """All were sent at once when it was ready, and those that its queue had no place for were refused."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        await model.fall_asleep(0.0, LONG_S)
+        engine = places[0].engine  # the one that will be started
+        engine.places = 2
+        engine.answers.clear()
+        hurried = ASKED._replace(latency_slo_ms=1e3 * LONG_S)
+        asking = [asyncio.create_task(model.infer(TENSOR, each)) for each in (ASKED, hurried) * 5]
+        await in_the_end(lambda: engine.begun == 2 and model.dispatcher.parking.parked == 8)
+        engine.answers.set()
+        assert {found.version for found in await asyncio.gather(*asking)} == {"first"}
+        assert model.dispatcher.parking.parked == 0
 
     run(test, count=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,18 @@ def test_what_serves_again_keeps_its_proof_whatever_is_answered(tmp_path: Path) 
         run.roster.give_up()
     assert five.may_hit and not run.activate(six) and run.roster.trial is six
     run.standings.close()
+
+
+def test_where_another_replica_stops_a_version_certified_caches_answer_instead(tmp_path: Path) -> None:
+    """They did in that replica only; in the others the base model answered until caches were proven again."""
+    run, there = Run(tmp_path / "small.json", tmp_path / "other.json"), Run(tmp_path / "other.json")
+    run.roster.first.nested = True
+    later, stopping = run.proven("later"), there.proven("later").watch
+    while stopping.may_hit:
+        stopping.audited(agreed=False)
+    asyncio.run(there.standings.recorded())
+    asyncio.run(run.standings.look())
+    assert not later.may_hit and run.roster.may_hit
+    assert run.roster.serving.version.name == "default" and run.roster.alarmed
+    for each in (run, there):
+        each.standings.close()

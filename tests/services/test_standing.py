@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from services.inference.loaded import Stands, stands
 from services.inference.roster import LastRun, ServedRoster
 from services.inference.settings import InferenceSettings
 from tests.engine.served import composed, exit_at
-from tests.waiting import until
 
 CERTIFICATE = certify([(0, 1500)], 0.97, 0.05)
 PROOF_S = 0.3  # least duration of a proof
@@ -161,28 +161,25 @@ def test_a_file_system_without_locks_is_no_process_at_the_file(
 
 
 @pytest.mark.slow
-def test_what_the_guard_of_one_replica_stops_no_other_frees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A replica that is started, or that serves already, has the same caches prove themselves again."""
-    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
+def test_what_the_guard_of_one_replica_stops_no_other_frees(tmp_path: Path) -> None:
+    """A replica that is started, or that serves already, has the same caches prove themselves again.
+
+    One that served noticed it at its own next audit, which may be hours later.
+    """
     running, unlock = open_standing(settings(state=tmp_path, replica=1, replicas=3))
     assert state_of(running) == "serving"
     stopped(tmp_path / "small.json")
     added, unlock_added = open_standing(settings(state=tmp_path, replica=2, replicas=3))
     assert state_of(added) == "probation", "a new replica believes the certificate"
 
-    def noticed() -> bool:
-        running.audited()
-        return state_of(running) == "probation"
-
-    until(noticed)
+    asyncio.run(running.look())
+    assert state_of(running) == "probation"
     again = running.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
     begun_s = time.monotonic()
     while not again.may_hit:
         again.audited(agreed=True)
     assert time.monotonic() - begun_s >= PROOF_S
-    running.audited()
+    asyncio.run(running.look())
     assert again.may_hit and again.proven_on, "its own proof counts, whatever has become of the other"
     for each, free in ((running, unlock), (added, unlock_added)):
         each.close()
@@ -211,6 +208,74 @@ def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
     for each, free in ((first, unlock_first), (second, unlock_second)):
         each.close()
         free()
+
+
+def test_caches_that_are_served_with_two_promises_have_a_watch_for_each(tmp_path: Path) -> None:
+    """The second took the place of the first in the file, which forgot what its guard stopped.
+
+    So a restart let it answer again, and other replicas never heard of it.
+    """
+    path = tmp_path / "small.json"
+    standing = ServedStanding(path)
+
+    def of(agreement: float, standing: ServedStanding = standing) -> Watch:
+        return standing.of("a", agreement, proven=True, delta=0.05, on_event=lambda event: None)
+
+    strict, loose = of(0.99), of(0.9)
+    assert strict is of(0.99) and loose is of(0.9)
+    while strict.may_hit:
+        strict.audited(agreed=False)
+    assert loose.may_hit, "less was promised of it"
+    loose.audited(agreed=True)
+    standing.watch_only({"a"})
+    standing.close()
+    again = ServedStanding(path)
+    assert (of(0.9, again).audits, of(0.9, again).may_hit) == (1, True)
+    assert of(0.99, again).state == "stopped"
+    again.close()
+    other = ServedStanding(None, others=[path])
+    assert of(0.99, other).state == of(0.9, other).state == "probation"
+    gone = ServedStanding(path)
+    of(0.9, gone)
+    gone.watch_only(())
+    assert not gone._watches and not gone._shared
+
+
+def test_caches_that_are_loaded_again_with_another_promise_keep_what_their_guard_stopped(
+    tmp_path: Path,
+) -> None:
+    standing = ServedStanding(tmp_path / "small.json")
+    for agreement, state in ((0.99, "serving"), (0.9, "probation")):
+        watch = standing.of("a", agreement, proven=True, delta=0.05, on_event=lambda event: None)
+        assert watch.state == state
+        while watch.may_hit:
+            watch.audited(agreed=False)
+        standing.watch_only(())
+    assert set(standing.names) == {"a"}
+    standing.close()
+
+
+def test_a_file_of_another_replica_is_read_again_only_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "other.json"
+    stopped(path)
+    read, load = [], json.load
+
+    def noted(file: Any) -> Any:
+        read.append(file.name)
+        return load(file)
+
+    monkeypatch.setattr("services.inference.withdrawn.json.load", noted)
+    standing = ServedStanding(None, others=[path])
+    for _ in range(3):
+        asyncio.run(standing.look())
+    assert len(read) == 1 and state_of(standing) == "probation"
+    stopped(tmp_path / "new.json")
+    (tmp_path / "new.json").replace(path)
+    asyncio.run(standing.look())
+    assert len(read) == 2
+    standing.close()
 
 
 def test_caches_that_are_unloaded_are_kept_in_the_file_alone(tmp_path: Path) -> None:
@@ -313,14 +378,13 @@ def test_a_stop_in_a_file_that_was_lost_and_begun_anew_is_heeded(tmp_path: Path)
 
 
 def test_a_file_of_another_replica_that_cannot_be_read_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says which caches must not answer, and was ignored in silence."""
-    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
     (tmp_path / "small@1.json").write_text("[]")
     standing, unlock = open_standing(settings(state=tmp_path, replicas=2))
     for _ in range(3):
-        standing.audited()
+        asyncio.run(standing.look())
     standing.close()
     unlock()
     [told] = [each for each in caplog.records if each.levelno == logging.WARNING]
@@ -354,7 +418,7 @@ def test_a_revoked_certificate_of_one_replica_stops_no_other_though_it_is_certif
     assert other.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None).level == 3
 
 
-@pytest.mark.parametrize("entry", ["certified", "damaged"])
+@pytest.mark.parametrize("entry", ["certified", "damaged", "huge"])
 def test_no_other_version_in_the_file_of_a_replica_hides_what_its_guard_stopped(
     tmp_path: Path, entry: str
 ) -> None:
@@ -368,8 +432,8 @@ def test_no_other_version_in_the_file_of_a_replica_hides_what_its_guard_stopped(
     standing.close()
     document = json.loads(path.read_text())
     assert list(document["versions"]) == ["0", "a"]
-    if entry == "damaged":
-        document["versions"]["0"] = []
+    if entry != "certified":
+        document["versions"]["0"] = [] if entry == "damaged" else {"withdrawals": [[math.inf, 0]]}
     path.write_text(json.dumps(document))
     assert state_of(ServedStanding(None, others=[path])) == "probation"
 
@@ -391,8 +455,8 @@ def test_what_the_guard_of_a_replica_withdrew_is_read_from_older_files_too(tmp_p
 class Run:
     """A service from its start: versions that are but watches, and which of them answers."""
 
-    def __init__(self, path: Path) -> None:
-        self.standings = ServedStanding(path)
+    def __init__(self, path: Path, *others: Path) -> None:
+        self.standings = ServedStanding(path, others=others)
         self.last = LastRun(self.standings)
         default = self.post("default", proven=True)
         nothing: Any = None
@@ -403,6 +467,7 @@ class Run:
             on_change=lambda post: None,
             on_takeover=lambda post: None,
         )
+        self.standings.on_heeded = self.roster.restricted
 
     def post(self, name: str, *, proven: bool = False) -> Post[Answering]:
         chosen, nothing = replace(composed("0" * 64, (exit_at(0, 0.5),)), created=name), cast(Any, None)
@@ -501,6 +566,28 @@ def test_a_library_that_cannot_be_written_is_said_in_one_line(
     assert [record.message for record in caplog.records] == [
         "the state of versions is kept in memory only; set `state` to a folder"
     ]
+
+
+def test_a_state_folder_of_another_user_is_no_reason_to_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ended with a traceback, again and again. What the file says of stops is not known."""
+
+    def refused(path: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    stopped(tmp_path / "small.json")
+    for name in ("stat", "open"):
+        monkeypatch.setattr(Path, name, refused)
+    with caplog.at_level(logging.WARNING):
+        standings, _ = open_standing(settings(state=tmp_path))
+        assert state_of(standings) == "probation"
+    monkeypatch.undo()
+    kept, unknown = (record.getMessage() for record in caplog.records)
+    assert kept == "the state of versions is kept in memory only; set `state` to a folder"
+    assert unknown.startswith("the state of versions is unknown; they are on probation: ")
+    assert "Permission denied" in unknown
+    standings.close()
 
 
 def test_a_disk_that_fails_is_said_once_and_stops_nobody(

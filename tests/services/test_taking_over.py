@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gati.guard import standing as module
+from gati.guard import standing_file as module
 from gati.guard.watch import Watch
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.remembering import ServedMemory
@@ -24,9 +24,8 @@ AGREEMENT = 0.9
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evidence is written, and locks are tried, at each audit."""
+    """Evidence is written at each audit."""
     monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
-    monkeypatch.setattr("services.inference.keeping._TRIED_EVERY_S", 0.0)
 
 
 def opened(folder: Path, **known: Any) -> tuple[ServedStanding, Callable[[], None]]:
@@ -55,6 +54,10 @@ def recorded(standing: ServedStanding) -> None:
     asyncio.run(standing.recorded())
 
 
+def look(standing: ServedStanding) -> None:
+    asyncio.run(standing.look())
+
+
 def close(each: ServedStanding, unlock: Callable[[], None]) -> None:
     each.close()
     unlock()
@@ -72,11 +75,11 @@ def test_what_is_proven_while_another_process_drains_is_kept_once_that_has_ended
     watch = of(started)
     for _ in range(10):
         watch.audited(agreed=True)
-    started.audited()
+    look(started)
     assert not started.is_owned
     close(draining, unlock)
     watch.audited(agreed=True)
-    started.audited()
+    look(started)
     assert started.is_owned
     close(started, unlock_started)
     again, unlock_again = opened(tmp_path)
@@ -105,12 +108,10 @@ def test_what_the_draining_process_stops_is_stopped(tmp_path: Path, when: str) -
         before.audited(agreed=[True, True, False])
     recorded(draining)
     if when == "while it drains":
-        for _ in range(2):  # the file is read in the background
-            started.audited()
-            started._thread.submit(int).result()
+        look(started)
         assert watch.level == 2
     close(draining, unlock)
-    started.audited()
+    look(started)
     assert (watch.level, watch.certified) == (2, 2)
     close(started, unlock_started)
     again, unlock_again = opened(tmp_path)
@@ -133,16 +134,14 @@ def test_what_a_process_withdraws_after_the_draining_one_is_news_to_other_replic
     while other.level < 3:
         other.audited(agreed=[True] * 3)
     close(draining, unlock)
-    started.audited()
+    look(started)
     assert watch.level == 1
     while watch.level < 3:
         watch.audited(agreed=[True] * 3)
     while watch.level:
         watch.audited(agreed=[False] * 3)
     recorded(started)
-    for _ in range(2):
-        replica.audited()
-        replica._thread.submit(int).result()
+    look(replica)
     assert other.level == 0
     close(started, unlock_started)
     close(replica, unlock_replica)
@@ -181,7 +180,7 @@ def test_what_another_replica_withdrew_meanwhile_costs_one_share_of_delta(tmp_pa
         other.audited(agreed=[False] * 3)
     recorded(replica)
     close(draining, unlock)
-    started.audited()
+    look(started)
     assert watch.level == 0 and started.spending.used == 1
     close(started, unlock_started)
     close(replica, unlock_replica)
@@ -206,7 +205,7 @@ def test_nothing_that_was_to_be_written_before_is_written_over_what_is_taken_in(
         original(path, text)
 
     monkeypatch.setattr(module, "atomic_write_text", noted)
-    started.audited()
+    look(started)
     go.set()
     close(started, unlock_started)
     assert written and all(names == {"a", "b"} for names in written)
@@ -221,7 +220,7 @@ def test_what_the_draining_process_alone_knew_stays_in_the_file(tmp_path: Path) 
         watch.audited(agreed=True)
     spent = draining.spending.used + 1
     close(draining, unlock)
-    started.audited()
+    look(started)
     assert started.spending.used >= spent, "shares of delta that both have taken are taken"
     close(started, unlock_started)
     assert set(json.loads((tmp_path / "small.json").read_text())["versions"]) == {"a", "b"}
@@ -272,7 +271,7 @@ def test_a_proof_that_begins_as_the_file_is_taken_over_is_as_sure_as_its_version
     while stopping.level == 3:
         stopping.audited(agreed=[True, True, False])
     close(draining, unlock)
-    started.audited()
+    look(started)
     taken = started.spending.used
     proof = of(started, proven=True, settings=3, delta=0.01).proof
     assert proof is not None and proof.delta == pytest.approx(0.01 / (taken * (taken + 1)))
@@ -287,7 +286,7 @@ def test_memory_is_written_once_the_file_is_free(tmp_path: Path) -> None:
         memory.save()
         assert not list(tmp_path.glob("*.npz")), "the other process may write it"
         close(draining, unlock)
-        started.audited()
+        look(started)
         memory.save()
         assert len(list(tmp_path.glob("*.npz"))) == 1
     close(started, unlock_started)

@@ -19,7 +19,9 @@ from gati.composition.walk import certify as walk
 from gati.engine.exits import Prediction
 from gati.errors import CancelledError, DeadlineError, UnavailableError
 from gati.exploration.library import Library
+from gati.guard.standing import identity_of
 from services.inference.following import Following
+from services.inference.keeping import ServedStanding
 from services.inference.loaded import LoadedVersion
 from services.inference.service import InferenceService
 from services.inference.versions import Versions
@@ -344,6 +346,75 @@ def test_what_only_counts_for_the_proof_of_memory_is_written_too(
         assert kept["proofs"][0]["audits"] == recall._ladders[0].state()["ladder"]["proofs"][0]["audits"] > 0
 
     run(made, test, trials=1e-9, audit_budget=0.05)
+
+
+@pytest.mark.slow
+def test_a_version_is_not_judged_by_another_promise_of_the_same_caches(made: Path) -> None:
+    """As `gati certify --accuracy --write` leaves them. An alarm of one was told of both."""
+    path = Library(made / "library").composition_path()
+    chosen = Composition.load(path)
+
+    async def test(service: InferenceService) -> None:
+        versions, certificate = versions_of(service), walk([(0, 1500)], STRICT, 0.05)
+        replace(chosen, accuracy_target=STRICT, certificate=certificate).save(path)
+        await service.load(VersionSource("strict", composition="default"))
+        strict, active = versions.get("strict"), versions.active
+        assert strict.name != active.name and strict.following.may_hit
+        while strict.following.may_hit:
+            strict.post.of_all.audited(agreed=[False] * strict.post.of_all.settings)
+        assert versions._roster is not None and not versions._roster.alarmed
+        assert active.following.may_hit and active.standing.agreement == LITTLE
+        await service.activate("strict")
+        assert versions.active is active and versions.pending is strict
+
+    run(made, test)
+
+
+@pytest.mark.slow
+def test_what_another_replica_stops_is_noticed_without_any_request(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.inference.service._HEEDED_EVERY_S", 0.01)
+    state = tmp_path / "state"
+
+    async def test(service: InferenceService) -> None:
+        active = versions_of(service).active
+        count = active.post.watch.settings
+        assert active.composition is not None and active.following.may_hit
+        other = ServedStanding(state / "m@1.json")
+        watch = other.of(
+            identity_of(active.composition),
+            active.composition.accuracy_target,
+            proven=True,
+            settings=count,
+            delta=0.05,
+            on_event=lambda event: None,
+        )
+        while watch.may_hit:
+            watch.audited(agreed=[False] * count)
+        await other.recorded()
+        await in_the_end(lambda: not active.following.may_hit)
+        assert active.standing.state == "probation"
+        other.close()
+
+    run(made, test, state=state, replicas=2)
+
+
+@pytest.mark.slow
+def test_a_version_whose_caller_is_gone_before_it_is_loaded_is_loaded_all_the_same(made: Path) -> None:
+    """Its engine and threads stayed, but were in no list, so nothing could ever close them."""
+
+    async def test(service: InferenceService) -> None:
+        versions = versions_of(service)
+        loading = asyncio.create_task(service.load(VersionSource("certified", composition="certified")))
+        await in_the_end(lambda: versions._loading == 1)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        await in_the_end(lambda: [each.name for each in versions.loaded] == ["default", "certified"])
+        await service.unload("certified")
+
+    run(made, test)
 
 
 def test_the_first_promise_is_the_loosest(made: Path) -> None:

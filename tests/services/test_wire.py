@@ -598,6 +598,7 @@ def test_a_service_that_does_not_read_is_not_written_to_for_ever(monkeypatch: py
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(OverloadError, match="does not read what it is sent"):
             done.pop().result()
+        client.post("cancel", "big")  # it raised instead of the cancellation that it tells of
         await client.close()
         await asyncio.gather(*calls, return_exceptions=True)
         for each in hung:

@@ -1,0 +1,156 @@
+"""The file of `gati.guard.standing`: what can be believed of it, and writing it in order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gati.documents import DocumentKind
+from gati.errors import AdaptError, StorageError
+from gati.files import atomic_write_text
+
+_log = logging.getLogger(__name__)
+
+_KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)
+_PRESUMED_SPENT = 20  # proofs, where the count was lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spent:
+    """One part of the file: the number of shares of `delta` that proofs took."""
+
+    delta: float
+    spent: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others.
+
+    `distrusted`: why an earlier file was lost, at `lost_s`; versions of before that are not among these are
+    on probation.
+    """
+
+    versions: dict[str, Any]
+    parts: dict[str, Any] = field(default_factory=dict)
+    distrusted: str = ""
+    lost_s: float | None = None
+
+
+@dataclass
+class Saved:
+    """What a file says.
+
+    By name of a version: its watch as JSON values, when its last audit was taken in (in seconds since 1970),
+    the delta of all its proofs, and whether it was ever certified. `parts` are of other components, `spent`
+    is the number of shares of delta that proofs took. `lost`: why something that was known is not any more,
+    which was found at `lost_s`.
+    """
+
+    versions: dict[str, Any] = field(default_factory=dict)
+    heard_s: dict[str, float] = field(default_factory=dict)
+    deltas: dict[str, float] = field(default_factory=dict)
+    certified: set[str] = field(default_factory=set)
+    parts: dict[str, Any] = field(default_factory=dict)
+    spent: int = 0
+    lost: str = ""
+    lost_s: float = 0.0
+
+    def text(self, delta: float) -> str:
+        """The content of the file, where all proofs share `delta`; `versions` must say the rest of each."""
+        spent = _Spent(delta=delta, spent=self.spent)
+        lost_s = self.lost_s if self.lost else None
+        kept = _Kept(versions=self.versions, parts=self.parts, distrusted=self.lost, lost_s=lost_s)
+        return _KIND.text_of({**vars(spent), **vars(kept)})
+
+    def _lose(self, error: AdaptError, now_s: float) -> None:
+        self.lost, self.lost_s = str(error), now_s
+        _log.warning("the state of versions is unknown; they are on probation: %s", error)
+
+    def _take(self, name: str, kept: dict[str, Any], model_delta: float, written_s: float) -> None:
+        """Take in one version. Raises like a mapping or a number if it is damaged, and leaves it out."""
+        delta = float(kept.get("delta", model_delta))  # missing in older files, like all others here
+        heard_s = float(kept.get("heard_s", written_s))
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta is {delta!r}")
+        self.versions[name] = {**kept, "delta": delta}
+        self.deltas[name], self.heard_s[name] = delta, heard_s
+        if kept.get("certified", kept.get("state") == "stopped"):
+            self.certified.add(name)
+
+
+def read_saved(path: Path, now_s: float) -> Saved:
+    """What the file at `path` says, as far as it can be read; nothing if there is none."""
+    saved, where = Saved(), str(path)
+    try:
+        document = _KIND.read(path)
+        spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
+    except AdaptError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            return saved
+        saved.spent = _PRESUMED_SPENT
+        saved._lose(error, now_s)
+        return saved
+    saved.spent = max(0, spent.spent)
+    try:
+        kept = _KIND.record(_Kept, document, where)
+        with _KIND.reading(where):
+            written_s = path.stat().st_mtime  # for files without times
+    except AdaptError as error:
+        saved._lose(error, now_s)
+        return saved
+    saved.parts = kept.parts
+    if kept.distrusted:
+        saved.lost = kept.distrusted
+        saved.lost_s = written_s if kept.lost_s is None else kept.lost_s
+        _log.warning("an earlier state of versions was lost; others are on probation: %s", saved.lost)
+    for name, each in kept.versions.items():
+        try:
+            with _KIND.reading(f"{where}: version {name}"):
+                saved._take(name, each, spent.delta, written_s)
+        except AdaptError as error:  # the others are believed
+            saved._lose(error, now_s)
+    return saved
+
+
+class Snapshot(NamedTuple):
+    """The content of the file at one moment; later snapshots have higher numbers."""
+
+    number: int
+    text: str
+
+
+class SnapshotFile:
+    """Writes snapshots to `path`, none over a later one. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = 0  # the last number
+        self._writing = threading.Lock()
+        self._failing = False
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, unless a later one was written.
+
+        A failure is logged, and the file stays as it was.
+        """
+        with self._writing:
+            if snapshot.number <= self._written:
+                return
+            self._written = snapshot.number
+            try:
+                atomic_write_text(self._path, snapshot.text)
+            except StorageError as error:  # caches must stop even if the file cannot be written
+                if not self._failing:
+                    _log.error("cannot save the state and evidence of versions: %s", error)
+                self._failing = True
+            else:
+                self._failing = False
+
+    def skip(self, number: int) -> None:
+        """Write no snapshot up to that number from now on."""
+        with self._writing:
+            self._written = max(self._written, number)
