@@ -10,9 +10,11 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gati.adaptation.settings import Audit, OnTrial, Status
 from gati.cli import run
 from gati.cli.live import LineView, TerminalView, open_page, posted, source_shown
 from gati.video import SourceState
@@ -29,6 +31,20 @@ ROOT = Path(__file__).resolve().parent.parent
 def _heed_interrupts() -> None:
     """What a shell starts in the background ignores them, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The states of the pages that are served."""
+    live = pytest.importorskip("services.live")
+    states, serve = [], live.serve_page
+
+    def served(state: Any, *_: object) -> Any:
+        states.append(state)
+        return serve(state)
+
+    monkeypatch.setattr(live, "serve_page", served)
+    return states
 
 
 @pytest.mark.slow
@@ -76,15 +92,7 @@ def test_a_terminal_shows_a_lost_source_before_its_next_picture() -> None:
     assert "reconnecting: no picture came for 10 s" in told.getvalue()
 
 
-def test_a_page_shows_why_a_source_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    live = pytest.importorskip("services.live")
-    shown, serve = [], live.serve_page
-
-    def served(state, *_):
-        shown.append(state)
-        return serve(state)
-
-    monkeypatch.setattr(live, "serve_page", served)
+def test_a_page_shows_why_a_source_was_lost(shown: list[Any]) -> None:
     with ExitStack() as stack:
         heard = source_shown(LineView(io.StringIO()), open_page(stack, "camera", 0, []))
         heard(SourceState.RUNNING, "")
@@ -126,3 +134,41 @@ def test_results_that_a_webhook_lost_are_told(
 ) -> None:
     posted(SimpleNamespace(statistics=counted))  # type: ignore[arg-type]
     assert capsys.readouterr().err == line
+
+
+def status(**changes: Any) -> Status:
+    """That of a stream whose caches answer."""
+    serving = Status(0, "serving", 9, 5, 0, 0.5, 0, 0, 0, 0, retraining=False, promise=0.97)
+    return serving._replace(**changes)
+
+
+def audit(version: int, *, agreed: bool = True, shadow: bool = False) -> Audit:
+    """An audit of a version that says that the class is 1."""
+    return Audit(0, 0.0, version, 1, 1 if agreed else 2, "early", shadow)
+
+
+def test_a_page_counts_audits_of_answers_by_version(shown: list[Any]) -> None:
+    with ExitStack() as stack:
+        page = open_page(stack, "camera", 0, [])
+        for _ in range(5):
+            page.audit(audit(0))
+        page.audit(audit(1, agreed=False, shadow=True))
+        known = shown[0].since()["audits"]
+        assert (known["n"], known["losses"]) == (5, 0)
+        page.audit(audit(1))
+        assert shown[0].since()["audits"]["n"] == 1
+
+
+def test_a_page_shows_what_is_on_trial_and_whether_caches_answer_meanwhile(shown: list[Any]) -> None:
+    """It said that caches answer where none were proven, and that each trial had one audit."""
+    with ExitStack() as stack:
+        page = open_page(stack, "camera", 0, [])
+        page.status(status(state="stopped", promise=None, on_trial=OnTrial(2, 57, 1, 150, waits=False)))
+        for version in (0, 2, 0, 2):  # both are looked up
+            page.audit(audit(version, shadow=True))
+        told = {"version": "2", "audits": 57, "losses": 1, "needed": 150, "waits": False}
+        assert shown[0].since()["proof"] == told and shown[0].since()["promise"] is None
+        page.status(status(on_trial=OnTrial(2, 58, 1, 150, waits=True)))
+        assert shown[0].since()["proof"]["waits"] and shown[0].since()["promise"] == 0.97
+        page.status(status())
+        assert shown[0].since()["proof"] is None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.pictures import origin_of
 from gati.cli import run
 from gati.errors import AdaptError
-from gati.video import Region
+from gati.video import Region, open_source
 from services.locks import hold
 from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays, serving
@@ -68,6 +73,25 @@ def test_streams_do_not_share_what_they_prove_and_remember(
     assert run([*arguments, "--state", str(tmp_path)]) == 0
 
 
+def test_a_folder_that_cannot_be_locked_is_refused(
+    library: Path,
+    video: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two streams mixed their proofs there, without a word."""
+
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", without_locks)
+    arguments = ["stream", str(library), "--source", str(video), "--state", str(tmp_path)]
+    assert run(arguments) == AdaptError.exit_status
+    said = f"cannot lock {tmp_path / 'stream.lock'} (Function not implemented); give a folder on a local disk"
+    assert said in capsys.readouterr().err
+
+
 def test_stream_prints_results_alone_where_they_are_asked_for(
     library: Path, video: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,10 +137,57 @@ def test_an_origin_tells_sources_and_regions_apart_and_no_password(
         (tmp_path / name).mkdir()
         (tmp_path / name / "film.mp4").touch()
     monkeypatch.chdir(tmp_path / "a")
-    here = origin_of("film.mp4")
-    assert here == origin_of(str(tmp_path / "a" / "film.mp4"))
+    here = [origin_of(f"{reader}film.mp4") for reader in ("", "opencv:")]
+    assert here == [origin_of(f"{reader}{tmp_path}/a/film.mp4") for reader in ("", "opencv:")]
     monkeypatch.chdir(tmp_path / "b")
-    assert here != origin_of("film.mp4")
+    assert not {*here} & {origin_of(f"{reader}film.mp4") for reader in ("", "opencv:")}
+
+
+def test_a_camera_that_changes_its_resolution_is_classified_on(library: Path, tmp_path: Path) -> None:
+    """Its stream ended where a region did not fit any more; one that did fit showed something else."""
+    lines, out, shown = tmp_path / "results.jsonl", tmp_path / "out.mp4", tmp_path / "shown"
+    shown.mkdir()
+    for number, (width, height) in enumerate([(64, 48), (32, 24), (128, 96), (64, 48)]):
+        right_half = np.zeros((height, width, 3), np.uint8)
+        right_half[:, width // 2 :] = 255
+        Image.fromarray(right_half).save(shown / f"{number}.png")
+    arguments = ["stream", str(library), "--source", str(shown), "--region", "32,0,32,48"]
+    assert run([*arguments, "--json", str(lines), "--out", str(out)]) == 0
+    results = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [result["region"] for result in results] == [[32, 0, 32, 48]] * 4
+    assert [result["probability"] for result in results] == pytest.approx([0.71] * 4, abs=0.01)
+    drawn = [frame.image for frame in open_source(str(out))]
+    assert [image.shape for image in drawn] == [(48, 64, 3)] * 4
+    assert all(np.array_equal(image[40:, 40:60] > 128, drawn[0][40:, 40:60] > 128) for image in drawn)
+
+
+def test_what_a_killed_stream_left_behind_is_removed(
+    library: Path, video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `kill -9` left the networks of several versions behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "gati-stream-killed"
+    left.mkdir()
+    for name in ("lock", "network.onnx"):
+        (left / name).touch()
+    arguments = ["stream", str(library), "--source", str(video), "--every", "1s", "--adapt"]
+    assert run([*arguments, "--state", str(tmp_path / "state")]) == 0
+    assert [path.name for path in tmp_path.glob("gati-*")] == []
+
+
+def test_results_are_complete_before_a_retraining_is_waited_for(
+    library: Path, video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was told to end was killed meanwhile, and its video was lost."""
+    out, close, complete = tmp_path / "out.mp4", Adaptation.close, list[bool]()
+
+    def closed(self: Adaptation) -> None:
+        complete.append(out.exists())
+        close(self)
+
+    monkeypatch.setattr(Adaptation, "close", closed)
+    assert run(["stream", str(library), "--source", str(video), "--out", str(out)]) == 0
+    assert complete == [True]
 
 
 def test_stream_with_adapt_keeps_samples_for_the_next_run(library: Path, video: Path, tmp_path: Path) -> None:
@@ -187,6 +258,34 @@ def test_replay_sweeps_over_every_combination(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["stream", "--interval", "1m"], "--interval"),
+        (["stream", "--sampling", "0.2"], "--sampling"),
+        (["stream", "--window", "1h", "--margin", "0"], "--window, --margin"),
+        (["stream", "--recall", "--seed", "0"], "--recall, --seed"),
+        (["replay", "--no-adapt", "--delay", "1"], "--delay"),
+        (["replay", "--no-adapt", "--interval", "1s", "--interval", "2s"], "--interval"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(
+    library: Path, video: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *options = arguments
+    assert run([verb, str(library), "--source", str(video), *options]) == 2
+    without = "without --adapt" if verb == "stream" else "with --no-adapt"
+    assert f"error: {named} cannot be used {without}: nothing is learned" in capsys.readouterr().err
+
+
+def test_options_that_have_an_effect_or_ask_for_nothing_are_taken(
+    library: Path, video: Path, tmp_path: Path
+) -> None:
+    common = [str(library), "--source", str(video), "--every", "1s", "--no-recall", "--accuracy", "0.9"]
+    assert run(["stream", *common, "--audits", "0.1", "--state", str(tmp_path)]) == 0
+    assert run(["replay", *common, "--no-adapt", "--audits", "0.1", "--seed", "3"]) == 0
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--source", "nowhere.mp4"], "nowhere.mp4"),
@@ -197,7 +296,7 @@ def test_replay_sweeps_over_every_combination(
         (["--source", "VIDEO", "--every", "1s", "--fps", "2"], "give one of them"),
         (["--source", "x" * 5_000], "there is no file or folder 'xxx"),
         (["--source", f"opencv:{'x' * 5_000}"], "there is no file 'xxx"),
-        (["--source", "VIDEO", "--variants", "student(8)"], "no place for student(8) at block"),
+        (["--source", "VIDEO", "--adapt", "--variants", "student(8)"], "no place for student(8) at block"),
     ],
 )
 @pytest.mark.parametrize("verb", ["stream", "replay"])

@@ -73,7 +73,8 @@ class Adaptation:
 
     Across restarts, `repository` keeps the versions of `model`, the file `standing` keeps their proofs, and
     `writer` stores the samples, which `history` restores (`time_s` of samples and requests must then be
-    seconds since 1970). Proofs count for the same `origin` of requests. `clock` times answers, in seconds.
+    seconds since 1970). Proofs count for the same `origin` of requests. Temporary files go to
+    `folder`. `clock` times answers, in seconds.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Adaptation:
         model: str = "model",
         repository: ModelRepository | None = None,
         standing: Path | None = None,
+        folder: Path | None = None,
         origin: str = "",
         writer: BackgroundWriter | None = None,
         history: Sequence[Record] = (),
@@ -102,7 +104,7 @@ class Adaptation:
         self._counts, self._rest = RequestCounts(), Rest()
         self._networks = open_networks(served, timed=not deterministic)
         self._answer = AnsweringEngines(self._networks.base, self._networks.reference)
-        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-", dir=folder))
         store = repository or ModelRepository(self._folder / "repository")
         self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
         timer = (lambda: 0.0) if deterministic else time.thread_time  # the time of training must not matter
@@ -218,6 +220,7 @@ class Adaptation:
                 retraining=self._renewing,
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if self._succession.may_hit or self._remembers else None,
+                on_trial=self._succession.on_trial,
             )
 
     def base_ms(self, x: Tensor) -> float:
@@ -392,7 +395,5 @@ class Adaptation:
 
     def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:
-            version = self._succession.serving.deployed.number
-            self._on_change(
-                Change(kind, self._counts.now_s, self._counts.requests, version, message, details or {})
-            )
+            counts, version = self._counts, self._succession.serving.deployed.number
+            self._on_change(Change(kind, counts.now_s, counts.requests, version, message, details or {}))

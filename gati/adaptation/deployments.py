@@ -33,7 +33,7 @@ from gati.versions.stricter import stricter_settings
 _SCENE = "scene"  # the tag that holds the scene's signature
 _MADE_FOR = "made_for"  # the tag that names the composition and its backend, as activations do
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
-_KEEP = 20  # versions in the repository
+_KEEP = 20  # versions in the repository, and the one published last
 
 
 class Deployed(NamedTuple):
@@ -185,12 +185,12 @@ class Deployments:
     ) -> Deployed:
         """Publish the retrained caches as the next version and open it, without activating it.
 
-        It has no certificate: it was chosen on parts of the stream that it was trained on.
+        It has no certificate: it was chosen on parts of the stream that it was trained on. Deletes the oldest
+        versions, as some are never activated.
         """
+        self._repository.collect_garbage(self._model, keep=_KEEP)
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
-        save_version(folder, retrained.composition, retrained.exits, retrained.settings)
-        opened = self._opened(0, folder, signature)
         lineage = Lineage(
             retrained.composition.checkpoint_sha256,
             parent=parent.number or None,
@@ -202,16 +202,21 @@ class Deployments:
                 "reason": reason,
             },
         )
-        number = self._repository.publish(self._model, folder, lineage)
+        try:
+            save_version(folder, retrained.composition, retrained.exits, retrained.settings)
+            opened = self._opened(0, folder, signature)
+            number = self._repository.publish(self._model, folder, lineage)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         deployed = opened._replace(number=number)
         self._remember(deployed, folder)
         return deployed
 
     def activate(self, deployed: Deployed) -> None:
-        """Make this the version that restarts begin with, and delete the oldest ones."""
+        """Make this the version that restarts begin with."""
         if deployed.number:
             self._repository.activate(self._model, deployed.number, self._made_for)
-            self._repository.collect_garbage(self._model, keep=_KEEP)
 
     def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
         opened = open_version(self._served, folder, graphs=self._graphs)

@@ -38,9 +38,20 @@ class PictureInputs:
             chosen = replace(chosen, size=(height, width), crop=None)
         self._preprocessing = chosen
         self.regions: tuple[Region | None, ...] = tuple(regions) or (None,)
+        self._size: tuple[int, int] | None = None  # width and height of the picture that regions are parts of
+
+    def fitted(self, frame: Frame) -> Frame:
+        """The picture in the size of the first one, if there are regions: cameras change their resolution."""
+        if self.regions == (None,):
+            return frame
+        size = frame.width, frame.height
+        self._size = self._size or size
+        if size == self._size:
+            return frame
+        return replace(frame, image=np.array(Image.fromarray(frame.image).resize(self._size)))
 
     def inputs(self, frame: Frame) -> list[tuple[Region | None, Tensor]]:
-        """The input of each region of a picture, or of the whole. VideoError for regions outside it."""
+        """The input of each region of a fitted picture, or of all. VideoError for regions outside it."""
         found: list[tuple[Region | None, Tensor]] = []
         for region in self.regions:
             image = frame.image if region is None else region.crop(frame)
@@ -58,8 +69,9 @@ def origin_of(source: str, regions: Sequence[Region] = ()) -> str:
     if "://" in source:
         where = source.strip()
     else:
-        path = Path(source)
-        where = str(path.resolve()) if path.exists() else source
+        reader = "opencv:" if source.startswith("opencv:") else ""
+        path = Path(source.removeprefix(reader))
+        where = f"{reader}{path.resolve()}" if path.exists() else source
     named = "\n".join([where, *sorted({str(region) for region in regions})]).encode(errors="surrogateescape")
     # An address may hold a password, and of a fast digest it could be guessed.
     return hashlib.pbkdf2_hmac("sha256", named, b"gati origin", _ROUNDS).hex()[:24]

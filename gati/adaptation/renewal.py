@@ -18,7 +18,7 @@ from gati.adaptation.samples import Sample, Samples, window_of
 from gati.adaptation.scene import Signature, nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
-from gati.adaptation.window import Window, original_sample
+from gati.adaptation.window import Window, most_inputs, original_sample
 from gati.caches import parse_variant
 from gati.composition.composition import Composition
 from gati.composition.engines import graph_backend, graph_kind
@@ -199,8 +199,10 @@ class Renewal:
         self, current: Deployed, window: Window, recent: list[Sample], reason: str
     ) -> RenewalOutcome:
         chosen = current.served.composition
+        network = self._to_train_on(current)
+        window = self._in_memory(network, window)
         found = retrain(
-            self._to_train_on(current),
+            network,
             window,
             library=self._costs.corrected(self._first),
             original=self._mixed_in(),
@@ -234,6 +236,24 @@ class Renewal:
     def _to_train_on(self, current: Deployed) -> Served:
         """The version that serves or, if it has no caches left, the library's own."""
         return self._costs.corrected(current.served if current.served.engine.exits else self._first)
+
+    def _in_memory(self, network: Served, window: Window) -> Window:
+        """The newest inputs of a window, as many as can be trained on next to the original data.
+
+        Raises AdaptError if these are too few: a process that takes too much memory is killed without a word.
+        """
+        traced = network.engine.traced
+        exits = (*network.engine.exits, *self._first.engine.exits)
+        most = most_inputs(traced, {*self._blocks, *(leaving.block for leaving in exits)})
+        if most is None:
+            return window
+        least, most = self.least_inputs, most - self._settings.original_inputs
+        if most < least:
+            raise AdaptError(
+                f"there is memory to train on {max(most, 0)} samples, {least} are needed: stop other "
+                "programs, or try caches at later blocks, which pass on less (--blocks)"
+            )
+        return window.newest(most)
 
     def _new_caches(self) -> NewCaches | None:
         if not self._blocks:

@@ -80,7 +80,7 @@ def record(
         for frame in opened:
             if frame.index < first or (end is not None and frame.index >= end):
                 continue
-            for region, x in pictures.inputs(frame):
+            for region, x in pictures.inputs(pictures.fitted(frame)):
                 inputs.append(x)
                 places.append(place_of(frame, region))
                 times.append(frame.time_s)

@@ -16,7 +16,7 @@ from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.window import Window
 from gati.composition.load import Served
 from gati.engine.exits import BASE, Prediction
-from gati.samples.record import Record
+from gati.samples.record import LONGEST_TEXT, Record
 
 _HALF_LIVES = 4.0  # half-lives of sample weights in a window
 _FAR = 100.0  # times the usual largest number of an input: one that goes beyond spoils training
@@ -116,13 +116,14 @@ def _without_freaks(samples: list[Sample]) -> list[Sample]:
 def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
     """The sample as a record for the store; `answered` is the answer of `model`."""
     early = answered.exit != BASE
+    source = sample.source.encode(errors="replace").decode()[:LONGEST_TEXT]  # that of a file is its path
     return Record(
         sample.input.numpy(),
         "input",
         sample.base_class,
         sample.time_s,
         model,
-        sample.source,
+        source,
         exit=answered.exit if early else None,
         agreed=answered.class_index == sample.base_class if early else None,
         probabilities=sample.probabilities.numpy(),

@@ -174,6 +174,19 @@ OnChange = Callable[[Change], None]
 OnAudit = Callable[[Audit], None]
 
 
+class OnTrial(NamedTuple):
+    """A version that does not answer until it is proven, and how far its proof is.
+
+    `needed` audits complete it if all agree. `waits`: another version answers early meanwhile.
+    """
+
+    version: int
+    audits: int
+    losses: int
+    needed: int
+    waits: bool
+
+
 class Status(NamedTuple):
     """Counts since the start, and the current state; `hit_rate` covers about the last hundred requests."""
 
@@ -190,6 +203,7 @@ class Status(NamedTuple):
     retraining: bool
     proof: str = ""  # progress of the current proof
     promise: float | None = None  # the agreement promised of early answers; None while none are given
+    on_trial: OnTrial | None = None
 
 
 def model_name(directory: str | Path) -> str:

@@ -81,14 +81,16 @@ def classify(
     """Answer each picture of an opened source and write the results to the sinks.
 
     `began_s` is added to the stream time passed to the adaptation: use seconds since 1970 if a store keeps
-    the samples. A given `tally` is continued.
+    the samples. A given `tally` is continued. Regions are in pixels of the first picture:
+    later ones of another size are resized to it.
 
     **Raises:** `VideoError` for a source that fails or a region outside the picture, `StorageError`.
     """
     engine = adaptation.served.engine
     pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)
     tally = tally or Tally()
-    for frame in source:
+    for given in source:
+        frame = pictures.fitted(given)
         results = [
             _answered(adaptation, frame, region, x, began_s, tally) for region, x in pictures.inputs(frame)
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.renewal import Promise, RenewalOutcome
-from gati.adaptation.settings import ChangeKind
+from gati.adaptation.settings import ChangeKind, OnTrial
 from gati.composition.composition import Composition
 from gati.errors import GatiError, first_line
 from gati.guard.posts import Post
@@ -56,6 +56,15 @@ class Succession(Roster[Deployed]):
         self.standing = standing
         self.unproven: set[int] = set()  # versions that were given up
         super().__init__(self._post(deployments.open(0)))
+
+    @property
+    def on_trial(self) -> OnTrial | None:
+        """The version that does not answer until it is proven; None if there is none."""
+        proof = self.proof
+        if proof is None or (self.trial is None and self.may_hit):
+            return None
+        number = self._proving.version.number
+        return OnTrial(number, proof.audits, proof.losses, proof.required, waits=self.may_hit)
 
     def begin(self, samples: int) -> bool:
         """Continue with the version that is active in the repository; returns whether there is one.

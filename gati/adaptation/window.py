@@ -15,6 +15,7 @@ from torch import Tensor
 from gati.composition.load import Served
 from gati.errors import AdaptError
 from gati.exploration.library import SELECT
+from gati.exploration.memory import available_bytes
 from gati.exploration.splits import held_out
 from gati.model.segments import TracedModel
 from gati.priority import let_requests_pass
@@ -23,6 +24,9 @@ _BATCH = 32  # a sixth faster than 64: activations stay in the processor's cache
 _SURE = 0.95  # weight of the base model's probabilities in the targets
 _STRETCH = 10  # consecutive inputs that go to the same part
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
+_USABLE = 0.7  # share of the available memory
+_COPIES = 2  # of one block's hidden outputs, while a cache is trained on them
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,18 @@ class Window:
         missing = [name for name in traced.blocks if name in blocks and name not in self.hidden]
         return replace(self, hidden={**self.hidden, **_hidden(traced, self.inputs, missing)})
 
+    def newest(self, count: int) -> Window:
+        """The last `count` inputs, or all if there are fewer."""
+        rows = slice(-count, None)
+        return Window(
+            self.inputs[rows],
+            self.base_class[rows],
+            None if self.base_probabilities is None else self.base_probabilities[rows],
+            None if self.weights is None else self.weights[rows],
+            {name: hidden[rows] for name, hidden in self.hidden.items()},
+            None if self.number is None else self.number[rows],
+        )
+
     def teacher(self, classes: int) -> Tensor:
         """Smoothed target log-probabilities [n, K].
 
@@ -83,8 +99,8 @@ def _hidden(traced: TracedModel, inputs: Tensor, blocks: list[str]) -> dict[str,
     if not blocks:
         return {}
     segments = traced.cut(blocks)[:-1]
-    found: dict[str, list[Tensor]] = {name: [] for name in blocks}
-    itself = traced.changes_itself
+    found: dict[str, Tensor] = {}
+    itself, begin = traced.changes_itself, 0
     for rows in inputs.split(_rows(traced)):
         carried: tuple[Tensor, ...] = (rows.clone().to(traced.device),)
         if itself:  # once alone with the network, this thread would wait for requests that wait for it
@@ -94,9 +110,11 @@ def _hidden(traced: TracedModel, inputs: Tensor, blocks: list[str]) -> dict[str,
                 if not itself:
                     let_requests_pass()
                 carried = segment.run(*carried)
-                kept = carried[0].float().cpu()
-                found[name].append(kept.clone() if itself or segment.hidden_changes_later else kept)
-    return {name: torch.cat(batches) for name, batches in found.items()}
+                if name not in found:
+                    found[name] = torch.empty((len(inputs), *carried[0].shape[1:]))
+                found[name][begin : begin + len(rows)] = carried[0]  # copied: later segments may change it
+        begin += len(rows)
+    return found
 
 
 def _rows(traced: TracedModel) -> int:
@@ -124,6 +142,15 @@ def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
         scores = torch.cat([_scores(traced, part) for part in images.split(_rows(traced))])
     likely = scores.softmax(1) if served.model.outputs_kind == "logits" else scores
     return Window(images, scores.argmax(1).cpu().numpy(), likely.float().cpu().clone())
+
+
+def most_inputs(traced: TracedModel, blocks: Collection[str]) -> int | None:
+    """How many inputs can be trained on at those blocks in the available memory; None if it is not known."""
+    available = available_bytes()
+    if available is None or not blocks:
+        return None
+    sizes = [_FLOAT_BYTES * math.prod(traced.hidden_shapes[name]) for name in blocks]
+    return int(_USABLE * available / (sum(sizes) + _COPIES * max(sizes)))
 
 
 class Parts(NamedTuple):

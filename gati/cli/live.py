@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
-_TRIAL_ENDS = ("returned", "activated", "reused", "kept")
 _SERVE_AGAIN = ("returned", "activated", "reused")
 _ON_THE_PAGE: dict[ChangeKind, EventKind] = {
     "alarm": "alarm",
@@ -240,12 +239,12 @@ def _cells(period: Period) -> tuple[str, ...]:
 
 
 class Page(NamedTuple):
-    """Callbacks for changes, audits, the source's state with its reason, the promise, and exits in order."""
+    """Callbacks for changes, audits, the source's state with its reason, the status, and exits in order."""
 
     change: Callable[[Change], None]
     audit: Callable[[Audit], None]
     source: Callable[[SourceWord, str], None]
-    promise: Callable[[float | None], None]
+    status: Callable[[Status], None]
     exits: Callable[[Sequence[str]], None]
 
 
@@ -267,12 +266,18 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
     audits = _PageAudits(state)
 
     def on_change(change: Change) -> None:
-        audits.changed(change)
         kind = "memory" if "of" in change.details else _ON_THE_PAGE[change.kind]  # of memory, not of caches
         text = f"{change.kind}: {change.message}"
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
-    return Page(on_change, audits.heard, state.source, state.promise, state.exits)
+    def on_status(status: Status) -> None:
+        state.promise(status.promise)
+        if (trial := status.on_trial) is None:
+            state.proof(None)
+        else:
+            state.proof(str(trial.version), trial.audits, trial.losses, trial.needed, waits=trial.waits)
+
+    return Page(on_change, audits.heard, state.source, on_status, state.exits)
 
 
 def source_shown(view: TerminalView | LineView, page: Page) -> Callable[[SourceState, str], None]:
@@ -300,38 +305,20 @@ def _title(source: str) -> str:
 
 
 class _PageAudits:
-    """Counts audits for a page: of served answers, per version, and of caches on trial."""
+    """Counts audits of answers for a page, per version."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
         self._version: int | None = None
-        self._tried_version: int | None = None
-        self._stopped = False
-        self._given = self._tried = (0, 0)
-
-    def changed(self, change: Change) -> None:
-        """Process a change: caches stop, other caches serve, or a trial ends."""
-        if change.kind == "alarm" and "of" not in change.details:  # otherwise only memory stops
-            self._stopped = True
-        elif change.kind in _TRIAL_ENDS:
-            self._stopped &= change.kind == "kept"
-            self._tried_version, self._tried = None, (0, 0)
-            self._state.proof(None)
+        self._audits = self._losses = 0
 
     def heard(self, audit: Audit) -> None:
         """Count an audit, and report the counts to the page."""
-        if audit.shadow:
-            if audit.version != self._tried_version:
-                self._tried_version, self._tried = audit.version, (0, 0)
-            self._tried = _counted(self._tried, audit)
-            self._state.proof(str(audit.version), *self._tried, waits=not self._stopped)
+        if audit.shadow:  # the status has the proof that it is part of
             return
         if audit.version != self._version:
-            self._version, self._given = audit.version, (0, 0)
+            self._version, self._audits, self._losses = audit.version, 0, 0
             self._state.no_audits()
-        self._given = _counted(self._given, audit)
-        self._state.audit(audit.agreed, *self._given)
-
-
-def _counted(before: tuple[int, int], audit: Audit) -> tuple[int, int]:
-    return before[0] + 1, before[1] + (not audit.agreed)
+        self._audits += 1
+        self._losses += not audit.agreed
+        self._state.audit(audit.agreed, self._audits, self._losses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ _RECORDS_S = 3600.0  # how long samples are stored at least
 
 
 def stream(
+    context: typer.Context,
     directory: LibraryDir,
     source: given.Source,
     region: given.Regions = None,
@@ -95,6 +97,8 @@ def stream(
     )
     if page_port is not None and not page:
         raise AdaptError("--page-port requires --page; add it, or leave out --page-port")
+    if not adapt:
+        given.refuse_ignored(context, (*given.OF_LEARNING, "--seed"), "without --adapt")
     kept = state or directory / "adapt"
     if json_file is not None and to_standard_output(json_file):
         json_file = "-"
@@ -102,8 +106,9 @@ def stream(
         refuse_folder("--json", Path(json_file))
     if threads is None:
         threads_as_measured(directory, composition)
-    with ExitStack() as stack:
-        sinks = _sinks(stack, json_file, webhook, out)
+    with ExitStack() as stack, ExitStack() as outputs:
+        # closed first: a process that is told to end may be killed while it waits for a retraining
+        sinks = _sinks(outputs, json_file, webhook, out)
         _run(
             stack,
             directory,
@@ -144,6 +149,7 @@ def _run(
     from gati.adaptation.streaming import Tally, classify
     from gati.cli import live
     from gati.video import open_source, parse_region
+    from services.scratch import Scratch
 
     chosen = [parse_region(each) for each in regions or ()]
     source = open_source(text, every_s=every_s, fps=fps, authority=authority)
@@ -157,12 +163,15 @@ def _run(
         shown_on.change(shown)
 
     _hold(stack, state / "stream.lock")
+    scratch = Scratch("stream")  # removed by the next run if this one is killed
+    stack.callback(scratch.close)
     kept = _kept(stack, directory, state, settings) if settings.enabled else {}
     adaptation = stack.enter_context(
         Adaptation.open(
             directory,
             settings,
             standing=state / f"standing-{composition}.json",
+            folder=scratch.path,
             origin=origin_of(text, chosen),
             composition=composition,
             threads=threads,
@@ -179,7 +188,7 @@ def _run(
                 adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
             ):
                 view.show(streamed)
-                shown_on.promise(streamed.status.promise)
+                shown_on.status(streamed.status)
                 if streamed.status.version != version:
                     version = streamed.status.version
                     shown_on.exits([each.block for each in adaptation.served.engine.exits])
@@ -223,7 +232,7 @@ def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Pa
 def _hold(stack: ExitStack, path: Path) -> None:
     """Lock the state, so that two streams do not mix their proofs, memory, samples and versions.
 
-    Raises AdaptError if another stream holds the lock.
+    Raises AdaptError if another stream holds the lock, or the file system has no locks.
     """
     from services.locks import KEPT, hold
 
@@ -234,6 +243,8 @@ def _hold(stack: ExitStack, path: Path) -> None:
         )
     if not isinstance(lock, str):
         stack.enter_context(lock)
+    elif os.access(path, os.W_OK):  # otherwise nothing can be written there, and the log says so
+        raise AdaptError(f"{lock}; give a folder on a local disk with --state")
 
 
 def _kept(stack: ExitStack, directory: Path, state: Path, settings: AdaptSettings) -> dict[str, Any]:
@@ -271,6 +282,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def replay(
+    context: typer.Context,
     directory: LibraryDir,
     source: given.Source,
     region: given.Regions = None,
@@ -315,6 +327,8 @@ def replay(
     from gati.files import atomic_write_text
     from gati.video import parse_region
 
+    if not adapt:
+        given.refuse_ignored(context, given.OF_LEARNING, "with --no-adapt")
     settings = sweep(
         AdaptSettings(
             audit_budget=audits,

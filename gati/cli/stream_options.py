@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from gati.cli.options import given
+from gati.errors import AdaptError
+
+OF_LEARNING = (
+    *("--sampling", "--interval", "--window", "--window-inputs", "--held-share", "--blocks", "--variants"),
+    *("--margin", "--recall", "--delay"),
+)
 
 Source = Annotated[
     str,
@@ -60,3 +69,14 @@ Blocks = Annotated[
 Variants = Annotated[
     str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
 ]
+
+
+def refuse_ignored(context: typer.Context, ignored: Collection[str], without: str) -> None:
+    """Check that none of these options is given where nothing is learned. Raises AdaptError."""
+    found = [each for each in given(context) if each in ignored]
+    if "--recall" in found and not context.params["recall"]:  # --no-recall: so it is
+        found.remove("--recall")
+    if named := ", ".join(found):
+        raise AdaptError(
+            f"{named} cannot be used {without}: nothing is learned; use --adapt, or leave out {named}"
+        )

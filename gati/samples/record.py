@@ -22,7 +22,7 @@ OVERHEAD_BYTES = 256  # counted per record for its other columns, the row and th
 
 _KIND = re.compile(r"image|input|hidden:[^\x00]{1,240}")
 _DTYPE = re.compile(r"[<>|=]?[biuf]\d{1,2}")
-_LONGEST_TEXT = 512
+LONGEST_TEXT = 512
 _MOST_AXES = 32
 
 
@@ -146,9 +146,9 @@ def _check_array(name: str, array: object) -> None:
 def _check_text(name: str, text: str | None) -> None:
     if text is None:
         return
-    if len(text) > _LONGEST_TEXT or "\0" in text or not _is_utf8(text):
+    if len(text) > LONGEST_TEXT or "\0" in text or not _is_utf8(text):
         raise AdaptError(
-            f"{name} is {text[:40]!r}, must be at most {_LONGEST_TEXT} characters without NUL or surrogates"
+            f"{name} is {text[:40]!r}, must be at most {LONGEST_TEXT} characters without NUL or surrogates"
         )
 
 

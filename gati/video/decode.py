@@ -41,9 +41,13 @@ class Picture(NamedTuple):
 
 
 class DecodedVideo(Protocol):
-    """An opened stream. Iterate and close it in one thread; `corrupt` counts undecodable pictures."""
+    """An opened stream. Iterate and close it in one thread; `corrupt` counts undecodable pictures.
+
+    `endless`: neither its size nor its duration is known, as of live streams.
+    """
 
     corrupt: int
+    endless: bool
 
     def __iter__(self) -> Iterator[Picture]:
         """Pictures in order of time; VideoError when the stream breaks."""
@@ -68,11 +72,12 @@ def open_video(
     *,
     form: str | None = None,
     timeouts_s: tuple[float, float] | None = None,
-    live: bool = False,
+    live: bool | None = False,
 ) -> Video:
     """Open what `address` means to FFmpeg within its `reach`, and show it as `name`; the caller closes it.
 
-    `form` names the format where it cannot be guessed, `timeouts_s` bounds connecting and every read.
+    `form` names the format where it cannot be guessed, `timeouts_s` bounds connecting and every read. `live`
+    None: if it is endless.
     **Raises:** `VideoError`, which neither shows `address` nor is chained to an error that does.
     """
     av = import_av()
@@ -107,12 +112,13 @@ class Video:
     without any picture.
     """
 
-    def __init__(self, container: InputContainer, name: str, *, live: bool = False) -> None:
+    def __init__(self, container: InputContainer, name: str, *, live: bool | None = False) -> None:
         self._container = container
         self._stream = container.streams.video[0]
         self._name = name
-        self._live = live
         self.corrupt = 0
+        self.endless = container.size <= 0 and (container.duration or 0) <= 0
+        self._live = self.endless if live is None else live
 
     def __iter__(self) -> Iterator[Picture]:
         rate = self._stream.average_rate or self._stream.base_rate

@@ -122,6 +122,14 @@ class Recording(Feed):
             self._pictures = self._connect()
             self._iterator = iter(self._pictures)
 
+    def give_up_endless(self) -> DecodedVideo | None:
+        """Return what was opened if no end of it is known, for another feed to read and close; else None."""
+        with self._reading:
+            if self._closed or self._pictures is None or not self._pictures.endless:
+                return None
+            opened, self._pictures = self._pictures, None
+            return opened
+
     def take(self) -> Taken | None:
         """The next picture after thinning; None at the end."""
         with self._changed:

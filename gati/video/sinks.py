@@ -61,7 +61,7 @@ class Sink(Protocol):
 
 
 class JsonLinesSink:
-    """Appends results to a file, one JSON object per line, or prints them if `path` is `-`.
+    """Appends results to a file or pipe, one JSON object per line, or prints them if `path` is `-`.
 
     Every line is flushed at once, so that another program can follow; an unfinished line of an earlier run is
     terminated first.
@@ -104,6 +104,8 @@ class JsonLinesSink:
 
 def _open_for_lines(path: Path) -> TextIO:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # such as a pipe, which cannot be read back
+        return path.open("w", encoding="utf-8")
     stream = path.open("a+b")
     try:
         if stream.seek(0, 2) > 0:

@@ -23,7 +23,7 @@ from gati.video.reach import Reach, reach_of_address, reach_of_file
 from gati.video.status import Rate, SourceState, SourceStatistics
 
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
-_VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
+_VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv|ts|m2ts|mts|ogv|3gp)(\?|#|$)")
 _SHOWN = 200  # characters of a wrong source in a message
 _MAYBE_ADDRESS = re.compile(r"\A[^/]*?:(?!/).*@", re.DOTALL)  # user:password@ without rtsp://
 _MOST_DIGITS = 9  # of a camera's number
@@ -51,10 +51,11 @@ def open_source(
     `opencv:0` and `opencv:road.mp4` read a camera or a video file with OpenCV.
 
     With `policy="auto"` files and folders `wait` for the caller and deliver every picture, while cameras
-    and addresses are live and `drop-oldest`: the caller gets the newest picture. An address of a video file
-    by its name, or `http://` with `policy="wait"`, is read once, as a file is; a file with `drop-oldest`
-    plays in real time, like a camera. A live source reconnects automatically, as `reconnect` specifies.
-    `every_s` or `fps` let through at most one picture in that much stream time.
+    and addresses are live and `drop-oldest`: the caller gets the newest picture. An address that is called
+    like a video file is read once, as a file is, unless neither its size nor its duration is known: it is
+    live, too. `http://` with `policy="wait"` is read once; a file with `drop-oldest` plays in real time, like
+    a camera. A live source reconnects automatically, as `reconnect` specifies. `every_s` or `fps` let
+    through at most one picture in that much stream time.
 
     The certificate of `https://` and `rtsps://` must be for its host and issued by those whom this system
     trusts, or by those in the PEM file `authority`; a camera that issued its own has it in that file. A local
@@ -72,12 +73,20 @@ def open_source(
     rule = reconnect or Reconnect()
     live = not _is_recording(text, name)
     chosen = _policy(policy, live, name)
-    waits = chosen is FramePolicy.WAIT
-    connect = _connector(text, name, rule, authority, live=live and not waits)
-    if waits:
-        return Source(name, chosen, Recording(connect, thinning, clock), clock)
-    feed = Live(connect, thinning, rule if live else None, clock=clock, sleep=sleep, draw=draw)
-    return Source(name, chosen, feed, clock)
+    connector = partial(_connector, text, name, rule, authority)
+
+    def as_live(opened: DecodedVideo | None = None) -> Live:
+        lasts = live or opened is not None  # else a recording is played as if it were live
+        connect = connector(live=lasts)
+        if opened is not None:
+            connect = partial(_next_of, [opened], connect)
+        return Live(connect, thinning, rule if lasts else None, clock=clock, sleep=sleep, draw=draw)
+
+    if chosen is not FramePolicy.WAIT:
+        return Source(name, chosen, as_live(), clock)
+    looks_recorded = policy == "auto" and "://" in text
+    recording = Recording(connector(live=None if looks_recorded else False), thinning, clock)
+    return Source(name, chosen, recording, clock, if_endless=as_live if looks_recorded else None)
 
 
 class Source:
@@ -86,10 +95,19 @@ class Source:
     Iterate it in one thread; `pause`, `resume`, `close`, `state` and `statistics` are for any.
     """
 
-    def __init__(self, name: str, policy: FramePolicy, feed: Feed, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: FramePolicy,
+        feed: Feed,
+        clock: Clock = time.monotonic,
+        *,
+        if_endless: Callable[[DecodedVideo], Feed] | None = None,
+    ) -> None:
         self.name = name
         self.policy = policy
         self._feed = feed
+        self._if_endless = if_endless  # reads what is opened as a recording, but is a live stream
         self._clock = clock
         self._started = False
         self._delivered = 0
@@ -167,6 +185,16 @@ class Source:
         if not self._started:
             self._started = True
             self._feed.start()
+            recording = self._feed
+            if self._if_endless is None or not isinstance(recording, Recording):
+                return
+            if (opened := recording.give_up_endless()) is not None:
+                live, self.policy = self._if_endless(opened), FramePolicy.DROP_OLDEST
+                live.on_state, recording.on_state = recording.on_state, None
+                if recording.state is SourceState.PAUSED:
+                    live.pause()
+                self._feed = live
+                live.start()
 
 
 def _is_recording(text: str, name: str) -> bool:
@@ -219,8 +247,13 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
     return FramePolicy(text)
 
 
-def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *, live: bool) -> Connect:
-    """Return a function that opens the source, and can be called again to reconnect."""
+def _connector(
+    text: str, name: str, rule: Reconnect, authority: Path | None, *, live: bool | None
+) -> Connect:
+    """Return a function that opens the source, and can be called again to reconnect.
+
+    `live` None: if it is endless.
+    """
     scheme, colon, _ = text.partition("://")
     opencv, camera = text.startswith(_OPENCV), text.startswith(_CAMERAS)
     if colon and not camera and not opencv:
@@ -240,6 +273,11 @@ def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *,
         return partial(_open_camera, text)
     path = Path(text)
     return partial(Folder, path) if path.is_dir() else partial(_open_file, path, name)
+
+
+def _next_of(opened: list[DecodedVideo], connect: Connect) -> DecodedVideo:
+    """What is open already, then what `connect` opens."""
+    return opened.pop() if opened else connect()
 
 
 def _open_file(path: Path, name: str) -> DecodedVideo:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.scene import scene_signature
 from gati.adaptation.settings import AdaptSettings, Answered, Audit, Change
 from gati.adaptation.streaming import classify
+from gati.adaptation.window import Window
 from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
@@ -636,6 +638,32 @@ def test_where_too_little_was_sampled_it_is_told(served: Served, told: Told) -> 
         list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
     skipped = told.first("skipped")
     assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
+
+
+@pytest.mark.parametrize(("times", "kinds"), [(1.5, {"retraining"}), (0.5, {"retraining", "failed"})])
+def test_a_retraining_takes_no_more_memory_than_there_is(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch, times: float, kinds: set[str]
+) -> None:
+    """With a network as large as ResNet-50 the first retraining took 14 GB: the stream was killed."""
+    blocks = ("blocks.0", "blocks.1", "blocks.2")  # tried, and of the composition
+    sizes = [4 * prod(served.engine.traced.hidden_shapes[block]) for block in blocks]
+    fits = (200 * times + 0.5) * (sum(sizes) + 2 * max(sizes))
+    monkeypatch.setattr("gati.adaptation.window.available_bytes", lambda: int(fits / 0.7))
+    trained: list[int] = []
+
+    def watched(network: Served, window: Window, **options: Any) -> Retrained:
+        trained.append(len(window))
+        return retrain(network, window, **options)
+
+    monkeypatch.setattr(renewal, "retrain", watched)
+    settings = replace(SETTINGS, sampling=1.0, interval_s=40.0, falls_to=0.0, recall=False)
+    with adapting(served, told, settings) as adaptation:
+        list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
+    assert kinds <= set(told.kinds) and ("failed" in kinds) == ("failed" in told.kinds)
+    if "failed" in kinds:
+        assert "to train on 100 samples, 200 are needed" in told.first("failed").message and not trained
+    else:
+        assert trained == [300]
 
 
 @pytest.mark.parametrize("accuracy", [0.99, 0.995])

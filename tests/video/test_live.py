@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import av
 import pytest
 
 from gati.errors import VideoError
@@ -17,7 +18,7 @@ from gati.video import FramePolicy, Reconnect, Source, SourceState, open_source
 from gati.video.decode import Picture
 from gati.video.live import Live
 from gati.video.policies import Thinning
-from tests.video.films import Camera, film, number_of, picture, plays, refuses, serving
+from tests.video.films import Camera, Device, encode, film, number_of, picture, plays, refuses, serving
 from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
@@ -339,6 +340,53 @@ def test_credentials_reach_the_camera() -> None:
         with open_source(url, reconnect=PATIENT) as source:
             assert "secret" not in next(source).source
         assert b"?token=hush" in device.requests[0]
+
+
+class Unseekable:
+    """A file that is only written to: what is written first is never corrected."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> int:
+        self.written += data
+        return len(data)
+
+
+class Broadcast(Device):
+    """A live stream in FLV without its size or duration; the first connections end after it."""
+
+    def __init__(self, pictures: int, hang_ups: int) -> None:
+        file = Unseekable()
+        with av.open(file, "w", format="flv") as container:
+            encode(container, pictures, 25, "flv", gop=1)
+        self.film, self.hang_ups, self.connections = file.written, hang_ups, 0
+        super().__init__()
+
+    def talk(self, connection: socket.socket) -> None:
+        self.connections += 1
+        connection.recv(65_536)
+        connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: video/x-flv\r\n\r\n" + self.film)
+        if self.connections > self.hang_ups:
+            self._closed.wait()
+
+
+def test_a_live_stream_that_is_called_like_a_recording_is_live() -> None:
+    """It was read picture by picture, ever further behind, and ended with its first connection."""
+    with Broadcast(200, hang_ups=2) as device:
+        source = open_source(f"http://{device.place}.flv", reconnect=PATIENT)
+        heard: list[str] = []
+        source.listen(lambda state, reason: heard.append(state.value))
+        with source:
+            decoded(source, 590)
+            newest = next(source).index
+            assert newest >= 589
+            assert source.policy is FramePolicy.DROP_OLDEST
+        statistics = source.statistics
+    assert (statistics.delivered, statistics.reconnects) == (1, 2)
+    assert statistics.dropped >= newest
+    assert device.connections == 3
+    assert heard == ["running", "reconnecting"] * 2 + ["running", "ended"]
 
 
 def test_a_recording_on_the_network_is_read_once(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from gati.video import AnnotatedVideoSink, JsonLinesSink, Region, Sink, open_sou
 from gati.video.annotated import annotate
 from tests.video.answers import ANSWER, answer, frame
 from tests.video.films import number_of, picture
+from tests.waiting import LONG_S
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -55,6 +58,19 @@ def test_lines_are_appended_and_half_a_line_is_ended(tmp_path: Path) -> None:
     first, torn, last = path.read_text(encoding="utf-8").splitlines()
     assert (json.loads(first)["frame_index"], torn) == (0, '{"frame_ind')
     assert json.loads(last)["class_name"] == "Käfer\nzwei"
+
+
+def test_a_pipe_takes_lines(tmp_path: Path) -> None:
+    """As a shell's `--json >(command)`: it was refused, as it cannot be read back."""
+    pipe, got = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.extend(pipe.read_text().splitlines()), daemon=True)
+    reader.start()
+    with JsonLinesSink(pipe) as sink:
+        for number in range(2):
+            sink.write(answer(number), frame(number))
+    reader.join(LONG_S)
+    assert [json.loads(line)["frame_index"] for line in got] == [0, 1]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

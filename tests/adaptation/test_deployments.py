@@ -1,0 +1,64 @@
+"""How many versions a stream keeps, and what is left of those that cannot be stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gati.adaptation.deployments import Deployed, Deployments
+from gati.adaptation.retrain import Measurement, Retrained
+from gati.composition.load import Served
+from gati.errors import StorageError
+from gati.versions.lineage import SampleWindow
+from gati.versions.repository import ModelRepository
+from gati.versions.setting import Setting
+from tests.adaptation.deployed import make_deployed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return make_deployed(tmp_path_factory.mktemp("deployed"))
+
+
+def published(deployments: Deployments, served: Served) -> Deployed:
+    """The same caches again, as a version."""
+    setting = Setting(served.composition, tuple(served.engine.exits))
+    measured = Measurement(100, 0.5, 0.99, 1.0)
+    return deployments.publish(
+        Retrained((setting,), 0, measured, measured, {}),
+        parent=deployments.open(0),
+        trained=SampleWindow(100),
+        signature=np.zeros(17, np.float32),
+        reason="interval",
+    )
+
+
+def test_versions_that_are_never_proven_do_not_fill_the_disk(served: Served, tmp_path: Path) -> None:
+    """Only an activation removed old ones: where none could be proven, there was one more each interval."""
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+    deployments.activate(published(deployments, served))
+    numbers = [published(deployments, served).number for _ in range(30)]
+    assert numbers == list(range(2, 32))
+    assert [each.version for each in repository.versions("digits")] == [1, *range(11, 32)]
+    assert len(list((tmp_path / "local").iterdir())) <= 6
+
+
+def test_a_version_that_cannot_be_stored_leaves_nothing(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+
+    def full(*_: object) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(repository, "publish", full)
+    for _ in range(3):
+        with pytest.raises(StorageError, match="disk full"):
+            published(deployments, served)
+    assert list((tmp_path / "local").iterdir()) == []
