@@ -330,10 +330,13 @@ def _replayed(
 
     if seeds < 1:
         raise EvictError(f"--seeds is {seeds}; give at least 1")
+    names = split_list(policies)
+    if not names:
+        raise EvictError("--policy is empty; give a list such as lru,gati")
     return run(
         trace,
         _sizes(sizes, trace),
-        split_list(policies),
+        names,
         predictor=predictor,
         continuation=continuation,
         gap_s=gap_s,

@@ -77,6 +77,7 @@ class PrefixCache:
         self._cache = build(policy, blocks, maker, seed=seed, cost_growth=PathCosts(cost_growth).growth)
         self._link = None if service is None else LearningLink(self._cache, service)
         self._clock = clock
+        self._now_s = -math.inf
 
     def __len__(self) -> int:
         """Number of cached blocks."""
@@ -103,7 +104,8 @@ class PrefixCache:
         source = self._cache.predictor
         if isinstance(source, HintedContinuation):
             source.hint((hints or {}).get("continue", math.nan))
-        return cast("list[Hashable]", self._cache.insert(match._handle, self._clock()))
+        self._now_s = max(self._now_s, self._clock())  # a clock may be set back
+        return cast("list[Hashable]", self._cache.insert(match._handle, self._now_s))
 
     def release(self, match: PrefixMatch) -> None:
         """Unlock the blocks of this request, so that they can be evicted. Repeated calls do nothing."""

@@ -97,6 +97,7 @@ def test_compare_without_noise_or_gati_says_so(trace: Path) -> None:
         pytest.param(["--size", "999999"], "the cache size is 999999 blocks; give 1 to", id="all fits"),
         pytest.param(["--size", "many"], "--size 'many' is not a number of blocks", id="no number"),
         pytest.param(["--size", ","], "--size is empty", id="no sizes"),
+        pytest.param(["--policy", ","], "--policy is empty", id="no policies"),
         pytest.param(["--policy", "mru"], "unknown policy 'mru'; choose one of lru, fifo", id="policy"),
         pytest.param(["--policy", "lmarker"], "policy lmarker supports only independent blocks", id="tree"),
         pytest.param(

@@ -21,7 +21,7 @@ from gati.evict.predict.base import Predictor
 from gati.evict.predict.oracle import Oracle
 from gati.evict.prefix import PrefixCache
 from gati.evict.replays.replay import build, replay
-from gati.evict.trace.records import Trace
+from gati.evict.trace.records import Trace, make_trace
 from tests.evict.naive import (
     NaiveTree,
     Scripted,
@@ -478,3 +478,18 @@ def test_a_prompt_shorter_than_a_block_changes_nothing(name: str) -> None:
     for ids in ([], [1, 2, 3], [], [1, 2, 4], []):
         cache.insert(cache.match(ids))
     assert cache.match([1, 2, 3]).hits == 3
+
+
+@pytest.mark.parametrize("predictor", ["reuse", "oracle", "noise:0.5", "lognormal:1"])
+def test_requests_without_blocks_are_replayed(predictor: str) -> None:
+    """As traces have them for prompts shorter than a block: the oracle failed on them."""
+    trace = make_trace([[], [1, 2, 3], [], [1, 2, 4], [1, 2, 3], []])
+    result = replay(trace, [3], [*TREE_POLICIES, "opt"], predictor=predictor)
+    assert result.of("opt-leaf", 3).hits == result.of("lru", 3).hits == 4
+
+
+def test_times_may_be_as_large_as_nanoseconds_since_1970() -> None:
+    """Adding a second to them changes nothing, of which the predictor took the logarithm of zero."""
+    times = [1.76384e18 + 1e9 * number for number in range(6)]
+    trace = make_trace([[1, 2], [1, 3]] * 3, times)
+    assert replay(trace, [3], ["gati"]).of("gati", 3).hits == 9

@@ -144,6 +144,11 @@ WRONG = [
         '{"timestamp": 5, "hash_ids": [1]}\n{"timestamp": 4, "hash_ids": [1]}\n',
         r"line 2: time goes back from 0\.005 to 0\.004 s; sort the requests",
     ),
+    (
+        "t.jsonl",
+        '{"timestamp": 1763840000123, "hash_ids": [1]}\n{"timestamp": 1763840000120, "hash_ids": [1]}\n',
+        r"line 2: time goes back from 1763840000\.123 to 1763840000\.12 s; sort the requests",
+    ),
     ("t.jsonl", '{"timestamp": NaN, "hash_ids": [1]}\n', "line 1: timestamp is nan; times must be finite"),
     (
         "t.jsonl",

@@ -198,6 +198,16 @@ def test_an_engine_hears_what_to_free() -> None:
     assert cache.match(["q", "qr", "qrs", "qrst", "qrstu"]).hits == 4
 
 
+def test_a_clock_may_be_set_back() -> None:
+    """As `time.time` is: the predictor failed, and with it every request until then."""
+    times = iter([1000.0, 900.0, 990.0, 1010.0])
+    cache = PrefixCache(4, clock=lambda: next(times))
+    for hits in (0, 2, 2, 2):
+        match = cache.match([1, 2])
+        assert match.hits == hits and cache.insert(match) == []
+        cache.release(match)
+
+
 def test_a_released_request_cannot_be_inserted() -> None:
     cache = PrefixCache(4, "lru")
     match = cache.match([1, 2])

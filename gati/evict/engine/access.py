@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Protocol
@@ -71,16 +71,18 @@ class AccessFile:
                 f"cannot write the access log {path} ({error.strerror}); name another"
             ) from error
         self._failed = False
+        self._last_ms = 0
 
     def accessed(self, access: PrefixAccess) -> None:
         """Write a line."""
         if not access.names or self._failed:
             return
+        self._last_ms = last_ms = max(self._last_ms, access.time_ms)  # the system's clock may be set back
         try:
             self._follow()
             length = os.fstat(self._file.fileno()).st_size
             try:
-                append_line(self._file, access_line(access).encode() + b"\n")
+                append_line(self._file, access_line(replace(access, time_ms=last_ms)).encode() + b"\n")
             except OSError:
                 with suppress(OSError):  # a line written in part would spoil the trace
                     self._file.truncate(length)

@@ -24,7 +24,7 @@ class DecoderSettings:
     """Sizes of a network. The defaults are a small byte-level network with 3.2 million weights."""
 
     vocabulary: int = 257
-    end: int = 256  # the end-of-text token; by default, tokens are the 256 bytes and this one
+    ends: tuple[int, ...] = (256,)  # end-of-text tokens; by default, tokens are the 256 bytes and this one
     layers: int = 4
     width: int = 256
     heads: int = 8
@@ -40,8 +40,9 @@ class DecoderSettings:
         sizes = (self.vocabulary, self.layers, self.width, self.heads, self.key_heads, self.inner_width)
         if min(*sizes, self.length) < 1:
             raise ModelError(f"every size of a decoder must be at least 1: {self}")
-        if not 0 <= self.end < self.vocabulary:
-            raise ModelError(f"the end-of-text token {self.end} is not below vocabulary, {self.vocabulary}")
+        for end in self.ends:
+            if not 0 <= end < self.vocabulary:
+                raise ModelError(f"the end-of-text token {end} is not below vocabulary, {self.vocabulary}")
         if self.width % self.heads or self.head_width % 2:
             raise ModelError(
                 f"width {self.width} does not divide into {self.heads} heads of even width; change either"

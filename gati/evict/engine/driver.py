@@ -41,7 +41,7 @@ class EngineDriver:
         engine = self._engine
         try:
             while not self._stopping.is_set():
-                if not engine.step():
+                if not engine.step() and not self._stopping.is_set():  # it may have cleared the wake-up
                     engine.wait_for_work()
         except Exception as error:  # after any error, no request may wait for this engine
             _log.exception("a step failed")

@@ -81,7 +81,7 @@ class PrefixEngine:
         """Join the pool. Raises EvictError for an unknown policy or predictor, and sizes that do not fit."""
         self.decoder = decoder
         self.limits = limits or PrefixEngineLimits()
-        self._end, self._growth = decoder.settings.end, decoder.settings.cost_growth
+        self._growth = decoder.settings.cost_growth
         self._sink = sink
         self._clock = clock
         self._pool = pool
@@ -328,7 +328,7 @@ class PrefixEngine:
             token = best if generation.random is None else _drawn(row, request, generation.random)
             if generation.first_token_s is None:
                 generation.first_token_s = now_s
-            ended = request.ends_early and token == self._end
+            ended = request.ends_early and token in self.decoder.settings.ends
             generation.tokens.append(token)
             self._counts["generated_tokens"] += 1
             if ended or len(generation.generated) == request.most_tokens:

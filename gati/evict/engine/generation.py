@@ -40,7 +40,7 @@ class Sampling:
 class GenerationRequest:
     """The tokens of a prompt, and the maximum number of tokens to generate.
 
-    `ends_early` says whether the end-of-text token ends the generation. `goes_on` is the probability that the
+    `ends_early` says whether an end-of-text token ends the generation. `goes_on` is the probability that the
     conversation continues, for policies that use it. `keeps_logits` is for tests and measurements.
     """
 

@@ -26,6 +26,7 @@ _FIELDS = {
     "epsilon": "rms_norm_eps",
 }
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ROTATIONS = ".rotary_emb.inv_freq"  # stored by older versions of transformers; computed here
 
 
 def load_decoder(folder: Path) -> Decoder:
@@ -36,7 +37,7 @@ def load_decoder(folder: Path) -> Decoder:
     settings = _settings(folder / _CONFIG)
     path = folder / _WEIGHTS
     try:
-        weights = load_file(path)
+        weights = {name: each for name, each in load_file(path).items() if not name.endswith(_ROTATIONS)}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from error
     if settings.tied:
@@ -57,7 +58,7 @@ def _settings(path: Path) -> DecoderSettings:
         kind, rotary = config.get("model_type"), config.get("rope_parameters") or {}
         settings = DecoderSettings(
             **sizes,
-            end=ends[0] if isinstance(ends, list) else ends,
+            ends=tuple(ends if isinstance(ends, list) else [ends]),
             key_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
             rotary_base=float(rotary.get("rope_theta") or config.get("rope_theta") or 10_000.0),
             tied=bool(config.get("tie_word_embeddings", False)),

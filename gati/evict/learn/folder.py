@@ -3,6 +3,7 @@
 access/ENGINE/00000001.jsonl    requests to engines, append-only, written by `gati.evict.learn.log`
 versions/reuse/...              fitted predictors, a `gati.versions` repository
 status.json                     what the service has read, fitted and published
+lock                            held by the one service that fits
 """
 
 from __future__ import annotations
@@ -25,3 +26,8 @@ def versions_of(folder: Path) -> Path:
 def status_of(folder: Path) -> Path:
     """The file with the service's status."""
     return folder / "status.json"
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that the service locks, so that only one fits."""
+    return folder / "lock"

@@ -70,7 +70,9 @@ class AccessLog:
         self._thread.start()
 
     def requested(self, ids: Sequence[Hashable], hits: int, time_s: float) -> None:
-        """Log a request for these blocks at `time_s` of the engine's clock."""
+        """Log a request for these blocks, if there are any, at `time_s` of the engine's clock."""
+        if not ids:  # a prompt shorter than a block
+            return
         self._count += 1
         figures = dict(self._figures()) if self._count % _FIGURES_EVERY == 0 else None
         try:

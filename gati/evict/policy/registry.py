@@ -39,6 +39,8 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
 
 def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
     """The class of a policy. Raises EvictError for unknown names, and for policies for other traces."""
+    if name == LIMIT:
+        raise EvictError(f"{LIMIT} is not a policy but an upper bound, for replays only; use lru or gati")
     found = POLICIES.get(name)
     if found is None:
         raise EvictError(f"unknown policy {name!r}; choose one of {', '.join([*POLICIES, LIMIT])}")

@@ -106,7 +106,7 @@ class RequestHistory:
     def access(self, ids: list[int], request: int, now_s: float) -> tuple[list[int], NDArray[np.float32]]:
         """Add a request; return the ends of the runs of its path and their features [n, F], from the root."""
         path, matched = self._match(ids)
-        known_gap = log2(1.0 + now_s - self._order[path[-1]].last_s) if path else _NEVER
+        known_gap = log2(1.0 + (now_s - self._order[path[-1]].last_s)) if path else _NEVER
         above: RunMemory | None = None
         for run in path:
             memory = self._order[run]
@@ -196,7 +196,7 @@ def _features(
                 float(run.accesses == 1),
                 float(run.accesses),
                 float(run.turns),
-                log2(1.0 + now_s - memory.first_s),
+                log2(1.0 + (now_s - memory.first_s)),  # not `now_s` plus 1, which may be rounded
                 float(run.children),
                 *memory.gaps,
                 *memory.counters,

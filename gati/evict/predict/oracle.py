@@ -35,8 +35,8 @@ class Oracle:
         after = self._after[begin : begin + len(ids)]
         if self._flat:
             ends = np.arange(1, len(ids) + 1)
-        else:
-            ends = np.append(np.flatnonzero(after[1:] != after[:-1]) + 1, len(ids))
+        else:  # none for a request without blocks
+            ends = np.append(np.flatnonzero(after[1:] != after[:-1]) + 1, len(ids))[: len(ids)]
         self._now = self._said(after[ends - 1])
         return [int(end) for end in ends]
 

@@ -150,7 +150,7 @@ def _check_times(times: NDArray[np.float64], lines: Sequence[int]) -> None:
     if len(back):
         at = int(back[0])
         raise TraceError(
-            f"line {lines[at + 1]}: time goes back from {times[at]:g} to {times[at + 1]:g} s; sort the "
+            f"line {lines[at + 1]}: time goes back from {times[at]:.15g} to {times[at + 1]:.15g} s; sort the "
             "requests"
         )
 

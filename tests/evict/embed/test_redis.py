@@ -35,9 +35,11 @@ def running(*more: str) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         if not any("ready to accept connections" in line.lower() for line in process.stdout):
             raise AssertionError("redis-server ended before it was ready")
-        yield process
-        process.terminate()
-        process.communicate()
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +214,10 @@ def test_a_server_that_wants_a_password_says_so() -> None:
 
 
 def test_a_part_of_a_cluster_says_so() -> None:
-    with (
-        running("--cluster-enabled", "yes", "--cluster-port", "0") as process,
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (  # of its own accord a part of a cluster listens on a fixed port
+        running("--cluster-enabled", "yes", "--cluster-port", str(port)) as process,
         pytest.raises(EvictError, match="part of a cluster.* use a server of its own"),
     ):
         RedisTier(url_of(process), "items")

@@ -17,7 +17,7 @@ from gati.evict.engine.generation import Generation, GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes
 
 SETTINGS = DecoderSettings(
-    vocabulary=13, end=12, layers=2, width=24, heads=6, key_heads=3, inner_width=20, length=96
+    vocabulary=13, ends=(12,), layers=2, width=24, heads=6, key_heads=3, inner_width=20, length=96
 )
 PAGE_TOKENS = 4
 DECODER = Decoder.random(SETTINGS, seed=1, dtype=torch.float64)  # in which no two logits are nearly equal
@@ -64,7 +64,7 @@ def save_decoder(decoder: Decoder, folder: Path) -> None:
         "rms_norm_eps": settings.epsilon,
         "rope_theta": settings.rotary_base,
         "tie_word_embeddings": settings.tied,
-        "eos_token_id": settings.end,
+        "eos_token_id": list(settings.ends),
     }
     if settings.tied:
         del weights["lm_head.weight"]

@@ -15,8 +15,8 @@ from gati.evict.engine.driver import EngineDriver
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.generation import Ending, NextToken
 from gati.evict.engine.pages import KeptPrefixes
-from tests.evict.engine.small import DECODER, PAGE_BYTES, PAGE_TOKENS, SETTINGS, request
-from tests.waiting import LONG_S, until
+from tests.evict.engine.small import DECODER, PAGE_BYTES, PAGE_TOKENS, SETTINGS, engine, request
+from tests.waiting import LONG_S, returns, until
 
 POLICIES = ["lru", pytest.param("gati", marks=pytest.mark.slow)]
 
@@ -45,6 +45,29 @@ def test_an_engine_that_is_stopped_returns_its_pages(policy: str) -> None:
     running.close()  # changes nothing
     pool.resize(4 * PAGE_BYTES)
     assert rows.pages == pool.used_pages == 4
+
+
+def test_an_engine_is_stopped_although_a_step_begins_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step took the wake-up for one of its own requests, and `stop` waited for ever."""
+    running = engine()
+    begun, woken = threading.Event(), threading.Event()
+    step, wake = running.step, running.wake
+
+    def late() -> bool:
+        begun.set()
+        assert woken.wait(LONG_S)
+        return step()
+
+    def waking() -> None:
+        wake()
+        woken.set()
+
+    monkeypatch.setattr(running, "step", late)
+    monkeypatch.setattr(running, "wake", waking)
+    driver = EngineDriver(running, lambda error: None)
+    driver.start()
+    assert begun.wait(LONG_S)
+    returns(driver.stop)
 
 
 class Failing(Decoder):

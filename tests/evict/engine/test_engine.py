@@ -454,6 +454,15 @@ def test_a_line_of_an_access_log_that_is_written_in_part_is_taken_back(
     assert stamps(path) == [1.0, 4.0]
 
 
+def test_an_access_log_stays_a_trace_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    """Time that goes back made the whole log unreadable."""
+    log = AccessFile(tmp_path / "accesses.jsonl")
+    for number in (2, 1, 3):
+        log.accessed(access(number))
+    log.close()
+    assert stamps(tmp_path / "accesses.jsonl") == [2.0, 2.0, 3.0]
+
+
 def test_an_access_log_begins_after_the_last_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "accesses.jsonl"
     path.write_text('{"timestamp": 1000, "hash_ids": [1]}')  # another program wrote no end of the line
@@ -592,6 +601,7 @@ def test_names_depend_on_every_token_before() -> None:
     [
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"policy": "lmarker"}, "independent blocks"),
+        ({"policy": "opt"}, "not a policy but an upper bound"),
         ({"policy": "opt-leaf"}, "in advance"),
         ({"policy": "lpc-oracle"}, "in advance"),
         ({"predictor": "guess"}, "unknown predictor 'guess'"),

@@ -18,7 +18,7 @@ from tests.services.test_eviction import OPTIONS
 from tests.waiting import until
 
 PAGE_TOKENS = 4
-SETTINGS = DecoderSettings(vocabulary=16, end=15, layers=1, width=8, heads=2, key_heads=1, inner_width=8)
+SETTINGS = DecoderSettings(vocabulary=16, ends=(15,), layers=1, width=8, heads=2, key_heads=1, inner_width=8)
 
 
 class Asked:

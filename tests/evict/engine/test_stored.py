@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gati.errors import CheckpointError, ModelError
 from gati.evict.engine.decoder import Decoder
+from gati.evict.engine.generation import Ending, GenerationRequest, Sampling
 from gati.evict.engine.stored import load_decoder
 from gati.evict.engine.tokens import ByteTokens, tokens_for
 from tests.evict.engine.small import SETTINGS, engine, generated, save_decoder
@@ -51,6 +52,29 @@ def test_networks_of_another_kind_are_refused(tmp_path: Path, change: dict[str, 
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=words):
         load_decoder(tmp_path)
+
+
+def test_a_text_ends_at_any_of_the_networks_end_tokens(tmp_path: Path) -> None:
+    """Llama's instruct networks have several: only the first of them ended a text."""
+    save_decoder(Decoder.random(SETTINGS, seed=3), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for written, ends in ((12, (12,)), ([12, 4, 7], (12, 4, 7))):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": written}))
+        running = engine(decoder=load_decoder(tmp_path))
+        asked = [GenerationRequest((1, seed % 12), 60, Sampling(1.0, seed)) for seed in range(16)]
+        found = [running.submit(each) for each in asked]
+        running.run_until_idle()
+        assert {each.generated[-1] for each in found if each.ending is Ending.STOP} == set(ends)
+        assert not any(set(ends) & set(each.generated[:-1]) for each in found)
+
+
+def test_rotations_that_older_files_have_are_left_out(tmp_path: Path) -> None:
+    save_decoder(Decoder.random(SETTINGS, seed=3), tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights, expected = load_file(path), load_decoder(tmp_path).state_dict()
+    save_file(weights | {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(2)}, path)
+    found = load_decoder(tmp_path).state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def test_damaged_files_are_told(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_what_callers_and_the_writing_thread_leave_out_at_once_is_all_counted(tm
     assert log.left_out == 3
 
 
+def test_requests_without_blocks_leave_no_line(tmp_path: Path) -> None:
+    """Prompts shorter than a block had lines that counted as damaged, and that replay could not read."""
+    log = AccessLog(tmp_path, 100, dict)
+    for ids in ([], [1, 2], []):
+        log.requested(ids, 0, 5.0)
+    log.close()
+    reader = AccessReader(tmp_path)
+    assert [record.ids for record in reader.read()] == [[1, 2]] and reader.damaged == 0
+
+
 def test_a_segment_is_a_trace(tmp_path: Path) -> None:
     log = written(tmp_path, 20)
     trace = read_trace(segment_path(log.folder, 1))
