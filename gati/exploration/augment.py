@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
 
 _SAME_CLASS_SHARE = 0.75  # of inputs that must keep their class for a transformation to be harmless
 _LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, strongest first
@@ -93,15 +96,16 @@ def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()
-    base_class = module(images.clone()).argmax(1)  # it may change its input in place
+    classes = _answering(module, images)
+    base_class = classes(images)
 
     def harmless(augmentation: Augmentation) -> bool:
         shown = augmentation(images, np.random.default_rng(0))
         changed = ((shown - images).abs() > 1e-3 * images.std()).flatten(1).any(1)
-        same = (module(shown).argmax(1) == base_class)[changed]
+        same = (classes(shown) == base_class)[changed]
         return bool(same.float().mean() >= _SAME_CLASS_SHARE)
 
-    flip = bool((module(images.flip(3)).argmax(1) == base_class).float().mean() >= _SAME_CLASS_SHARE)
+    flip = bool((classes(images.flip(3)) == base_class).float().mean() >= _SAME_CLASS_SHARE)
     pixels = min(images.shape[2], images.shape[3]) // 8
     shift = pixels if pixels and harmless(Augmentation(shift_pixels=pixels)) else 0
     chosen = Augmentation(flip, shift)
@@ -110,3 +114,18 @@ def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False
         lights = (light for light in _LIGHTS if harmless(Augmentation(light=light)))
         chosen = chosen._replace(least_side=next(sides, 1.0), light=next(lights, 0.0))
     return chosen
+
+
+def _answering(module: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """What tells the classes [B] of inputs such as `like` [B, ...], as many at a time as memory holds."""
+
+    def classes(images: Tensor, most: int) -> Tensor:
+        # indexing copies: the network may change its input in place
+        return torch.cat(
+            list(in_batches(len(images), most, lambda rows: module(images[torch.from_numpy(rows)]).argmax(1)))
+        )
+
+    most = len(like)
+    if may_be_short(like[:1], most):
+        most = fitting(most, need_of(lambda few: classes(like[:few], few)))
+    return lambda images: classes(images, most)

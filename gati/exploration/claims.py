@@ -8,6 +8,7 @@ from typing import Any
 from gati.errors import LibraryError
 from gati.exploration.library import Library
 from gati.exploration.state import RunState
+from gati.model.sequence import Data
 from gati.version import __version__
 
 _OF_VERSION = {"gati", "families"}  # settings that say which Gati, not what it was asked for
@@ -36,14 +37,29 @@ def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     return next((name for name in names if known.get(name) != wanted.get(name)), None)
 
 
-def already_finished(library: Library) -> str:
-    """A note that there is nothing to do, and what could be."""
+def already_finished(library: Library, held: Data) -> str:
+    """A note that there is nothing to do, and what could be. `held` are the inputs that are given now."""
     by = library.manifest.settings.get("gati")
     older = "" if by == __version__ else f" by Gati {by}"
+    if _has_changed(library, held):
+        return (
+            f"{library.directory} is already finished{older}, with other inputs than {held.name} has now: "
+            "choose another --out to explore with these"
+        )
     return (
         f"{library.directory} is already finished{older}: gati explore --more trains it further; to explore "
-        "anew, delete it or choose another --out"
+        "anew, choose another --out"
     )
+
+
+def _has_changed(library: Library, held: Data) -> bool:
+    """Whether the inputs under the same name are other ones than were explored; does not read them all."""
+    record = library.input_record()
+    if record is None or not len(record.rows):
+        return False  # an older Gati kept no record
+    if int(record.rows.max()) >= len(held):
+        return True
+    return not library.manifest.data["held_out"].endswith(held.subset(record.rows).fingerprint)
 
 
 def replacing(library: Library, settings: Mapping[str, Any]) -> str:

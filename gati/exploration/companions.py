@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,20 +20,24 @@ from torch import Tensor, nn
 
 from gati.caches import Companion, Reader, Reading
 from gati.errors import DataError, ModelError, one_line
+from gati.exploration.budget import Budget
+from gati.exploration.candidates import trial_name
 from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
-from gati.exploration.prepare import PreparedModel
+from gati.exploration.measure import seconds_per_input
+from gati.exploration.prepare import PreparedModel, inputs_to_try
 from gati.exploration.progress import Progress
-from gati.exploration.state import FinishedTrial
+from gati.exploration.state import FinishedTrial, RunState
 from gati.model.entry import INPUT
 from gati.model.inputs import TensorInputs
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
+from gati.types import Trial
 from gati.variants import ITSELF, ITSELF_NAME, companion_variant
 
-_TRIED = 64  # inputs on which a companion is checked
+_TRIED = 64  # inputs on which a companion is checked, at most
 _ROW_TOLERANCE = 1e-3
 
 
@@ -83,41 +88,97 @@ def _name(source: str, taken: Sequence[str]) -> str:
 def measure_companions(
     prepared: PreparedModel,
     library: Library,
+    state: RunState,
+    budget: Budget,
     candidates: Sequence[NamedNetwork],
     *,
     seed: int,
     progress: Progress,
-) -> list[FinishedTrial]:
+) -> None:
     """Add each network to the library as a cache, with its outcomes on the held-out inputs.
+
+    Those that an interrupted run has added are not measured again; those for which the budget leaves no time
+    are left out.
 
     **Raises:** `ModelError` for a network that cannot stand in for the base model.
     """
-    if candidates:
-        progress.stage("companions", len(candidates))
-    rows = []
-    for candidate in candidates:
+    waiting = [each for each in candidates if not is_accompanying(state, each.variant)]
+    if waiting:
+        progress.stage("companions", len(waiting))
+    for candidate in waiting:
         if candidate.variant == ITSELF:
-            rows += measure_itself(prepared, library, seed=seed, progress=progress)
+            needed_s = prepared.expected.held_out_s
+            measure = partial(measure_itself, prepared, library, seed=seed, progress=progress)
         else:
-            place = Placed(candidate.variant, INPUT, fit_companion(candidate, prepared))
-            row = measured(prepared, library, place, candidate.loaded.source, seed)
-            progress.note(
-                f"{row.trial.variant} agrees with the network on {row.trial.agreement:.1%} of the select "
-                f"inputs, hit rate {row.trial.hit_rate_at_97:.0%} at 97 % agreement"
-            )
-            rows.append(row)
+            companion = fit_companion(candidate, prepared, _inputs_to_try(prepared, budget))
+            needed_s = _seconds_to_measure(companion, prepared, budget)
+            measure = partial(_measured, prepared, library, candidate, companion, seed, progress)
+        if budget.is_spent(needed_s):
+            rows = [_left_out(candidate.variant, prepared, needed_s, budget.left_s() or 0.0, progress)]
+        else:
+            rows = measure()
+        keep_accompanying(state, rows)
+        budget.note()
         progress.advance(1)
-    return rows
 
 
-def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:
-    """Turn a network into a companion that takes the base model's inputs, on the CPU.
+def is_accompanying(state: RunState, variant: str) -> bool:
+    """Whether the run, before an interruption, has dealt with the companion of that variant."""
+    return trial_name(INPUT, variant) in state.finished()
+
+
+def keep_accompanying(state: RunState, rows: Sequence[FinishedTrial]) -> None:
+    """Record the rows of a companion for a run that resumes; the one at the input, which is first, last."""
+    for row in reversed(rows):
+        state.write_finished(row)
+
+
+def _inputs_to_try(prepared: PreparedModel, budget: Budget) -> int:
+    held_out_s, inputs = prepared.expected.held_out_s, len(prepared.inputs.held_out)
+    return max(2, min(_TRIED, inputs_to_try(held_out_s=held_out_s, inputs=inputs, budget=budget)))
+
+
+def _seconds_to_measure(companion: Companion, prepared: PreparedModel, budget: Budget) -> float:
+    if budget.budget_s is None:
+        return 0.0
+    inputs, device = prepared.inputs.held_out, prepared.device
+    return len(inputs) * seconds_per_input(companion.to(device), inputs, device, budget.clock)
+
+
+def _measured(
+    prepared: PreparedModel,
+    library: Library,
+    candidate: NamedNetwork,
+    companion: Companion,
+    seed: int,
+    progress: Progress,
+) -> list[FinishedTrial]:
+    place = Placed(candidate.variant, INPUT, companion)
+    row = measured(prepared, library, place, candidate.loaded.source, seed)
+    progress.note(
+        f"{row.trial.variant} agrees with the network on {row.trial.agreement:.1%} of the select "
+        f"inputs, hit rate {row.trial.hit_rate_at_97:.0%} at 97 % agreement"
+    )
+    return [row]
+
+
+def _left_out(
+    variant: str, prepared: PreparedModel, needed_s: float, left_s: float, progress: Progress
+) -> FinishedTrial:
+    reason = f"measuring it takes {needed_s:.0f} of the {left_s:.0f} seconds left: give it more time"
+    progress.note(f"left out {variant}: {reason}")
+    place = prepared.traced.blocks.index(INPUT)
+    return FinishedTrial(Trial(trial_name(INPUT, variant), place, INPUT, variant, "skipped", reason), ())
+
+
+def fit_companion(candidate: NamedNetwork, prepared: PreparedModel, tried: int = _TRIED) -> Companion:
+    """Turn a network into a companion that takes the base model's inputs, on the CPU; try it on a few.
 
     **Raises:** `ModelError` if channels or classes differ, or if the network cannot be run or traced.
     """
     variant, loaded = candidate
     inputs, classes = prepared.inputs.held_out, prepared.held_out.classes
-    example = inputs.images(np.arange(min(_TRIED, len(inputs))))
+    example = inputs.images(np.arange(min(tried, len(inputs))))
     reading = Reading("logits")
     if inputs.is_images:
         reading = reading_of(variant, prepared.loaded.preprocessing, loaded, example)
@@ -134,6 +195,13 @@ def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion
     except ModelError as error:
         raise ModelError(f"{variant}: {error}") from error
     expected = _outputs(variant, loaded.module, given)
+    if not torch.allclose(outputs, expected, _ROW_TOLERANCE, _ROW_TOLERANCE):
+        raise ModelError(f"{variant} answers the same inputs differently each time; leave it out")
+    alone = torch.cat([_outputs(variant, loaded.module, given[row : row + 1]) for row in range(2)])
+    if not torch.allclose(alone, outputs[:2], _ROW_TOLERANCE, _ROW_TOLERANCE):
+        raise ModelError(
+            f"{variant}: its answer to an input depends on the other inputs of its batch; leave it out"
+        )
     if not torch.allclose(companion.network(given), expected, _ROW_TOLERANCE, _ROW_TOLERANCE):
         raise ModelError(
             f"{variant}: its traced program computes a different result than the network; leave it out"

@@ -24,14 +24,22 @@ from gati.engine.threads import on_threads
 from gati.errors import BackendError, GatiError, first_line, one_line
 from gati.exploration.candidates import Specification
 from gati.exploration.connecting import connect
-from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, announcement, divided
+from gati.exploration.executors import (
+    Executor,
+    LocalExecutor,
+    OngoingRun,
+    announcement,
+    begun_again,
+    divided,
+)
 from gati.exploration.groups import Classroom, GroupTask, TrialResult
+from gati.exploration.memory import is_lack_of_memory
 from gati.exploration.pace import allowance
 from gati.exploration.train import LATENESS
-from gati.exploration.workers import GroupTrainer, Slice, WorkerPlace
+from gati.exploration.workers import Slice, WorkerPlace, WorkerProcess
 from gati.files import atomic_write_bytes
 from gati.model.segments import TracedModel
-from gati.model.source import UserFile, install_user_files, user_files
+from gati.model.source import user_files
 from gati.version import __version__
 
 _SLICE_S = 2.0
@@ -92,10 +100,12 @@ class _Worker:
 class _Stage:
     """The tasks of a stage, which of them wait for a worker, and the progress of each."""
 
-    def __init__(self, tasks: Iterable[GroupTask], run: OngoingRun) -> None:
-        self.run = run
+    def __init__(self, tasks: Iterable[GroupTask], classroom: Classroom, run: OngoingRun) -> None:
+        self.classroom, self.run = classroom, run
         self.waiting = deque(sorted(tasks, key=_work_of, reverse=True))  # the largest first
         self.tasks = {task.name: task for task in self.waiting}
+        self.name = " and ".join(dict.fromkeys(task.lesson.name for task in self.waiting))
+        self.total = sum(task.plan.steps for task in self.waiting)
         self.steps = dict.fromkeys(self.tasks, 0)
         self.deaths = dict.fromkeys(self.tasks, 0)
         self._end_s: float | None = None
@@ -119,6 +129,19 @@ class _Stage:
         if further > 0:
             self.steps[task.name] = step
             self.run.progress.advance(further, detail)
+
+    def announce(self) -> None:
+        """Report how many steps there are, and how many are done."""
+        self.run.progress.stage(self.name, self.total, sum(self.steps.values()))
+
+    def begin_again(self, task: GroupTask, error: Exception) -> None:
+        """Let a task wait to train in smaller batches, as `begun_again`."""
+        again = begun_again(self.classroom, task, self.run, error)
+        self.tasks[again.name] = again
+        self.total += again.plan.steps - task.plan.steps
+        self.steps[again.name] = 0
+        self.waiting.appendleft(again)
+        self.announce()
 
     def finish(self, task: GroupTask) -> None:
         """Remove a finished task."""
@@ -156,13 +179,12 @@ class RayExecutor:
 
         **Raises:** `BackendError` if workers keep dying or cannot start, and any error of a training.
         """
-        stage = _Stage(tasks, run)
+        stage = _Stage(tasks, classroom, run)
         if not stage.tasks:
             return
-        names = " and ".join(dict.fromkeys(task.lesson.name for task in stage.tasks.values()))
         for task in stage.tasks.values():
             run.progress.note(announcement(classroom, task))
-        run.progress.stage(names, sum(task.plan.steps for task in stage.tasks.values()))
+        stage.announce()
         for worker in self._workers:
             if worker.host and worker.task is None:
                 self._give(worker, stage)
@@ -206,7 +228,7 @@ class RayExecutor:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-        )(_Process)
+        )(WorkerProcess)
         while len(self._workers) < count:
             worker = _Worker(remote.remote())
             self._workers.append(worker)
@@ -278,12 +300,17 @@ class RayExecutor:
     # Failures -------------------------------------------------------------------------------------------
 
     def _answer(self, reference: Any, worker: _Worker, called: str, stage: _Stage) -> Any:
-        """A worker's answer, or None if the worker died; its task then waits for another one."""
+        """A worker's answer; None if it died or lacked memory: its task then waits to begin again."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
         except errors.RayTaskError as error:
-            raise _own_error(error.cause, worker.host, called) from error
+            if worker.task is None or not is_lack_of_memory(error.cause):
+                raise _own_error(error.cause, worker.host, called) from error
+            task, worker.task = worker.task, None
+            stage.begin_again(task, error.cause)
+            self._give(worker, stage)
+            return None
         except errors.RayError as error:  # the worker, its node or the connection is lost
             self._replace_worker(worker, stage, first_line(error))
             return None
@@ -322,41 +349,6 @@ class RayExecutor:
             f"waiting for a Ray worker with {self._cores} cores and {self._gpus} GPUs: the cluster has "
             f"{resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs in all"
         )
-
-
-class _Process:
-    """The Ray actor. It installs the user's files before it unpickles anything that needs them."""
-
-    def __init__(self) -> None:
-        self._trainer: GroupTrainer | None = None
-
-    def install(self, files: Sequence[UserFile], folders: Sequence[str]) -> bool:
-        """As `install_user_files`."""
-        install_user_files(files, folders)
-        return True
-
-    def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
-        """Prepare to train on `device` with `threads` threads."""
-        self._trainer = GroupTrainer(classroom, threads=threads, device=device)
-        return self._trainer.place()
-
-    def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
-        """As `GroupTrainer.begin`."""
-        return self._started.begin(task, state, allowed_s)
-
-    def advance(self, seconds: float, want_state: bool) -> Slice:
-        """As `GroupTrainer.advance`."""
-        return self._started.advance(seconds, want_state)
-
-    def measure(self) -> list[TrialResult]:
-        """As `GroupTrainer.measure`."""
-        return self._started.measure()
-
-    @property
-    def _started(self) -> GroupTrainer:
-        if self._trainer is None:
-            raise ValueError("call start first")
-        return self._trainer
 
 
 def _own_error(cause: BaseException, host: str, called: str) -> GatiError:

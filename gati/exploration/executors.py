@@ -94,13 +94,7 @@ class LocalExecutor:
             try:
                 return task, self._train(classroom, task, run)
             except Exception as error:
-                task = in_smaller_batches(classroom, task, error)
-                run.state.write_plan(task.name, task.plan)
-                run.state.training_path(task.name).unlink(missing_ok=True)
-                run.progress.note(
-                    f"too little memory: {task.lesson.name} begin again with {task.plan.batch_size} inputs "
-                    "a step"
-                )
+                task = begun_again(classroom, task, run, error)
                 lost_s = run.budget.clock() - began
                 if task.plan.planned_s is not None:
                     left_s = (1.0 + LATENESS) * task.plan.planned_s if task.left_s is None else task.left_s
@@ -128,6 +122,17 @@ class LocalExecutor:
             crowding.end(training.step)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
+
+
+def begun_again(classroom: Classroom, task: GroupTask, run: OngoingRun, error: Exception) -> GroupTask:
+    """The task in smaller batches and without a saved state, after `error`; as `in_smaller_batches`."""
+    task = in_smaller_batches(classroom, task, error)
+    run.state.write_plan(task.name, task.plan)
+    run.state.training_path(task.name).unlink(missing_ok=True)
+    run.progress.note(
+        f"too little memory: {task.lesson.name} begin again with {task.plan.batch_size} inputs a step"
+    )
+    return task
 
 
 def announcement(classroom: Classroom, task: GroupTask) -> str:

@@ -22,9 +22,15 @@ from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
 from gati.errors import DataError, ModelError, VariantError
 from gati.exploration.budget import Budget, Clock
-from gati.exploration.candidates import wanted
+from gati.exploration.candidates import trial_name, wanted
 from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
-from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
+from gati.exploration.companions import (
+    NamedNetwork,
+    is_accompanying,
+    keep_accompanying,
+    load_companions,
+    measure_companions,
+)
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.graphs import on_device
 from gati.exploration.itself import offer_itself
@@ -33,12 +39,13 @@ from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import lack_of_memory_told
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
-from gati.exploration.schedule import check_epochs, students_for
+from gati.exploration.schedule import check_duration, students_for
 from gati.exploration.splits import content_hash
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import FinishedTrial, RunState, locked
 from gati.files import lasting_source
 from gati.model.data import load_data
+from gati.model.entry import INPUT
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
 from gati.types import TrialId
@@ -123,9 +130,10 @@ def explore(
       or a file with a JSON object. Every label needs an entry.
     - `companions`: (model, checkpoint) pairs of smaller networks with the network's classes. If they have
       more classes, names must identify the network's among them. Each becomes a cache at the input and is
-      stored in the library, which then needs neither its code nor its checkpoint. With companions, `variants`
-      may be empty: then nothing is trained. `("itself", None)` is the network, see `gati.exploration.itself`;
-      on CPUs it is among the default variants, unless it is large or reads sequences.
+      stored in the library, which then needs neither its code nor its checkpoint; one that the budget leaves
+      no time to measure is left out. With companions, `variants` may be empty: then nothing is trained.
+      `("itself", None)` is the network, see `gati.exploration.itself`; on CPUs it is among the default
+      variants, unless it is large or reads sequences.
     - `ray`: train on the Ray cluster at this address; `"auto"` means the cluster of this machine, `"local"`
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
@@ -142,7 +150,7 @@ def explore(
     asked = wanted(variants, blocks, students_for(budget_s))
     if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
-    check_epochs(epochs)
+    check_duration(epochs, budget_s)
     if seed < 0:
         raise DataError(f"the seed must be at least 0 (got {seed})")
     target = resolve_device(device)
@@ -188,14 +196,14 @@ def explore(
         }
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
-        found = library.manifest.settings if library.manifest_path.is_file() else None
-        if found is not None and differing(found, settings) is None:
+        before = library.manifest.settings if library.manifest_path.is_file() else None
+        if before is not None and differing(before, settings) is None:
             if differing(state.claimed(), claim) is None:
                 state.clear()  # killed between the manifest and this, it would refuse every further round
-            reporter.note(already_finished(library))
+            reporter.note(already_finished(library, held))
             return library
         check_nothing_depends_on(library)
-        if found is not None:
+        if before is not None:
             reporter.note(replacing(library, settings))
         state.claim(claim)
         budget = Budget(budget_s, clock, began, state)
@@ -224,10 +232,10 @@ def explore(
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
-        accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
-        if asked.defaults and blocks is None and ITSELF not in (each.variant for each in candidates):
-            accompanying += offer_itself(
-                prepared, library, seed=seed, progress=reporter, left_s=budget.left_s()
+        measure_companions(prepared, library, state, budget, candidates, seed=seed, progress=reporter)
+        if asked.defaults and blocks is None and not is_accompanying(state, ITSELF):
+            keep_accompanying(
+                state, offer_itself(prepared, library, seed=seed, progress=reporter, left_s=budget.left_s())
             )
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
@@ -241,7 +249,9 @@ def explore(
                 executor=executor,
             ).run()
         notes: list[str] = []
-        finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
+        found = state.finished()
+        first = [trial_name(INPUT, each.variant) for each in candidates]  # rows keep the order of these
+        finished = {name: found[name] for name in (*first, *found) if name in found}
         _check_something_trained(finished, budget, state)
         late = partial(budget.is_spent, prepared.expected.lookup_s)
         rows = finish_trials(prepared, library, finished, reporter, notes, late)

@@ -45,14 +45,16 @@ from gati.exploration.prepare import (
     resolve_device,
 )
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
-from gati.exploration.schedule import check_epochs
+from gati.exploration.schedule import check_duration
 from gati.exploration.splits import Inputs, left_over, part_to_train_on, recorded_inputs
 from gati.exploration.stages import TrainingStages
-from gati.exploration.state import RunState, locked
+from gati.exploration.state import FinishedTrial, RunState, locked
 from gati.model.data import load_data
 from gati.types import OperatingPoint, Trial, TrialId
 
-_ROUNDS = DocumentKind(1, LibraryError, "restore it from a backup, or explore again")
+_ROUNDS = DocumentKind(
+    1, LibraryError, "restore it from a backup, or run gati explore again with another --out"
+)
 _TIMED = 32  # inputs
 _OF_ROUND = re.compile(r"--r\d+$")
 
@@ -67,6 +69,7 @@ class FurtherRound:
     seconds: float
     better: tuple[TrialId, ...]
     no_better: tuple[TrialId, ...]
+    left_out: dict[TrialId, str]  # why: there was no time for it, or it failed
 
 
 def explore_more(
@@ -100,7 +103,7 @@ def explore_more(
     began = clock()
     if budget_s is None and epochs is None:
         raise DataError("the training time is missing: give --more TIME, such as 1h")
-    check_epochs(epochs)
+    check_duration(epochs, budget_s)
     workers = trained_on(ray, ray_cores, ray_gpus)
     library = Library.open(directory)
     device = resolve_device(library.manifest.profile.device)
@@ -191,12 +194,15 @@ def _to_train(library: Library, number: int) -> tuple[tuple[Specification, ...],
         if not library.training_path(trial.trial_id).is_file():
             continue
         name = named_in_round(trial.trial_id, number)
-        found.append(Specification(replace(started, trial_id=name), shapes[trial.block_index]))
+        unmeasured = replace(
+            started, trial_id=name, loss=None, agreement=None, hit_rate_at_97=None, hit_rate_at_99=None
+        )
+        found.append(Specification(unmeasured, shapes[trial.block_index]))
         before[name] = started
     if not found:
         raise LibraryError(
             f"{library.directory} has no weights to continue from (training/): an older Gati explored it, "
-            "or nothing was trained; run gati explore again"
+            "or nothing was trained; explore again with another --out"
         )
     return tuple(found), before
 
@@ -229,7 +235,7 @@ def _prepare(
     else:
         expected = MeasuringTimes(*stored["expected"])
     tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
-    plain, bold = choose_augmentations(inputs, network.module, device, tried)
+    plain, bold = choose_augmentations(inputs, network.module, device, state, tried)
     return Prepared(
         network.module,
         network.traced,
@@ -249,8 +255,8 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     manifest, record = library.manifest, library.input_record()
     if record is None:
         raise LibraryError(
-            f"{library.directory} has no record of its inputs: an older Gati explored it; "
-            "run gati explore again"
+            f"{library.directory} has no record of its inputs: an older Gati explored it; explore again with "
+            "another --out"
         )
     preprocessing = library.preprocessing
     source = _source(manifest.settings, "data", data)
@@ -268,7 +274,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     if train is None:
         raise DataError(
             f"the training inputs in {source if more is None else more} differ from those of the "
-            "exploration; restore the old ones, or explore again"
+            "exploration; restore the old ones, or explore again with another --out"
         )
     return Inputs(train, measured_on, library.base_outcomes().split, record)
 
@@ -290,10 +296,12 @@ def _seed(seed: int, number: int) -> int:
 
 
 def _outcome(
-    finished: Mapping[TrialId, Any], new: Sequence[Trial]
-) -> tuple[tuple[TrialId, ...], tuple[TrialId, ...]]:
+    finished: Mapping[TrialId, FinishedTrial], new: Sequence[Trial]
+) -> tuple[tuple[TrialId, ...], tuple[TrialId, ...], dict[TrialId, str]]:
     better = tuple(row.trial_id for row in new)
-    return better, tuple(name for name in finished if name not in better)
+    others = {name: row.trial for name, row in finished.items() if name not in better}
+    measured = tuple(name for name, trial in others.items() if trial.agreement is not None)
+    return better, measured, {name: others[name].reason for name in others if name not in measured}
 
 
 def _rounds(library: Library) -> list[dict[str, Any]]:

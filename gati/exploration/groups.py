@@ -24,10 +24,11 @@ from gati.caches import (
     is_reduced,
     separate_weights,
 )
+from gati.errors import GatiError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
-from gati.exploration.memory import halved
+from gati.exploration.memory import halved, is_lack_of_memory
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
@@ -230,6 +231,32 @@ def _probabilities(
 def _learner(
     classroom: Classroom, item: Specification, weights: Mapping[TrialId, Mapping[str, Tensor]]
 ) -> Learner:
+    """A learner at its first step; one that cannot be built fails then, as `noting_failure` says."""
+    try:
+        predictor = _predictor(classroom, item, weights.get(item.trial.trial_id))
+    except (GatiError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # predictors may be user code, which may have changed since
+        if is_lack_of_memory(error) or "CUDA error" in str(error):
+            raise
+        predictor = _Unbuilt(error)
+    return Learner(item.trial.trial_id, item.trial.block, predictor)
+
+
+class _Unbuilt(nn.Module):
+    """Stands in for a predictor that cannot be built, and raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.nothing = nn.Parameter(torch.empty(0))  # optimisers need a parameter
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Raise the error."""
+        raise self.error
+
+
+def _predictor(classroom: Classroom, item: Specification, weights: Mapping[str, Tensor] | None) -> nn.Module:
     trial = item.trial
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"{classroom.seed} {trial.trial_id}".encode()))
@@ -239,9 +266,9 @@ def _learner(
             )
         else:
             predictor = build_predictor(trial.variant, item.hidden_shape, classroom.classes)
-    if trial.trial_id in weights:
-        predictor.load_state_dict(weights[trial.trial_id])
-    return Learner(trial.trial_id, trial.block, predictor)
+    if weights is not None:
+        predictor.load_state_dict(weights)
+    return predictor
 
 
 def _example(classroom: Classroom) -> Tensor:

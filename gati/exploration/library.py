@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from gati.model.text import TextTokens
 
 FORMAT = 2  # in format 1, `pool-linear` and `conv2d` were called `pool` and `conv`
-_MANIFEST = DocumentKind(FORMAT, LibraryError, "run gati explore again")
+# The same command would say that the library is finished.
+_CURE = "restore it from a backup, or run gati explore again with another --out"
+_MANIFEST = DocumentKind(FORMAT, LibraryError, _CURE)
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
 
 
@@ -296,8 +298,7 @@ class Library:
             return CopyCounts.once(count)
         if len(record.copies) != count:
             raise LibraryError(
-                f"{self.inputs_path} has {len(record.copies)} inputs, but the outcomes have {count}; "
-                "run gati explore again"
+                f"{self.inputs_path} has {len(record.copies)} inputs, but the outcomes have {count}; {_CURE}"
             )
         return CopyCounts(record.copies, record.new.astype(np.int64))
 
@@ -305,7 +306,7 @@ class Library:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
+            raise LibraryError(f"cannot read {path}: {error}; {_CURE}") from error
 
     def _arrays(self, path: Path) -> dict[str, npt.NDArray[Any]]:
         from safetensors import SafetensorError
@@ -314,7 +315,7 @@ class Library:
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
+            raise LibraryError(f"cannot read {path}: {error}; {_CURE}") from error
 
     # Writing --------------------------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ def file_sha256(path: Path) -> str:
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
-        raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
+        raise LibraryError(f"cannot read {path}: {error}; {_CURE}") from error
 
 
 def _csv(rows: list[Any], record: type) -> str:
@@ -383,7 +384,7 @@ def _read_csv(path: Path, record: Any, read: Any) -> list[Any]:
         try:
             rows.append(record(**{f.name: _value(raw[f.name], str(f.type)) for f in fields(record)}))
         except (KeyError, ValueError) as error:
-            raise LibraryError(f"{path}, line {number}: {error!r}; run gati explore again") from error
+            raise LibraryError(f"{path}, line {number}: {error!r}; {_CURE}") from error
     return rows
 
 

@@ -47,7 +47,8 @@ def load_network(library: Library, device: torch.device) -> Network:
         raise LibraryError(
             f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
             f"but {manifest.checkpoint_path or manifest.model_source} now has "
-            f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint or run gati explore again"
+            f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint, or run gati explore again with "
+            "another --out"
         )
     preprocessing = library.preprocessing
     tensors = preprocessing.tensors
@@ -63,7 +64,7 @@ def load_network(library: Library, device: torch.device) -> Network:
         raise LibraryError(
             f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
             "made, but computes a different result: caches and certificates do not apply to it; restore its "
-            "code or run gati explore again"
+            "code, or run gati explore again with another --out"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))
 

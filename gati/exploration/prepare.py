@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -58,8 +59,7 @@ _UNKNOWN = (
 )
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """The base model's class of every held-out input, int64 [n]."""
 
     base_class: npt.NDArray[np.int64]
@@ -129,14 +129,41 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
 
     **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
     """
-    loaded = fit_text(loaded)
-    held = load_data(data, loaded.preprocessing, what="--data")
+    loaded, held = _opened(fit_text(loaded), data)
     if held.tensors is None:
         unknown = not (held.is_images or loaded.preprocessing_told or loaded.preprocessing.sound)
         return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
     loaded = fit_tensors(loaded, held.tensors, "--data")
     lengths = length_shares(loaded.module, held.tensors, held)
     return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held
+
+
+def _opened(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
+    """Open the held-out data: as grey images if only that fits a network that does not tell its channels."""
+    known = loaded.preprocessing
+    try:
+        held = load_data(data, known, what="--data")
+        if loaded.channels_known or held.tensors is not None or _takes(loaded.module, held):
+            return loaded, held
+    except DataError:
+        if loaded.channels_known:
+            raise
+    if len({*known.mean}) == len({*known.std}) == 1:
+        grey = replace(known, mean=known.mean[:1], std=known.std[:1], channels=1)
+        with suppress(DataError):
+            held = load_data(data, grey, what="--data")
+            if _takes(loaded.module, held):
+                return replace(loaded, preprocessing=grey), held
+    return loaded, load_data(data, known, what="--data")
+
+
+@torch.inference_mode()
+def _takes(module: nn.Module, held: Data) -> bool:
+    try:
+        module(held.images(np.arange(min(2, len(held)))))
+    except Exception:  # of the user's code, or of inputs that it does not take
+        return False
+    return True
 
 
 def prepare(
@@ -193,13 +220,13 @@ def prepare(
         if note:
             progress.note(note)
     inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
-    limit = None if stored is not None or budget is None else TimeLimit(budget, len(inputs.held_out))
-    began = clock()
-    with told_if_long(progress, f"answering {len(inputs.held_out)} held-out inputs with the network"):
-        outputs = check_base_outputs(base_answers(module, inputs.held_out, device, limit))
-    held_out_s = clock() - began
-    held_out = _answers(outputs)
     if stored is None:
+        limit = None if budget is None else TimeLimit(budget, len(inputs.held_out))
+        began = clock()
+        with told_if_long(progress, f"answering {len(inputs.held_out)} held-out inputs with the network"):
+            outputs = check_base_outputs(base_answers(module, inputs.held_out, device, limit))
+        held_out_s = clock() - began
+        held_out = _answers(outputs)
         progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
         profile = profile_at_lengths(traced)
         costs = measured_costs(traced, module, profile.base_ms)
@@ -219,14 +246,16 @@ def prepare(
                 "contents": contents,
                 "split": inputs.split_hash(),
                 "probe": values_of(probe),
+                "answers": {**held_out._asdict(), "base_class": held_out.base_class.tolist()},
             }
         )
         if budget is not None:
             budget.note()
     else:
         profile, specifications, expected = _from_stored(stored)
-    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(outputs), budget=budget)
-    plain, bold = choose_augmentations(inputs, module, device, tried)
+        held_out = _answers_before(stored) or _answers(base_answers(module, inputs.held_out, device))
+    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
+    plain, bold = choose_augmentations(inputs, module, device, state, tried)
     return PreparedModel(
         module,
         traced,
@@ -287,7 +316,7 @@ def _check_time_to_train(limit: TimeLimit, specifications: Sequence[Specificatio
 def inputs_to_try(*, held_out_s: float, inputs: int, budget: Budget | None) -> int:
     """On how many inputs to try augmentations: fewer if the network is slow for the budget.
 
-    `held_out_s` is the time of its answers to `inputs` inputs. A resumed run must get the same number.
+    `held_out_s` is the time of its answers to `inputs` inputs.
     """
     if budget is None or budget.budget_s is None or held_out_s <= 0:
         return _TRIED
@@ -296,18 +325,23 @@ def inputs_to_try(*, held_out_s: float, inputs: int, budget: Budget | None) -> i
 
 
 def choose_augmentations(
-    inputs: Inputs, module: torch.nn.Module, device: torch.device, most: int = _TRIED
+    inputs: Inputs, module: torch.nn.Module, device: torch.device, state: RunState, most: int
 ) -> tuple[Augmentation, Augmentation]:
     """The augmentations for exits and for students; none if the training inputs are not images.
 
-    They are tried on at most `most` inputs; on less than 16, there are none.
+    They are tried on at most `most` inputs; on less than 16, there are none. A resumed run has the same.
     """
     if not inputs.train.is_images or not most:
         return Augmentation(), Augmentation()
-    # those of a folder are sorted by class, and a mirrored 0 is a 0
-    tried = np.random.default_rng(0).permutation(len(inputs.train))[:most]
-    sample = inputs.train.images(np.sort(tried)).to(device)
-    bold = choose_augmentation(module, sample, bold=True)
+    stored = state.costs() or {}
+    if "augmentation" in stored:
+        bold = Augmentation(*stored["augmentation"])
+    else:
+        # those of a folder are sorted by class, and a mirrored 0 is a 0
+        tried = np.random.default_rng(0).permutation(len(inputs.train))[:most]
+        sample = inputs.train.images(np.sort(tried)).to(device)
+        bold = choose_augmentation(module, sample, bold=True)
+        state.write_costs({**stored, "augmentation": bold})
     return bold._replace(least_side=1.0, light=0.0), bold
 
 
@@ -328,6 +362,14 @@ def _answers(outputs: torch.Tensor) -> HeldOut:
     base_class = outputs.argmax(1).numpy()
     check_more_than_one_class(base_class, "--data")
     return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
+
+
+def _answers_before(stored: dict[str, Any]) -> HeldOut | None:
+    """The answers of the run that was interrupted; None if an older Gati did not keep them."""
+    if "answers" not in stored:
+        return None
+    found = HeldOut(**stored["answers"])
+    return found._replace(base_class=np.array(found.base_class, dtype=np.int64))
 
 
 def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], MeasuringTimes]:

@@ -48,10 +48,14 @@ _FEWEST_EXIT_STEPS = 8  # what exits learn in fewer steps is worth nothing
 # Where ----------------------------------------------------------------------------------------------------
 
 
-def check_epochs(epochs: float | None) -> None:
-    """Raise `DataError` for a number of epochs that is not above 0 and finite."""
+def check_duration(epochs: float | None, budget_s: float | None) -> None:
+    """Raise `DataError` for a number of epochs, or a budget, that is not above 0 and finite."""
     if epochs is not None and not 0 < epochs < math.inf:
         raise DataError(f"epochs must be above 0 and finite (got {epochs:g})")
+    if budget_s is not None and not 0 < budget_s < math.inf:
+        raise DataError(
+            f"the budget must be above 0 and finite (got {budget_s:g} s): leave it out for no limit"
+        )
 
 
 def students_for(budget_s: float | None) -> int:

@@ -218,7 +218,9 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     settings = library.manifest.settings
     source = settings.get("data")
     if not source:
-        raise DataError("the manifest does not say where the held-out inputs are; run gati explore again")
+        raise DataError(
+            "the manifest does not say where the held-out inputs are; explore again with another --out"
+        )
     if "data" in settings.get("objects", ()):
         raise DataError(
             f"the library was explored from an object ({source.partition(',')[0]}), so its held-out inputs "
@@ -239,8 +241,14 @@ def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
     found = held.subset(record.rows) if inside else None
     if found is None or not np.array_equal(found.identities, record.identities):
-        raise DataError(f"{source} has changed since explore; restore the old one, or explore again")
+        raise _changed(source)
     return found
+
+
+def _changed(source: Any) -> DataError:
+    return DataError(
+        f"{source} has changed since explore; restore the old one, or explore again with another --out"
+    )
 
 
 def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, npt.NDArray[np.uint8]]:
@@ -251,10 +259,10 @@ def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, 
     rest = np.sort(order[cut:])
     inputs = held.subset(rest)
     if not manifest.data.get("held_out", "").endswith((held.fingerprint, inputs.fingerprint)):
-        raise DataError(f"{source} has changed since explore; restore the old one, or explore again")
+        raise _changed(source)
     recorded = library.base_outcomes().split
     select = np.isin(rest, order[cut : cut + int((recorded == SELECT).sum())])
     split = np.where(select, SELECT, CERTIFY).astype(np.uint8)
     if not np.array_equal(split, recorded):
-        raise DataError(f"{source} splits differently than in explore; run gati explore again")
+        raise DataError(f"{source} splits differently than in explore; explore again with another --out")
     return inputs, split

@@ -1,7 +1,8 @@
 """The state of an exploration on disk, so that an interrupted run can be resumed.
 
 .state/settings.json      settings of this exploration; only one with equal settings may resume it
-.state/costs.json         latencies measured at the start, and the trials that cannot pay off
+.state/costs.json         what was measured before training: latencies, the network's answers, harmless
+                          augmentations, and the trials that cannot pay off
 .state/plans.json         how long each stage trains
 .state/exits.json         seconds of the budget for exits, if decided before any training
 .state/spent.json         seconds of the budget used so far
@@ -76,13 +77,30 @@ class RunState:
                 f"{self.directory.parent} holds an unfinished exploration by Gati {by}, and this is {now}: "
                 f"resume with that version, choose another --out, or delete {self.directory} to start again"
             )
-        for name in sorted(wanted.keys() | found.keys()):
-            if wanted.get(name) != found.get(name):
+        library = self.directory.parent
+        if ("round" in found) != ("round" in wanted):
+            if "round" in wanted:
                 raise LibraryError(
-                    f"{self.directory.parent} holds an unfinished exploration with another {name} "
-                    f"({found.get(name)!r}, now {wanted.get(name)!r}): "
-                    "repeat its command, or choose another --out"
+                    f"{library} holds an unfinished exploration that must end before it is trained further: "
+                    "repeat its command"
                 )
+            raise LibraryError(
+                f"{library} holds an unfinished round of training (gati explore --more): repeat its command, "
+                "or choose another --out"
+            )
+        for name in sorted(wanted.keys() | found.keys()):
+            if wanted.get(name) == found.get(name):
+                continue
+            other = f"with another {name} ({found.get(name)!r}, now {wanted.get(name)!r})"
+            if "round" in wanted:
+                raise LibraryError(
+                    f"{library} holds an unfinished round of training {other}: repeat its command, or delete "
+                    f"{self.directory} to give up that round"
+                )
+            raise LibraryError(
+                f"{library} holds an unfinished exploration {other}: repeat its command, or choose another "
+                "--out"
+            )
 
     def costs(self) -> dict[str, Any] | None:
         """What `write_costs` stored, or None."""
@@ -164,8 +182,8 @@ def locked(directory: Path) -> Iterator[None]:
 
     **Raises:** `LibraryError` if another process holds the lock, `StorageError` if there can be none here.
     """
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
+        made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - closing it releases the lock
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from gati.exploration.groups import (
 )
 from gati.exploration.precision import bfloat16_pays
 from gati.exploration.train import SharedTraining
+from gati.model.source import UserFile, install_user_files
 from gati.version import __version__
 
 
@@ -78,6 +79,7 @@ class GroupTrainer:
         None means no limit.
         """
         self._held.close()
+        self._training, self._task, self._losses = None, None, iter(())  # its memory may be needed
         self._held.enter_context(freed_memory_kept())
         self._held.enter_context(on_device(self._classroom.device))
         torch.set_num_threads(self._threads)
@@ -128,3 +130,38 @@ class GroupTrainer:
             path = Path(folder) / "state.safetensors"
             self._running.save(path)
             return path.read_bytes()
+
+
+class WorkerProcess:
+    """A worker in a process of its own: it needs the user's files before it unpickles what they define."""
+
+    def __init__(self) -> None:
+        self._trainer: GroupTrainer | None = None
+
+    def install(self, files: Sequence[UserFile], folders: Sequence[str]) -> bool:
+        """As `install_user_files`."""
+        install_user_files(files, folders)
+        return True
+
+    def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
+        """Prepare to train on `device` with `threads` threads."""
+        self._trainer = GroupTrainer(classroom, threads=threads, device=device)
+        return self._trainer.place()
+
+    def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
+        """As `GroupTrainer.begin`."""
+        return self._started.begin(task, state, allowed_s)
+
+    def advance(self, seconds: float, want_state: bool) -> Slice:
+        """As `GroupTrainer.advance`."""
+        return self._started.advance(seconds, want_state)
+
+    def measure(self) -> list[TrialResult]:
+        """As `GroupTrainer.measure`."""
+        return self._started.measure()
+
+    @property
+    def _started(self) -> GroupTrainer:
+        if self._trainer is None:
+            raise ValueError("call start first")
+        return self._trainer

@@ -84,8 +84,11 @@ def _is_stage(module: nn.Module) -> bool:
 
 def _is_dense_block(module: nn.Module) -> bool:
     """A dict of layers with its own forward: the layers feed each other, so only the dict has an output."""
-    own_forward = type(module).forward is not nn.ModuleDict.forward
-    return _is_a(module, _DENSE_BLOCKS) and own_forward and _weight_layers(module) >= 2
+    return (
+        _is_a(module, _DENSE_BLOCKS)
+        and type(module).forward is not nn.ModuleDict.forward
+        and _weight_layers(module) >= 2
+    )
 
 
 def _leaf_units(stage: nn.Module) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,10 @@ def load_data(
         return source
     if isinstance(source, Dataset):
         return from_dataset(source, type(source).__name__, preprocessing, what)
+    if not isinstance(source, str | os.PathLike):
+        raise DataError(
+            f"{what}: cannot read a {type(source).__name__}; give a torch.utils.data.Dataset, or {_FORMS}"
+        )
     text, path = str(source), Path(source)
     if path.is_dir() and preprocessing.sound is not None:
         return DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)

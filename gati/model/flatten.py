@@ -37,6 +37,7 @@ from gati.model.program import FlatFunction, Program, Statement
 # Checks that export inserts; requests are checked once, on arrival.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
 _MOST_PROGRAMS = 256
+_MANY_INPUTS = 2**16  # a limit beyond is one of an operator's sizes
 _PROGRAMS: dict[Hashable, Program] = {}  # by structure, without weights
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
@@ -103,13 +104,30 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
     try:
         with torch.no_grad(), plain_attention(), _quiet(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # of an RNN
-            return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+            exported = torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types
         message = (
             f"cannot trace {type(module).__name__} with a free batch size: {one_line(error)}; remove "
             "data-dependent control flow or fixed batch sizes from its forward"
         )
+    else:
+        _check_any_batch(module, exported)
+        return exported
     raise ModelError(message)
+
+
+def _check_any_batch(module: nn.Module, exported: torch.export.ExportedProgram) -> None:
+    """Raise ModelError for a network that takes larger batches in parts: only the first part is exported."""
+    inputs = exported.graph_signature.user_inputs
+    nodes = (node for node in exported.graph.nodes if node.op == "placeholder" and node.name in inputs)
+    batches = {str(node.meta["val"].shape[0]) for node in nodes}
+    for symbol, limits in exported.range_constraints.items():
+        largest = str(limits.upper)
+        if str(symbol) in batches and largest.isdecimal() and int(largest) < _MANY_INPUTS:
+            raise ModelError(
+                f"{type(module).__name__} runs otherwise for more than {largest} inputs at a time; remove "
+                "what depends on the batch size from its forward"
+            )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class LoadedModel:
     `checkpoint_sha256` is the hash of the checkpoint file, or of the network's state without one. `note` is
     for the user, or empty. `preprocessing_known` is False if preprocessing is only a default.
     `preprocessing_told` is False also if it is the preset of a published network: users may prepare its
-    inputs in another way.
+    inputs in another way. `channels_known` is False for a network without convolutions.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class LoadedModel:
     note: str = ""
     preprocessing_known: bool = True
     preprocessing_told: bool = True
+    channels_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ def load_model(
 
     **Raises:** `ModelError`; `CheckpointError` for the weights; `DataError` for the tokenizer.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise ModelError(
+            f"the model is a {type(source).__name__}; name what makes it, as package.module:callable or "
+            "file.py:callable: every command loads it again"
+        )
     source = str(source)
     recipe = _recipe(source)
     module = _build(source, recipe, None)
@@ -114,8 +121,8 @@ def load_model(
             recipe = dataclasses.replace(recipe, class_names=None)
         apply_checkpoint(module, state, checkpoint or "")
     module = _freeze(module)
-    default = _default_preprocessing(module) if recipe.channels is None else _identity(recipe.channels)
-    preprocessing = _override(recipe.preprocessing or default, mean, std, resize)
+    channels = recipe.channels or _channels_of_convolution(module)
+    preprocessing = _override(recipe.preprocessing or _identity(channels or 3), mean, std, resize)
     preprocessing = _with_sound(preprocessing, sample_rate, seconds)
     preprocessing = _with_text(preprocessing, source, tokenizer, max_length, text_column, label_column)
     named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
@@ -129,7 +136,18 @@ def load_model(
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
     known = given or recipe.preprocessing is not None
     told = given or (known and not recipe.is_published)
-    return LoadedModel(module, lasting_source(source), path, weights, preprocessing, named, note, known, told)
+    return LoadedModel(
+        module,
+        lasting_source(source),
+        path,
+        weights,
+        preprocessing,
+        named,
+        note,
+        preprocessing_known=known,
+        preprocessing_told=told,
+        channels_known=recipe.preprocessing is not None or channels is not None,
+    )
 
 
 def _recipe(source: str) -> _Recipe:
@@ -294,7 +312,10 @@ def _freeze(module: nn.Module) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
             layer.use_nested_tensor = False
-    return module.to("cpu").eval().requires_grad_(False)
+    module.to("cpu")
+    module.eval()  # the user's own may return nothing
+    module.requires_grad_(False)
+    return module
 
 
 def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | None:
@@ -312,11 +333,8 @@ def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | Non
     return len(rows)
 
 
-def _default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Mean 0 and std 1 for the channels of the first convolution."""
-    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
-    channels = 3 if first is None else first.in_channels
-    return _identity(channels)
+def _channels_of_convolution(module: nn.Module) -> int | None:
+    return next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
 
 
 def _identity(channels: int) -> Preprocessing:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import CutError, DataError, ModelError
+from gati.errors import CutError, DataError, GatiError, ModelError, one_line
 from gati.model.bindings import equal_values, storages
 from gati.model.cuts import Segment, cut_program
 from gati.model.entry import INPUT, INPUT_KIND, means_input
@@ -126,6 +126,11 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     with torch.inference_mode():
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
+    if not isinstance(expected, Tensor):
+        raise ModelError(
+            f"the network returns a value of type {type(expected).__name__}; a tensor [batch, classes] is "
+            "needed; wrap it to return its class scores"
+        )
     for name in inner:
         if reason := _unreadable(name, captured, example):
             raise CutError(reason)
@@ -205,6 +210,13 @@ def _run_with_hooks(
 
             handles.append(_submodule(module, name).register_forward_hook(hook))
         result: Tensor = module(example.clone())
+    except GatiError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise ModelError(
+            f"the network does not run in inference mode ({one_line(error)}); its forward must not compute "
+            "gradients"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -225,6 +237,10 @@ def _unreadable(name: str, captured: dict[str, Tensor], example: Tensor) -> str:
             f"the output of block '{name}' is {str(captured[name].dtype).removeprefix('torch.')}, and "
             "caches read float32; let the network compute in float32, or name others with --blocks"
         )
+    if bool(captured[name].isnan().any()):
+        return (
+            f"the output of block '{name}' is NaN; check the checkpoint and the preprocessing (--mean, --std)"
+        )
     return ""
 
 
@@ -236,16 +252,11 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
     raise CutError(f"the network has no module '{name}'; its modules are {known}")
 
 
-def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
+def _check_base(base: FlatFunction, example: Tensor, expected: Tensor) -> None:
     """Check that the flat network equals the module, and that the rows of a batch are independent."""
     with torch.inference_mode():
         whole = base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
-    if not isinstance(expected, Tensor):
-        raise ModelError(
-            f"the network returns a value of type {type(expected).__name__}; a tensor [batch, classes] is "
-            "needed; wrap it to return its class scores"
-        )
     if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
         raise ModelError(
             "the traced network does not compute what the module's own forward does; "

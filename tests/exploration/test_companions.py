@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from gati.model.entry import INPUT
 from gati.model.load import LoadedModel
 from gati.model.preprocess import Preprocessing
 from gati.types import TrialId
+from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import fitted_on_digits, trained_state, write_digits
 
 pytestmark = pytest.mark.slow
@@ -74,6 +76,26 @@ class Three(Small):
 
     def __init__(self) -> None:
         super().__init__(classes=3)
+
+
+class Relative(Small):
+    """What it answers depends on the other inputs of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers = super().forward(x)
+        return answers - answers.mean(0)
+
+
+class Remembering(Small):
+    """What it answers depends on what it was given before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.mul_(0.5).add_(x.mean())
+        return super().forward(x - self.seen)
 
 
 class Coloured(nn.Module):
@@ -277,6 +299,11 @@ def test_the_command_line_takes_several(
     ("source", "message"),
     [
         ("Three", r"companion\(Three\) has 3 classes and the network 10, and it does not name"),
+        (
+            "Relative",
+            r"companion\(Relative\): its answer to an input depends on the other inputs of its batch",
+        ),
+        ("Remembering", r"companion\(Remembering\) answers the same inputs differently each time"),
         ("Coloured", r"companion\(Coloured\) takes 3 channels and the network 1; give a companion"),
         ("Missing", "has no 'Missing'"),
     ],
@@ -293,6 +320,34 @@ def test_what_cannot_stand_in_is_one_line(
             companions=[(f"{__file__}:{source}", None)],
             variants=(),
         )
+
+
+def test_those_that_an_interrupted_run_has_measured_are_not_measured_again(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(small_state(), tmp_path / "small.safetensors")
+    given: dict[str, Any] = {
+        "checkpoint": files["folder"] / "net.safetensors",
+        "data": files["data"],
+        "out": tmp_path / "out",
+        "variants": (),
+        "companions": [
+            (f"{__file__}:Small", tmp_path / "small.safetensors"),
+            (f"{__file__}:Small", None),
+            ("itself", None),
+        ],
+    }
+    with pytest.raises(Killed):
+        explore(f"{NETWORKS}:Net", **given, progress=KilledAfter(3))
+
+    def again(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("gati.exploration.itself.held_out_probabilities", again)
+    found = explore(f"{NETWORKS}:Net", **given).trials
+    names = ["companion(Small)", "companion(Small-2)", "companion(itself)"]
+    assert [trial.variant for trial in found if trial.block == INPUT] == names
+    assert all(trial.agreement is not None for trial in found)
 
 
 def test_names_come_from_the_source() -> None:

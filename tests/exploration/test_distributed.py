@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gati.caches import build_predictor, reads_input
+from gati.caches import build_predictor, distillation_loss, reads_input
 from gati.errors import BackendError
 from gati.exploration import distributed
 from gati.exploration.augment import Augmentation
@@ -97,10 +97,14 @@ def tasks(planned_s: float | None = None) -> list[GroupTask]:
 class _Notes(SilentProgress):
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.advanced = 0
+        self.advanced = self.total = self.done = 0
+
+    def stage(self, name: str, total: int, done: int = 0) -> None:
+        self.total, self.done = total, done
 
     def advance(self, steps: int, detail: str = "") -> None:
         self.advanced += steps
+        self.done += steps
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -187,12 +191,43 @@ def test_workers_that_never_start_end_it_in_one_line(classroom: Classroom, tmp_p
 
 
 def test_what_a_training_raises_comes_through_as_it_is(classroom: Classroom, tmp_path: Path) -> None:
+    unusable: Any = "bright"
     task = tasks()[1]
-    missing = task.specifications[0].trial.trial_id
-    broken = GroupTask(task.name, task.lesson, task.specifications, task.plan, {missing: {}})
-    with pytest.raises(BackendError, match=r"training failed on .*RuntimeError.*resumes") as caught:
+    broken = replace(task, lesson=task.lesson._replace(augmentation=Augmentation(light=unusable)))
+    with pytest.raises(BackendError, match=r"training failed on .*Error.*resumes") as caught:
         trained(RayExecutor(FakeRay(1)), classroom, tmp_path, given=[broken])
     assert "\n" not in str(caught.value)
+
+
+def test_a_training_that_lacks_memory_begins_again_with_half_the_inputs_wherever_it_runs(
+    classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small_gpu(logits: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        if len(logits) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return distillation_loss(logits, *arguments, **options)
+
+    monkeypatch.setattr("gati.exploration.train.distillation_loss", small_gpu)
+    progress, given = _Notes(), tasks()[1:]
+    found = trained(RayExecutor(FakeRay(2)), classroom, tmp_path / "ray", progress, given=given)
+    assert progress.notes.count("too little memory: exits begin again with 8 inputs a step") == 2
+    assert progress.total == 2 * 48 and progress.done == 2 * 48
+    assert_same(trained(LocalExecutor(), classroom, tmp_path / "here", given=given), found)
+    plan = RunState(tmp_path / "ray").plan(given[0].name)
+    assert plan is not None and (plan.steps, plan.batch_size) == (48, 8), "a resumed run keeps them"
+
+
+@pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])
+def test_a_training_that_cannot_be_built_does_not_end_the_others(
+    executor: Executor, classroom: Classroom, tmp_path: Path
+) -> None:
+    _, first, second = tasks()
+    item = first.specifications[0]
+    broken = replace(first, weights={item.trial.trial_id: {}})
+    found = trained(executor, classroom, tmp_path, given=[broken, second])
+    (failed,) = found[first.name]
+    assert isinstance(failed, FailedTrial) and "RuntimeError: Error(s) in loading state_dict" in failed.reason
+    assert isinstance(found[second.name][0], TrainedTrial)
 
 
 @pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])

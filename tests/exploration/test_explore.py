@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -299,6 +300,37 @@ def test_a_presets_preparation_is_not_taken_for_that_of_tensors() -> None:
     assert not fitted(preset, Pictures(images))[0].preprocessing.unknown
 
 
+class Flat(nn.Module):
+    """No convolution says how many channels it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["npz", "bytes", "tensors", "folder"])
+def test_grey_images_fit_a_network_without_convolutions(
+    kind: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    images = np.load(files["data"])["images"][:4]
+    for number, image in enumerate(images):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{number}.png")
+    given = {
+        "npz": files["data"],
+        "bytes": Pictures(images),
+        "tensors": TensorDataset(GREY(images), torch.zeros(4, dtype=torch.int64)),
+        "folder": str(tmp_path),
+    }[kind]
+    loaded, held = fitted(load_model(f"{__file__}:Flat", mean=[0.5]), given)
+    assert (loaded.preprocessing.channels, loaded.preprocessing.mean) == (1, (0.5,))
+    assert held.images(range(2)).shape == (2, 1, 8, 8)
+    with pytest.raises(DataError, match="have 1 channels .* and the network takes 3"):
+        fitted(load_model(f"{__file__}:Flat", mean=[0.5, 0.4, 0.3]), files["data"])
+
+
 def test_that_a_library_will_take_no_images_is_said_before_training(
     files: dict[str, str], tmp_path: Path
 ) -> None:
@@ -366,6 +398,26 @@ def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: di
     before = library.manifest_path.stat().st_mtime_ns
     again = explore(NET, **files, out=library.directory, variants=VARIANTS, epochs=2)
     assert again.manifest_path.stat().st_mtime_ns == before
+
+
+def test_a_finished_exploration_of_inputs_that_have_changed_says_so(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    data, said = tmp_path / "val.npz", _Notes()
+    images = np.load(files["data"])["images"]
+    np.savez(data, images=images)
+    options: dict[str, Any] = {"checkpoint": files["checkpoint"], "data": str(data), "out": tmp_path / "out"}
+    options |= {"variants": ["grid(8)"], "epochs": 0.1}
+    explore(NET, **options)
+    for changed in (images[::-1], images[:700]):
+        np.savez(data, images=changed)
+        explore(NET, **options, progress=said)
+        assert said.notes[-1].endswith(
+            "with other inputs than val.npz has now: choose another --out to explore with these"
+        )
+    np.savez(data, images=images)
+    explore(NET, **options, progress=said)
+    assert "with other inputs" not in said.notes[-1]
 
 
 @pytest.fixture
@@ -520,9 +572,21 @@ def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -
         ({"blocks": "nowhere.*"}, BlockError, "nowhere"),
         ({"epochs": 0}, DataError, "epochs must be above 0 and finite (got 0)"),
         ({"epochs": math.nan}, DataError, "epochs must be above 0 and finite (got nan)"),
+        ({"budget_s": math.inf}, DataError, "the budget must be above 0 and finite (got inf s)"),
+        ({"budget_s": math.nan}, DataError, "the budget must be above 0 and finite (got nan s)"),
         ({"seed": -1}, DataError, "the seed must be at least 0 (got -1)"),
     ],
-    ids=["unknown variant", "no variants", "unknown device", "no such blocks", "no epochs", "nan", "seed"],
+    ids=[
+        "unknown variant",
+        "no variants",
+        "unknown device",
+        "no such blocks",
+        "no epochs",
+        "nan",
+        "no limit",
+        "nan seconds",
+        "seed",
+    ],
 )
 def test_bad_arguments_get_one_line(
     files: dict[str, str], tmp_path: Path, changes: dict[str, object], error: type[Exception], text: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,9 +203,16 @@ def families() -> None:
     def of_refusing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
         return Wrapped(lambda answers, module: answers.view(7, -1))
 
+    @register_predictor("changing")
+    def of_changing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+        return build_predictor(f"fc({_BUILT['width']})", hidden_shape, classes)
+
     @register_predictor("nan")
     def of_nan(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
         return Wrapped(nan)
+
+
+_BUILT = {"width": 8}  # by a user's code
 
 
 class _Fails(nn.Module):
@@ -252,6 +260,24 @@ def test_a_failed_variant_is_a_row_with_its_reason_and_the_rest_goes_on(
     assert "5 failed" in capsys.readouterr().out
     further = explore_more(library.directory, epochs=0.1)
     assert sum(trial.status == "failed" for trial in further.trials) == 5
+
+
+@pytest.mark.slow
+def test_a_predictor_whose_code_has_changed_since_is_not_trained_further_and_the_others_are(
+    files: dict[str, str], tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = explored(files, tmp_path / "out", "changing(1)", "grid(16)")
+    monkeypatch.setitem(_BUILT, "width", 12)
+    said = Notes()
+    explore_more(library.directory, epochs=2.0, progress=said)
+    (done,) = json.loads((library.directory / "training" / "rounds.json").read_text())["rounds"]
+    names = {place: f"blocks.{place}--changing-1--r2" for place in (1, 2)}
+    assert set(done["left_out"]) == set(names.values())
+    assert all("Error(s) in loading state_dict" in reason for reason in done["left_out"].values())
+    trained = {*done["better"], *done["no_better"]}
+    assert trained == {f"blocks.{place}--grid-16--r2" for place in (1, 2)}
+    assert sum(note.startswith("left out changing(1)") for note in said.notes) == 2
+    assert Library.open(library.directory).trials[0].status in ("trained", "replaced")
 
 
 @pytest.mark.slow

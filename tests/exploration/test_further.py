@@ -135,7 +135,7 @@ def test_a_round_interrupted_again_and_again_goes_on_and_ends_with_the_same_cach
         with pytest.raises(Killed):
             explore_more(broken, epochs=0.1, progress=KilledAfter(advances))
         assert Library.open(broken).trials == Library.open(explored).trials, "usable meanwhile, as it was"
-    with pytest.raises(LibraryError, match="unfinished exploration with another epochs"):
+    with pytest.raises(LibraryError, match="unfinished round of training with another epochs"):
         explore_more(broken, epochs=1)
     explore_more(broken, epochs=0.1)
     assert not (broken / ".state").exists()

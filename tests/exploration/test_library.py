@@ -89,11 +89,11 @@ def test_no_library_an_unfinished_a_newer_and_a_damaged_one_are_one_line_each(tm
     with pytest.raises(LibraryError, match=rf"has format {FORMAT + 1}, this Gati reads up to {FORMAT}"):
         Library.open(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(LibraryError, match="is damaged .*run gati explore again"):
+    with pytest.raises(LibraryError, match="is damaged .*run gati explore again with another --out"):
         Library.open(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(
-        LibraryError, match="manifest.json: has no field 'model_source'; run gati explore again"
+        LibraryError, match="has no field 'model_source'; restore it from a backup, or .* another --out"
     ):
         Library.open(tmp_path)
 
@@ -116,6 +116,11 @@ def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"^cannot write to .*: File name too long; choose another --out$"):
+        locked(tmp_path / ("x" * 300)).__enter__()
 
 
 def test_a_disk_without_file_locks_is_not_taken_for_another_run(
@@ -146,3 +151,20 @@ def test_another_exploration_may_not_go_on_with_an_unfinished_one(tmp_path: Path
     state.claim({"seed": 0, "model": "a"})
     with pytest.raises(LibraryError, match=r"unfinished exploration with another seed \(0, now 1\)"):
         state.claim({"seed": 1, "model": "a"})
+
+
+def test_an_unfinished_round_is_told_from_an_unfinished_exploration(tmp_path: Path) -> None:
+    begun = {"round": 2, "budget_s": 60.0, "epochs": None}
+    state = RunState(tmp_path)
+    state.claim(begun)
+    with pytest.raises(
+        LibraryError,
+        match=r"round of training with another budget_s \(60.0, now 30.0\): .* give up that round",
+    ):
+        state.claim({**begun, "budget_s": 30.0})
+    with pytest.raises(LibraryError, match=r"unfinished round of training \(gati explore --more\): repeat"):
+        state.claim({"seed": 0, "model": "a", "budget_s": 60.0})
+    state.clear()
+    state.claim({"seed": 0, "model": "a"})
+    with pytest.raises(LibraryError, match="must end before it is trained further: repeat its command$"):
+        state.claim(begun)

@@ -131,6 +131,67 @@ def test_a_further_round_of_a_slow_network_keeps_its_budget(
     assert len(Library.open(tmp_path).trials) >= len(library.trials)
 
 
+class _Counting(SilentProgress):
+    """Counts what a network has answered until training begins, and ends it at a later step."""
+
+    def __init__(self, ends_at: int = -1) -> None:
+        self.left, self.before_training = ends_at, -1
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        if self.before_training < 0:
+            self.before_training = TIME.answered
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+@pytest.mark.slow
+def test_what_a_slow_network_has_answered_is_not_asked_again_when_a_run_resumes(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    slow.setattr("gati.exploration.stages._SAVE_EVERY_S", 0.0)
+    first, second = _Counting(ends_at=5), _Counting()
+    options = {**files, "out": tmp_path, "variants": ["student(8)"], "budget_s": 300, "clock": TIME}
+    TIME.reset(0.05)
+    with pytest.raises(Killed):
+        explore(NET, **options, progress=first)
+    spent_s = TIME.now
+    TIME.reset(0.05)
+    TIME.now = spent_s
+    library = explore(NET, **options, progress=second)
+    assert first.before_training > 240
+    assert second.before_training < 240, "held-out inputs"
+    assert [trial.status for trial in library.trials] == ["trained"]
+
+
+@pytest.mark.slow
+def test_a_companion_that_takes_more_time_than_there_is_is_left_out(
+    files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    progress = SilentProgress()
+    slow.setattr(progress, "note", notes.append)
+    slow.setattr("gati.exploration.companions.seconds_per_input", lambda *_: 0.25)
+    TIME.reset(0.05)
+    library = explore(
+        NET,
+        **files,
+        out=tmp_path,
+        variants=["student(8)"],
+        budget_s=60,
+        clock=TIME,
+        progress=progress,
+        companions=[("tests.exploration.networks:Net", None)],
+    )
+    assert TIME.now <= _TOLERANCE * 60
+    companion, student = library.trials
+    assert (companion.variant, companion.status) == ("companion(Net)", "skipped")
+    assert companion.reason.startswith("measuring it takes 60 of the ")
+    assert companion.reason.endswith("seconds left: give it more time")
+    assert f"left out companion(Net): {companion.reason}" in notes
+    assert student.status == "trained" and not library.cache_path(companion.trial_id).exists()
+
+
 @pytest.mark.slow
 def test_a_library_without_any_cache_is_not_what_a_budget_ends_with(
     files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch

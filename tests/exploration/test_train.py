@@ -14,6 +14,7 @@ from torch import Tensor
 from gati.caches import build_predictor
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.prepare import choose_augmentations
+from gati.exploration.state import RunState
 from gati.exploration.train import Learner, SharedTraining
 from gati.types import TrialId
 from tests.exploration.networks import Net
@@ -143,25 +144,51 @@ class FirstHalfDark(RandomInputs):
         self.tensor[: count // 2] = 0.0
 
 
-def test_what_is_harmless_for_the_first_class_alone_is_not_harmless() -> None:
+def test_what_is_harmless_for_the_first_class_alone_is_not_harmless(tmp_path: Path) -> None:
     class LeftOrRight(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             left, right = x[..., :4].mean((1, 2, 3)), x[..., 4:].mean((1, 2, 3))
             return torch.stack([torch.full_like(left, 1e-6), left, right], 1)
 
     inputs: Any = SimpleNamespace(train=FirstHalfDark(600))
-    plain, bold = choose_augmentations(inputs, LeftOrRight(), CPU)
+    plain, bold = choose_augmentations(inputs, LeftOrRight(), CPU, RunState(tmp_path), 128)
     assert not plain.flip
     assert not bold.flip
 
 
-def test_without_time_to_try_any_there_are_no_augmentations() -> None:
+def test_a_resumed_run_has_the_augmentations_it_began_with_and_tries_none(tmp_path: Path) -> None:
+    class Brightness(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.sum((1, 2, 3)), -x.sum((1, 2, 3))], 1)
+
+    class Unasked(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("asked")
+
+    inputs: Any = SimpleNamespace(train=FirstHalfDark(600))
+    first = choose_augmentations(inputs, Brightness(), CPU, RunState(tmp_path), 128)
+    assert first[1].flip
+    assert choose_augmentations(inputs, Unasked(), CPU, RunState(tmp_path), 20) == first
+
+
+def test_augmentations_are_tried_in_batches_that_fit_into_memory() -> None:
+    class SmallGpu(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 40:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return torch.stack([x.sum((1, 2, 3)), -x.sum((1, 2, 3))], 1)
+
+    assert choose_augmentation(SmallGpu(), torch.randn(64, 1, 8, 8)).flip
+
+
+def test_without_time_to_try_any_there_are_no_augmentations(tmp_path: Path) -> None:
     class Unreadable(FirstHalfDark):
         def images(self, indices: Any) -> Tensor:
             raise AssertionError("read")
 
     inputs: Any = SimpleNamespace(train=Unreadable(600))
-    assert choose_augmentations(inputs, torch.nn.Identity(), CPU, 0) == (Augmentation(), Augmentation())
+    found = choose_augmentations(inputs, torch.nn.Identity(), CPU, RunState(tmp_path), 0)
+    assert found == (Augmentation(), Augmentation())
 
 
 def test_time_that_suffices_changes_nothing(net: Net) -> None:

@@ -1,6 +1,7 @@
 """Blocks of the usual architectures, found without being told."""
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -174,3 +175,13 @@ def test_residual_blocks_around_a_single_convolution_are_found() -> None:
 
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(Block(), Block(), Block()), nn.Flatten())
     assert find_blocks(network) == ("1.0", "1.1", "1.2")
+
+
+def test_a_scripted_submodule_does_not_keep_blocks_from_being_found() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        network = nn.Sequential(block(), torch.jit.script(block()), block())
+    assert {"0", "2"} <= set(find_blocks(network))

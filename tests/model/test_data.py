@@ -592,3 +592,11 @@ def test_unreadable_images_are_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError) as error:
         load_images([text], PLAIN)
     assert str(error.value) == f"image {text} has more than 3000 pixels; give a smaller one"
+
+
+@pytest.mark.parametrize("source", [IMAGES, [1, 2]], ids=["array", "list"])
+def test_what_is_no_source_of_data_is_one_line(source: Any) -> None:
+    found = error_of(source)
+    assert found.startswith(
+        f"data: cannot read a {type(source).__name__}; give a torch.utils.data.Dataset, or"
+    )

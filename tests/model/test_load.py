@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -322,3 +323,22 @@ def test_a_network_that_mixes_precisions_is_left_as_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(user_code, "mixed", mixed, raising=False)
     kinds = {each.dtype for each in load_model(f"{HERE}:mixed").module.parameters()}
     assert kinds == {torch.float32, torch.float64}
+
+
+def test_a_network_itself_is_no_name_of_one() -> None:
+    given: Any = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with pytest.raises(
+        ModelError, match="^the model is a Sequential; name what makes it, as package"
+    ) as caught:
+        load_model(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_whose_eval_returns_nothing_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\nclass Mine(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(2, 2)\n\n"
+        "    def eval(self):\n        self.train(False)\n"
+    )
+    module = load_model(f"{tmp_path / 'mine.py'}:Mine").module
+    assert not module.training and not any(each.requires_grad for each in module.parameters())

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,6 +246,47 @@ def test_a_network_that_returns_a_dict_is_told_so() -> None:
 
     with pytest.raises(ModelError, match="the network returns a value of type dict; a tensor"):
         trace(Wrapped().eval(), torch.randn(2, 6), [])
+
+
+def test_a_network_that_returns_an_object_is_told_so() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.head(x))
+
+    with pytest.raises(ModelError, match="the network returns a value of type SimpleNamespace; a tensor"):
+        trace(Wrapped().eval(), torch.randn(2, 6), [])
+
+
+def test_a_network_that_needs_gradients_is_told_so() -> None:
+    class Sensitive(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_(True)
+                (slope,) = torch.autograd.grad(super().forward(x).sum(), x)
+            return super().forward(x.detach() + slope)
+
+    with pytest.raises(ModelError, match=r"does not run in inference mode \(RuntimeError: .*gradients$"):
+        small(Sensitive(), "first")
+
+
+def test_a_network_that_takes_large_batches_in_parts_is_told_so() -> None:
+    class InParts(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super(InParts, self).forward(part) for part in x.split(4)])
+
+    with pytest.raises(ModelError, match="InParts runs otherwise for more than 4 inputs at a time"):
+        small(InParts(), "first")
+
+
+def test_weights_of_nan_are_told_so() -> None:
+    network = Folding()
+    nn.init.constant_(next(network.parameters()), torch.nan)
+    with pytest.raises(CutError, match=r"output of block 'first' is NaN; check the checkpoint"):
+        small(network, "first")
 
 
 def test_a_block_whose_output_has_no_batch_dimension_first_is_refused() -> None:
