@@ -135,7 +135,8 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
 
 
 def _tries_all(settings: Settings) -> bool:
-    return settings.backend == "auto" and settings.objective == "exact"
+    # overlapped lookups are measured by `explore` alone, on its own backend
+    return settings.backend == "auto" and settings.objective == "exact" and settings.placement != "overlapped"
 
 
 def _automatic(library: Library, kind: type[Backend]) -> bool:

@@ -37,7 +37,7 @@ from gati.composition.verdicts import certify_published
 from gati.errors import BackendError, CompositionError
 from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, Library
-from gati.types import Placement, Trial, is_name
+from gati.types import NAME_RULE, Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def compose(
         library, composition = compose_best(
             chosen, others, settings, further, 1.0 if attempt is None else attempt.share
         )
-        keep_graphs(library, composition)
+        composition = keep_graphs(library, composition)
         if further is not None and attempt is not None:
             composition = _concluded(library, further, attempt, composition)
         return written(library, "compose", composition)
@@ -128,13 +128,16 @@ def _further(library: Library, data: Any, settings: Settings) -> Further:
     return further_inputs(library, data)
 
 
-def keep_graphs(library: Library, composition: Composition) -> None:
-    """Store what the composition's engine answered with, without which it cannot be opened.
+def keep_graphs(library: Library, composition: Composition) -> Composition:
+    """Store what the composition's engine answered with; return the composition that names it.
 
     An engine of reduced precision is certified by its own answers, so exactly that network must serve.
     """
-    if isinstance(library, CostedLibrary) and library.answers is not None:
-        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
+    if not isinstance(library, CostedLibrary) or library.answers is None:
+        return composition
+    exits = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+    early, base = library.answers.keep(exits)
+    return replace(composition, graph_sha256=early, base_graph_sha256=base)
 
 
 def written(library: Library, kind: Literal["compose", "latency"], composition: Composition) -> Composition:
@@ -325,8 +328,7 @@ def check_settings(settings: Settings) -> None:
         raise BackendError(f"unknown placement {settings.placement!r}; choose one of: {choices}")
     if not is_name(settings.name):
         raise CompositionError(
-            f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', at most 128, "
-            "for example 'fast'"
+            f"{settings.name!r} cannot be the name of a composition; use {NAME_RULE}, such as 'fast'"
         )
     if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
         raise CompositionError(
@@ -362,8 +364,9 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
     trained = any(trial.status == "trained" for trial in library.trials)
     if trained and settings.placement not in measured:
         raise BackendError(
-            f"placement {settings.placement!r} was not measured in this library (measured: "
-            f"{', '.join(measured) or 'none'}); explore again on a device that has it, or use auto"
+            f"placement {settings.placement!r} was not measured on backend "
+            f"'{library.manifest.profile.backend}' (measured: {', '.join(measured) or 'none'}): gati explore "
+            "does that on its own backend and number of threads, where cores are left; use placement auto"
         )
     return [settings.placement]
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.backends.int8_lookups import Int8Lookups
 from gati.engine.checks import prepared_on
 from gati.engine.exits import EngineExit
-from gati.errors import BackendError
-from gati.exploration.library import SELECT, Library, TrialOutcomes
+from gati.errors import BackendError, CompositionError
+from gati.exploration.library import SELECT, Library, TrialOutcomes, file_sha256
 from gati.exploration.splits import held_out
 from gati.model.sequence import Data
 from gati.types import TrialId
@@ -56,7 +56,7 @@ class EngineAnswers:
         self._of_split: dict[int, EngineAnswers] = {}
         self._blocks = {trial.trial_id: trial.block for trial in library.trials}
         self._answers: dict[Setting, Answers] = {}
-        self._models: dict[Setting, bytes] = {}
+        self._cuts: dict[tuple[TrialId, ...], frozenset[str]] = {}
 
     def __call__(self, candidates: Sequence[Candidate]) -> Answers:
         """Return the exit of each held-out input (the number of exits for none) and its class, both [n]."""
@@ -65,7 +65,7 @@ class EngineAnswers:
 
     def lookups(self, trial_id: TrialId, rows: NDArray[np.int64]) -> TrialOutcomes:
         """Score and class of one lookup on the held-out inputs `rows`, as this engine computes them."""
-        (model,) = self._assembled([((trial_id, _LEAST_SCORE),)])
+        (model,) = self._assembled([((trial_id, _LEAST_SCORE),)], self._pieces.cuts)
         probabilities = torch.cat([answer[0] for answer in self._each(model, rows)])
         with torch.inference_mode():
             score = self._pieces.cache(trial_id).selector(probabilities)
@@ -100,42 +100,38 @@ class EngineAnswers:
 
     def _ask(self, path: Iterable[Setting]) -> None:
         wanted = _alike_together(setting for setting in set(path) if setting not in self._answers)
-        self._convert(wanted)
+        self._cut_for(wanted)
         for _, group in groupby(wanted, key=_exits_of):
-            for setting in _outermost_first(list(group)):
-                self._answers[setting] = self._answered(setting)
-
-    def _convert(self, settings: Sequence[Setting]) -> None:
-        self._cut_for(settings)
-        unknown = _alike_together(setting for setting in settings if setting not in self._models)
-        for _, group in groupby(unknown, key=_exits_of):
-            alike = list(group)
-            self._models.update(zip(alike, self._assembled(alike), strict=True))
+            alike = list(_outermost_first(list(group)))
+            for setting, model in zip(alike, self._networks(alike), strict=True):  # one network at a time
+                self._answers[setting] = self._answered(setting, model)
 
     def _cut_for(self, settings: Sequence[Setting]) -> None:
         """Cut every further graph after the blocks of all these settings, so that they share pieces."""
         self._pieces.cuts.update(self._blocks[trial_id] for setting in settings for trial_id, _ in setting)
 
-    def _assembled(self, settings: Sequence[Setting]) -> Iterator[bytes]:
-        """The networks with these exits, which differ only in thresholds."""
-        self._cut_for(settings)
-        pieces = self._pieces
-        exits = [self._exits(setting) for setting in settings]
-        kind = self._library.manifest.outputs_kind
+    def _networks(self, alike: Sequence[Setting]) -> Iterator[bytes]:
+        """The networks with these exits, which differ only in thresholds; the same ones each time."""
+        exits = tuple(_exits_of(alike[0]))
+        return self._assembled(alike, self._cuts.setdefault(exits, frozenset(self._pieces.cuts)))
+
+    def _assembled(self, alike: Sequence[Setting], cuts: Collection[str]) -> Iterator[bytes]:
+        pieces, kind = self._pieces, self._library.manifest.outputs_kind
+        exits = [self._exits(setting) for setting in alike]
         with prepared_on(self._backend.name):
-            yield from self._backend.assembled(
-                pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
-            )
+            yield from self._backend.assembled(pieces.traced, exits, kind, convert=pieces.convert, cuts=cuts)
 
-    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
-        """Write the networks that `graph_files` names: with these exits, and without any."""
+    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> tuple[str, str]:
+        """Store the networks with these exits, and without any. Returns their sha256. Raises StorageError."""
         settings: tuple[Setting, Setting] = (tuple(exits), ())
-        self._convert(settings)
-        files = graph_files(self._library, exits, self._backend.name)
-        models = (self._models[setting] for setting in settings)
+        models = [model for setting in settings for model in self._networks([setting])]
+        early, base = (hashlib.sha256(model).hexdigest() for model in models)
+        names = graph_files(self._library, exits, self._backend.name)
+        files = (graph_with(digest, name) for digest, name in zip((early, base), names, strict=True))
         store_graphs(graph_folder(self._library.directory), dict(zip(files, models, strict=True)))
+        return early, base
 
-    def _answered(self, setting: Setting) -> Answers:
+    def _answered(self, setting: Setting, model: bytes) -> Answers:
         """The engine's answers with these exits; inputs that neighbouring settings decide are not run."""
         neighbours = _neighbours(setting, self._answers)
         if neighbours is None:
@@ -145,7 +141,7 @@ class EngineAnswers:
             (left_at, answer), (left_earlier_at, other_answer) = neighbours
             open_rows = np.flatnonzero((left_at != left_earlier_at) | (answer != other_answer))
             left_at, answer = left_at.copy(), answer.copy()
-        left_at[open_rows], answer[open_rows] = self._run(self._models[setting], open_rows)
+        left_at[open_rows], answer[open_rows] = self._run(model, open_rows)
         return left_at, answer
 
     def _run(self, model: bytes, rows: NDArray[np.int64]) -> Answers:
@@ -257,15 +253,44 @@ def graphs_needed(library: Library) -> set[str]:
     needed = {path.stem for path in plain}
     for name in library.compositions():
         found = Composition.load(library.composition_path(name))
-        setting = [(leaving.trial_id, leaving.threshold) for leaving in found.exits]
-        needed.add(graph_files(library, setting, found.backend)[0].stem)
+        needed |= {path.stem for path in _files_of(library, found)}
     return needed
+
+
+def graphs_of(library: Library, composition: Composition) -> tuple[Path, Path]:
+    """Return the files of a composition's converted networks, with and without its exits.
+
+    They need not exist, and are made again. But a certificate that counts the engine's own answers speaks of
+    one network: raises CompositionError if the file with the exits is then missing or has changed.
+    """
+    early, base = _files_of(library, composition)
+    digest = composition.graph_sha256
+    if digest is not None and not (early.is_file() and file_sha256(early) == digest):
+        raise CompositionError(
+            f"{early}, with which composition '{composition.name}' was certified, is missing or has changed: "
+            "restore it, or run gati compose again"
+        )
+    return early, base
+
+
+def _files_of(library: Library, composition: Composition) -> tuple[Path, Path]:
+    setting = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+    early, base = graph_files(library, setting, composition.backend)
+    return graph_with(composition.graph_sha256, early), graph_with(composition.base_graph_sha256, base)
+
+
+def graph_with(digest: str | None, other: Path) -> Path:
+    """The file for the network with that sha256; `other` if there is none.
+
+    Named by its content, the network of one composition is never replaced by that of another.
+    """
+    return other if digest is None else other.parent / f"{digest[:16]}{other.suffix}"
 
 
 def graph_files(
     library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
 ) -> tuple[Path, Path]:
-    """Return the files of the converted networks with and without these exits, named by a content hash."""
+    """Return files for the networks with and without these exits, named by what these are made from."""
     kind = graph_kind(backend)
     stored_as = "onnx" if kind is None else kind.stored_as
     manifest = library.manifest

@@ -326,6 +326,7 @@ def enter_use(library: Library, verb: str, composition: Composition) -> Composit
 def composition_identity(library: Library, composition: Composition) -> str:
     """Return a hash of what determines the answers of a composition, which excludes its name."""
     content = hashlib.sha256(f"{composition.checkpoint_sha256} {composition.backend}".encode())
+    content.update((composition.graph_sha256 or "").encode())
     for leaving in composition.exits:
         content.update(f"{leaving.trial_id} {leaving.threshold!r}".encode())
         content.update(library.cache_path(leaving.trial_id).read_bytes())

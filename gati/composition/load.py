@@ -14,7 +14,7 @@ from torch import nn
 
 from gati.caches import load_cache
 from gati.composition.composition import Composition, Exit
-from gati.composition.engines import graph_files
+from gati.composition.engines import graphs_of
 from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
@@ -52,8 +52,7 @@ class OpenedModel:
         exits = self.exits(composition, caches)
         graphs = None
         if caches is None and self.library is not None:
-            settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
-            graphs = graph_files(self.library, settings, composition.backend)
+            graphs = graphs_of(self.library, composition)
         return self.engine_of(exits, composition.name, composition.backend, graphs)
 
     def base(self) -> Engine:
@@ -191,7 +190,7 @@ def open_served(
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)
-    measured = None if threads is not None else as_measured(chosen, model.traced.device.type)
+    measured = None if threads is not None else as_measured(chosen.measured_on, model.traced.device.type)
     if measured is not None:  # a program that gives torch fewer threads shares the cores with others
         model = replace(model, threads=min(measured, torch.get_num_threads()))
     engine = model.engine(chosen)

@@ -211,7 +211,7 @@ def _within_latency(
     verdict = certify_one(library, asked, counts)
     plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
     composition = to_composition(library, asked, plan, datetime.now(UTC))
-    keep_graphs(library, composition)
+    composition = keep_graphs(library, composition)
     return written(library, "latency", composition)
 
 

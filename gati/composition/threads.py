@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.backends import backends_to_time
-from gati.composition.composition import Composition
 from gati.composition.cost_files import costs_path
 from gati.composition.costs import to_measure
 from gati.composition.networks import plain_graph
@@ -27,6 +26,7 @@ from gati.costs.hardware import conditions_here, processor_name
 from gati.documents import DocumentKind, values_of
 from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
+from gati.types import Conditions
 
 if TYPE_CHECKING:
     from gati.engine.backends import Graph
@@ -52,19 +52,19 @@ def using_threads(count: int | None) -> AbstractContextManager[None]:
     return on_threads(count)
 
 
-def as_measured(composition: Composition, device: str) -> int | None:
-    """The number of threads that a composition's latencies were measured with, if they may be reached here.
+def as_measured(measured_on: Conditions | None, device: str) -> int | None:
+    """The number of threads that latencies were measured with, if it may be reached here.
 
     None if that is not known or was on another processor, if fewer cores are usable, on a GPU, and if
     OMP_NUM_THREADS names a number for the whole process.
     """
     from gati.engine.threads import usable_cores
 
-    measured_on = composition.measured_on
-    if measured_on is None or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+    if measured_on is None or not device.startswith("cpu") or os.environ.get("OMP_NUM_THREADS"):
         return None
-    here = measured_on.processor == processor_name(device) and measured_on.threads <= len(usable_cores())
-    return measured_on.threads if here else None
+    if measured_on.processor not in ("", processor_name(device)):  # "": an older Gati did not record it
+        return None
+    return measured_on.threads if 0 < measured_on.threads <= len(usable_cores()) else None
 
 
 def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:

@@ -70,7 +70,7 @@ class Engine:
         self.backend = backend
         self.version = version
         self.class_names = None if class_names is None else tuple(class_names)
-        self.preprocessing = preprocessing
+        self._preprocessing = preprocessing
         self._tensors = None if preprocessing is None else preprocessing.tensors
         self.traced = traced
         self.outputs_kind: OutputsKind = outputs_kind  # of the base model
@@ -203,10 +203,17 @@ class Engine:
             backend=self.backend,
             version=self.version,
             class_names=self.class_names,
-            preprocessing=None if suffix else self.preprocessing,  # shorter inputs were checked
+            preprocessing=None if suffix else self._preprocessing,  # shorter inputs were checked
             graphs=graphs,
             threads=threads,
         )
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing of inputs. Raises BackendError for an engine that was made without one."""
+        if self._preprocessing is None:
+            raise BackendError("this engine was made without preprocessing; preprocess the inputs yourself")
+        return self._preprocessing
 
     @property
     def threads(self) -> int:

@@ -105,14 +105,25 @@ class _Work:
         self.found = self.found or found
 
 
+class _Before(threading.local):
+    """What the calling thread had before it reserved a core, and for how many lookups that is reserved."""
+
+    cores: set[int] = set()
+    threads = 0
+    users = 0
+
+
+_before = _Before()
+
+
 class WorkerLookups(ParallelLookups):
     """A worker thread pinned to the last core of the process; the calling thread keeps the others.
 
     `answer` waits for the worker as long as the lookup's best time so far, then the calling thread runs the
     lookup itself. So even if the worker's core is busy, `answer` takes about twice as long as the lookup.
-    While open, the calling thread uses at most as many torch threads as cores remain. `close` restores
-    affinity and thread count; call it from the thread that called `open`. With a single core nothing is
-    pinned.
+    While open, the calling thread uses at most as many torch threads as cores remain. What is opened in the
+    same thread meanwhile shares the core, and the last `close` restores affinity and thread count; call it
+    from the thread that called `open`. With a single core nothing is pinned.
     """
 
     def __init__(self) -> None:
@@ -128,7 +139,10 @@ class WorkerLookups(ParallelLookups):
         """Start and pin the worker, and confine the calling thread to the other cores."""
         if self._thread is not None:
             return
-        self._cores, self._threads = usable_cores(), torch.get_num_threads()
+        if _before.users == 0:
+            _before.cores, _before.threads = usable_cores(), torch.get_num_threads()
+        _before.users += 1
+        self._cores, self._threads = _before.cores, _before.threads
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
@@ -142,7 +156,9 @@ class WorkerLookups(ParallelLookups):
         self._inbox.put(None)
         self._thread.join()
         self._thread = None
-        self._release()
+        _before.users = max(0, _before.users - 1)
+        if _before.users == 0:
+            self._release()
 
     @contextmanager
     def released(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition
-from gati.composition.engines import graph_backend, graph_files
+from gati.composition.engines import graph_backend, graphs_of
 from gati.composition.load import Served
 from gati.engine.backends import GraphBackend, get_backend
 from gati.engine.exits import EngineExit
@@ -96,9 +96,9 @@ def save_version(
 
 
 def _unbound(composition: Composition) -> Composition:
-    """The composition without digests: its caches are written anew, and repositories have their own."""
+    """The composition without digests: caches and network are made anew, and repositories have their own."""
     exits = (replace(leaving, cache_sha256=None) for leaving in composition.exits)
-    return replace(composition, exits=tuple(exits))
+    return replace(composition, exits=tuple(exits), graph_sha256=None)
 
 
 def _save_cache(path: Path, leaving: EngineExit) -> None:
@@ -156,6 +156,6 @@ def _opened(served: Served, setting: Setting, kept: Path, graphs: Graphs | None)
     backend = get_backend(composition.backend)
     if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
         graphs.write(kept, composition.backend, served, exits)
-    kept_base = graph_files(served.library, [], composition.backend)[1]
+    kept_base = graphs_of(served.library, composition)[1]
     engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
     return replace(served, engine=engine, composition=composition)

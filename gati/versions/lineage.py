@@ -15,7 +15,7 @@ from typing import Any
 
 from gati.documents import DocumentKind, values_of
 from gati.errors import AdaptError, RepositoryError
-from gati.types import is_name
+from gati.types import NAME_RULE, is_name
 
 FORMAT = 1
 
@@ -29,10 +29,7 @@ _LONGEST_MANIFEST = 16 * 2**20  # bytes
 def check_name(name: object) -> str:
     """Returns a valid model name unchanged. Raises AdaptError for names that could leave the repository."""
     if not isinstance(name, str) or not is_name(name):
-        raise AdaptError(
-            f"a model cannot be called {str(name)[:140]!r}: letters, digits, dot, underscore and dash, "
-            "beginning with a letter or digit, at most 128"
-        )
+        raise AdaptError(f"{str(name)[:140]!r} cannot be the name of a model; use {NAME_RULE}")
     return name
 
 

@@ -450,6 +450,14 @@ def test_neighbours_are_mostly_dealt_together() -> None:
     assert int((np.diff(part) != 0).sum()) < 40
 
 
+@pytest.mark.parametrize("source", ["/videos/" * 100, "/videos/\udcff.mp4"], ids=["long", "not UTF-8"])
+def test_samples_of_a_file_are_stored_whatever_its_path(source: str) -> None:
+    """Each sample failed with a traceback in the log, and none was there after a restart."""
+    likely = torch.full((10,), 0.1)
+    sample = Sample(torch.zeros(1, 8, 8), 0, likely, 1.0, 1, source)
+    assert recorded(sample, Prediction(0, likely, "base", "1"), "mine").source.startswith("/videos/")
+
+
 def test_what_was_held_out_stays_held_out_for_every_later_window_and_process(
     served: Served, tmp_path: Path
 ) -> None:
@@ -540,9 +548,9 @@ def test_an_exit_at_the_input_is_retrained(tmp_path: Path) -> None:
 def test_a_version_is_not_bound_to_files_of_the_library(
     served: Served, retrained: Retrained, tmp_path: Path
 ) -> None:
-    """Its caches are written anew: the same weights may be another file."""
+    """Its caches and its network are written anew: the same weights may be another file."""
     bound = tuple(replace(leaving, cache_sha256="0" * 64) for leaving in retrained.composition.exits)
-    composition = replace(retrained.composition, exits=bound)
+    composition = replace(retrained.composition, exits=bound, graph_sha256="0" * 64)
     save_version(tmp_path / "v2", composition, retrained.exits, [Setting(composition, retrained.exits)])
     assert open_version(served, tmp_path / "v2").composition == retrained.composition
     assert len(open_settings(served, tmp_path / "v2")) == 1

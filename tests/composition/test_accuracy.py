@@ -31,6 +31,8 @@ def test_the_bound_is_the_rate_under_which_so_few_losses_are_as_rare_as_delta():
     assert abs(binom.cdf(7, 500, bound) - 0.05) < 1e-9
     shared = accuracy_drop(answer, label, label, 0.05, settings=37).upper_bound
     assert abs(binom.cdf(7, 500, shared) - 0.05 / 37) < 1e-9
+    part = accuracy_drop(answer, label, label, 0.05, settings=37, share=0.75).upper_bound
+    assert abs(binom.cdf(7, 500, part) - 0.75 * 0.05 / 37) < 1e-9
 
 
 def test_the_bound_holds_for_whichever_setting_looks_best():

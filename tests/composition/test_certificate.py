@@ -25,6 +25,13 @@ def test_the_p_value_is_the_binomial_tail(losses, inputs, accuracy):
     assert p_value(losses, inputs, accuracy) == pytest.approx(exact)
 
 
+@given(losses=st.integers(0, 60), more=st.integers(0, 600), delta=deltas)
+def test_at_the_limit_of_agreement_so_few_losses_are_exactly_as_rare_as_delta(losses, more, delta):
+    limit = agreement_lower_bound(losses, losses + more, delta)
+    assert (limit == 0.0) == (more == 0)
+    assert more == 0 or p_value(losses, losses + more, limit) == pytest.approx(delta)
+
+
 def test_299_inputs_without_loss_certify_99_percent_and_298_do_not():
     assert required_inputs(0.99, 0.05) == 299
     assert certify([(0, 299)], 0.99, 0.05).deployed == 0

@@ -15,6 +15,7 @@ from gati.composition.plans import Settings
 from gati.composition.prospects import problem_deployed
 from gati.errors import LibraryError
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
+from gati.model.identity import CopyCounts
 from tests.composition.libraries import make_library
 
 
@@ -122,3 +123,11 @@ def test_a_record_of_another_library_is_refused(tmp_path: Path) -> None:
     library.write_input_record(InputRecord(*(array[:-1] for array in record)))
     with pytest.raises(LibraryError, match=r"inputs.safetensors has 1199 inputs, but the outcomes have 1200"):
         composed(library)
+
+
+def test_what_explore_has_seen_becomes_no_evidence_by_an_attempt() -> None:
+    """Of an attempt's inputs, those that are new after earlier ones are numbered among the evidence."""
+    copies = CopyCounts(np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1]))
+    limited = copies.limited(np.array([1]))
+    assert (limited.differs.tolist(), limited.same.tolist()) == ([2, 1, 1, 3], [0, 0, 0, 1])
+    assert copies.limited(None) is copies

@@ -186,6 +186,8 @@ def test_auto_takes_the_fastest_that_is_measured(library: Library, monkeypatch: 
         module = f"gati.engine.backends.{backend}"
         monkeypatch.setattr(f"{module}.find_spec", lambda name: object())
     assert compose(library.directory, accuracy=0.95).backend == "onnxruntime"
+    overlapped = compose(library.directory, accuracy=0.95, placement="overlapped")
+    assert overlapped.backend == library.manifest.profile.backend, "the only one that has it"
     keep(library, costs_of(library, "onnxruntime", 0.5))
     keep(library, costs_of(library, "openvino", 0.5))
     assert compose(library.directory, accuracy=0.95).backend == library.manifest.profile.backend

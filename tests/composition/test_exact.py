@@ -135,6 +135,14 @@ def test_the_bound_is_below_every_composition(instance, budget):
     assert lower_bound_ms(instance, budget) <= best_exact_latency(instance, budget) + 1e-9
 
 
+def test_the_bound_is_below_the_best_where_scores_mean_something():
+    """Single inputs that a trial gets wrong lie among many that it gets right, or others take them before."""
+    for seed in range(30):
+        instance = hard_instance(inputs=10, blocks=3, variants=1, seed=seed)
+        for budget in (0, 1, 2):
+            assert lower_bound_ms(instance, budget) <= best_exact_latency(instance, budget) + 1e-9
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(instance=instances(), budget=st.integers(0, 4), steps=st.sampled_from((1, 5, 60)))
 def test_the_priced_bound_is_below_every_composition_however_far_it_is_driven(instance, budget, steps):
@@ -244,6 +252,19 @@ def test_a_threshold_lies_strictly_between_hits_and_misses():
     )
     assert np.flatnonzero(instance.may_cut[0]).tolist() == [0, 2, 3]
     assert [instance.threshold(0, cut) for cut in (1, 3, 4)] == [0.625, 0.375, 0.25]
+
+
+def test_a_threshold_tells_neighbouring_numbers_apart():
+    """Half-way between them is one of them, which may be the one that must not hit."""
+    scores = [np.float32(0.5)]
+    for _ in range(4):
+        scores.append(np.nextafter(scores[-1], np.float32(1.0)))
+    instance = make_instance(
+        block=[0], score=np.array([scores]), wrong=np.zeros((1, 5), dtype=bool), reach_ms=[1.0],
+        lookup_ms=[0.1], penalty_ms=[0.1], memory_bytes=[10], base_ms=2.0,
+    )  # fmt: skip
+    for cut in range(1, 6):
+        assert int((instance.score[0] >= np.float32(instance.threshold(0, cut))).sum()) == cut
 
 
 def test_inputs_that_every_trial_treats_alike_are_merged():

@@ -186,6 +186,28 @@ def test_data_may_grow_but_not_lose_inputs(library: Library, tmp_path: Path) -> 
     assert own + 100 <= certificate.inputs <= own + 100 + certificate.losses
 
 
+def test_what_determines_the_counts_makes_another_attempt(library: Library) -> None:
+    """Other latencies or operating points may choose other caches, and so count others."""
+
+    def attempt(of: Library, **asked: object) -> int:
+        settings = replace(Settings(accuracy=0.9), **asked)  # type: ignore[arg-type]
+        return further_inputs(of, more_of(of)).enter(of, settings, [of]).number
+
+    trials, points = list(library.trials), list(library.operating_points)
+    assert [attempt(library), attempt(library, name="other", threads=2)] == [1, 1]
+    try:
+        library.write_trials(
+            [replace(each, lookup_ms=0.5 * (each.lookup_ms or 0.0)) for each in trials], points
+        )
+        assert attempt(Library.open(library.directory)) == 2
+        library.write_trials(trials, points[:-1])
+        assert attempt(Library.open(library.directory)) == 3
+    finally:
+        library.write_trials(trials, points)
+    assert attempt(Library.open(library.directory)) == 1
+    assert attempt(library, memory_limit_bytes=10**6) == 4
+
+
 def test_an_attempt_is_entered_before_anything_is_counted(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

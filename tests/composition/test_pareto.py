@@ -21,7 +21,7 @@ from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
 from gati.composition.search import search_frontier
 from gati.errors import CompositionError
-from gati.exploration.library import SELECT, Library
+from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.types import TrialId
 from tests.composition.libraries import make_library, repaid
 from tests.composition.test_coarse_engines import Coarse
@@ -45,6 +45,23 @@ def test_the_frontier_trades_agreement_for_latency_and_is_stored(library):
     assert all(len(point.blocks) == len(point.trials) == len(point.thresholds) for point in points)
     stored = json.loads((library.directory / "pareto.json").read_text())
     assert [point["mean_latency_ms"] for point in stored["points"]] == latencies
+
+
+@pytest.mark.slow
+def test_the_limits_of_the_frontier_hold_together(library):
+    """The operator sees all points before choosing one, so that their limits share delta."""
+    points = pareto(library.directory)
+    base = library.base_outcomes()
+    rows = base.split == CERTIFY
+    for point in points:
+        inside, losses = rows.copy(), 0
+        for trial, threshold in zip(point.trials, point.thresholds, strict=True):
+            found = library.outcomes(TrialId(trial))
+            leaves = inside & (found.score >= np.float32(threshold))
+            losses += int((found.predicted != base.base_class)[leaves].sum())
+            inside &= ~leaves
+        limit = agreement_lower_bound(losses, int(rows.sum()), 0.05 / len(points))
+        assert point.certified_agreement == pytest.approx(limit)
 
 
 @pytest.mark.slow
@@ -157,8 +174,9 @@ class _Kept(Coarse):
 
     kept: Sequence[tuple[TrialId, float]] = ()
 
-    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
+    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> tuple[str, str]:
         self.kept = exits
+        return "0" * 64, "1" * 64
 
 
 @pytest.fixture

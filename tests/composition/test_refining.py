@@ -110,16 +110,19 @@ def proposed(folder: Path, seed: int, each: int) -> tuple[Library, Coarse, Propo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.02])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_walk_ends_where_one_that_counts_every_setting_ends(tmp_path: Path, seed: int) -> None:
+def test_a_walk_ends_where_one_that_counts_every_setting_ends(
+    tmp_path: Path, seed: int, share: float
+) -> None:
     library, engine, proposal = proposed(tmp_path, seed, each=100)
     assert len(proposal.path) > len(proposal.main)
     latencies = [choice.outcome.mean_latency_ms for choice in proposal.path]
     assert latencies == sorted(latencies, reverse=True)
     split = EngineOutcomes(library, CERTIFY, engine)
-    certificate, position = proposal.walk(split)
+    certificate, position = proposal.walk(split, share)
     counts = [count_losses(library, proposal.settings, each, split)[0] for each in proposal.candidates]
-    passes = [p_value(*each, ACCURACY) <= DELTA for each in counts]
+    passes = [p_value(*each, ACCURACY) <= share * DELTA for each in counts]
     every = passes.index(False) - 1 if False in passes else len(passes) - 1
     assert position == (None if every < 0 else every)
     if position is not None:

@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from gati.composition.compose import compose
@@ -18,7 +20,7 @@ from gati.composition.stored_graphs import UNUSED_S, remove_unused_graphs, store
 from gati.engine.backends import BACKENDS, Graph, GraphBackend, get_backend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.errors import StorageError
+from gati.errors import BackendError, StorageError
 from gati.exploration.library import Library
 from tests.composition.libraries import make_library
 from tests.engine.networks import traced_network
@@ -138,6 +140,14 @@ def test_a_network_that_an_engine_has_opened_stays(tmp_path: Path, monkeypatch: 
     assert not opened.exists()
     Engine(traced_network(), backend="stored", graphs=(opened, base))
     assert opened.read_bytes() == b"made again"
+
+
+def test_a_stored_network_is_not_opened_for_a_gpu(tmp_path: Path) -> None:
+    """It runs on the CPU, and each request would fail."""
+    (kept,) = put(tmp_path, OTHER)
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(BackendError, match="backend 'stored' runs on the cpu; use --backend torch on cuda"):
+        Stored().early_exit(on_gpu, [], "logits", kept)
 
 
 @pytest.mark.slow

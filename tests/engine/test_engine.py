@@ -262,6 +262,23 @@ def test_closing_gives_back_cores_and_threads() -> None:
         assert engine(inputs(1))[0].exit == "base"  # it can be opened again
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot bind threads to cores")
+def test_engines_that_are_open_at_once_share_the_reserved_core() -> None:
+    """Each would take one more, and whichever closed last would leave the thread with fewer than before."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    first, second = (Engine(TRACED, exits(NEVER, "overlapped")) for _ in range(2))
+    first.open()
+    left = os.sched_getaffinity(0)
+    second.open()
+    assert os.sched_getaffinity(0) == left
+    first.close()
+    assert os.sched_getaffinity(0) == left
+    assert second(inputs(1))[0].exit == "base"
+    second.close()
+    assert os.sched_getaffinity(0) == cores
+    assert torch.get_num_threads() == threads
+
+
 def test_what_an_overlapped_lookup_raises_reaches_the_caller_and_the_engine_stays_usable() -> None:
     class Moody(Cache):
         fail = False

@@ -21,6 +21,7 @@ from gati.composition.load import load
 from gati.engine.backends import BACKENDS
 from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
+from gati.engine.engine import Engine
 from gati.errors import BackendError, CompositionError, DataError, LibraryError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
@@ -29,7 +30,7 @@ from gati.exploration.network import example_of, load_network, probe_of
 from gati.model.segments import TracedModel
 from gati.types import TrialId
 from tests.engine import networks
-from tests.engine.networks import BLOCKS, CLASSES, network
+from tests.engine.networks import BLOCKS, CLASSES, network, traced_network
 from tests.engine.served import exit_at, images, rewrite
 
 
@@ -72,7 +73,6 @@ def test_an_evaluation_has_every_promised_field(directory: Path, tmp_path: Path)
 def test_agreement_and_accuracy_are_those_of_the_answers(directory: Path, tmp_path: Path) -> None:
     pictures = images(40)
     with load(directory) as engine:
-        assert engine.preprocessing is not None
         x = engine.preprocessing(pictures)
         answers = np.array([prediction.class_index for prediction in engine(x)])
         base = np.array([prediction.class_index for prediction in engine.base(x)])
@@ -112,7 +112,6 @@ def test_image_files_are_classified_in_order(directory: Path, tmp_path: Path) ->
         Image.fromarray(picture[:, :, 0]).save(path)
     predictions = predict(directory, paths)
     with load(directory) as engine:
-        assert engine.preprocessing is not None
         expected = engine(engine.preprocessing(pictures))
     assert [p.class_name for p in predictions] == [e.class_name for e in expected]
 
@@ -286,3 +285,8 @@ def test_too_little_memory_is_not_blamed_on_the_backend(
     rewrite(directory, backend="failing")
     with pytest.raises(type(error)):
         load(directory)
+
+
+def test_an_engine_without_preprocessing_says_so() -> None:
+    with pytest.raises(BackendError, match="made without preprocessing; preprocess the inputs yourself"):
+        Engine(traced_network()).preprocessing  # noqa: B018

@@ -222,7 +222,7 @@ def test_names_that_could_leave_the_repository_are_refused(repository: ModelRepo
         lambda: repository.collect_garbage(name),
         lambda: repository.fetch(name, 1, "into"),
     ):
-        with pytest.raises(AdaptError, match="cannot be called"):
+        with pytest.raises(AdaptError, match="cannot be the name of a model; use letters"):
             ask()
 
 

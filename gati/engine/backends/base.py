@@ -149,6 +149,7 @@ class GraphBackend(Backend):
         BackendError for a network that is not on the CPU, ModelError for an operator that ONNX lacks, and
         CutError for a cut that a graph cannot express.
         """
+        self._check_device(traced)
         if kept is not None and (stored := _read(kept)) is not None:
             return self._compiled_from(kept, stored, threads)
         (model,) = self.assembled(traced, [exits], outputs_kind)
@@ -175,13 +176,16 @@ class GraphBackend(Backend):
         from gati.engine.graph.convert import Converter
         from gati.engine.graph.stages import build_stages
 
-        if traced.device.type != "cpu":
-            device = traced.device.type
-            raise BackendError(f"backend '{self.name}' runs on the cpu; use --backend torch on {device}")
+        self._check_device(traced)
         convert = convert or Converter()
         for exits in settings:
             stages = build_stages(traced, exits, outputs_kind, cuts)
             yield assemble(stages, "gati", convert=convert).SerializeToString()
+
+    def _check_device(self, traced: TracedModel) -> None:
+        if traced.device.type != "cpu":
+            device = traced.device.type
+            raise BackendError(f"backend '{self.name}' runs on the cpu; use --backend torch on {device}")
 
     def _compiled_from(self, kept: FilePath, model: bytes, threads: int | None) -> Graph:
         try:

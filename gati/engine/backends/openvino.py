@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -20,6 +21,7 @@ from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.engine.graph.convert import Converter
+    from gati.engine.graph.quantise import Quantised
 
 
 class _Slot(NamedTuple):
@@ -129,6 +131,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
     def __init__(self, calibration: Tensor | None = None) -> None:
         super().__init__()
         self._calibration = calibration
+        self._quantised: dict[bytes, Quantised] = {}
 
     def assembled(
         self,
@@ -139,7 +142,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """As `GraphBackend.assembled`, quantised once; during calibration no input exits early."""
+        """As `GraphBackend.assembled`; each network is quantised once, on inputs that take no exit."""
         from gati.engine.graph.quantise import quantised, without_exits
 
         if self._calibration is None:
@@ -149,7 +152,10 @@ class OpenVinoInt8Backend(OpenVinoBackend):
             )
         never = [without_exits(settings[0])]
         (model,) = super().assembled(traced, never, outputs_kind, convert=convert, cuts=cuts)
-        whole = quantised(model, self._calibration)
+        made_from = hashlib.sha256(model).digest()
+        if made_from not in self._quantised:  # it takes a minute
+            self._quantised[made_from] = quantised(model, self._calibration)
+        whole = self._quantised[made_from]
         for exits in settings:
             yield whole.with_thresholds([leaving.threshold for leaving in exits])
 
