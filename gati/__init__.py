@@ -99,7 +99,7 @@ _HOMES = {
     "Library": "gati.exploration.library",
     "ModelBlocks": "gati.exploration.inspect",
     "ParetoPoint": "gati.composition.pareto",
-    "Prediction": "gati.engine.engine",
+    "Prediction": "gati.engine.exits",
     "Recertification": "gati.evaluation.certify",
     "bench": "gati.evaluation.bench",
     "blocks": "gati.exploration.inspect",

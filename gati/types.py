@@ -14,12 +14,16 @@ TrialStatus = Literal["trained", "skipped", "failed", "replaced"]
 BASE = "base"  # exit of a request that ran the whole network
 RECALL = "recall"  # exit of an answer from memory
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+NAME_RULE = "letters, digits and . _ -, beginning with a letter or digit, at most 128 characters"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def is_name(text: str) -> bool:
-    """Whether a model, version, composition or pipeline may be called so: it may stand in a path or URL."""
-    return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
+    """Whether a model, version, composition or pipeline may be called so: it may stand in a path or URL.
+
+    `NAME_RULE` says the same in words.
+    """
+    return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def test_training_further_takes_its_own_options(monkeypatch: pytest.MonkeyPatch)
     [
         (["compose", "x", "--latency", "2ms", "--accuracy", "0.99"], "leave out --accuracy, or --latency"),
         (["compose", "x", "--pareto", "--name", "fast"], "--pareto composes nothing: leave out --name"),
+        (["explore", "m:f", "--ray-cores", "4"], "--ray-cores would have no effect without --ray"),
         (["stream", "x", "--source", "v.mp4", "--page-port", "80"], "--page-port requires --page"),
     ],
 )

@@ -161,3 +161,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'gati' has no attribute 'divine'"):
         gati.divine  # noqa: B018
+
+
+def test_a_type_checker_accepts_how_the_readme_preprocesses() -> None:
+    """It refuses to call what may be None."""
+    assert inspect.signature(gati.Engine.preprocessing.fget).return_annotation == "Preprocessing"

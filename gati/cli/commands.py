@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ import gati
 from gati.cli import adapt, compare, doctor, evict, explore, options, pipelines, query, render, serve, stream
 from gati.errors import CompositionError, StorageError
 
-_log = logging.getLogger(__name__)
 _FORMAT_OF = {".onnx": "onnx", ".pt2": "pt2"}
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -270,10 +268,6 @@ def evaluate(
     render.promise(Composition.load(Library(directory).composition_path(composition)))
     if per_class:
         render.classes(evaluation)
-    try:
-        atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
-    except StorageError as error:  # what took minutes is shown, and may still go to --json
-        _log.warning("the evaluation is not kept for gati report: %s", error)
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
 

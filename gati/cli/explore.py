@@ -13,6 +13,7 @@ from gati.errors import DataError
 from gati.units import parse_duration
 
 _WITH_MORE = ("--more", "--data", "--train-data", "--ray", "--ray-cores", "--ray-gpus")
+_WITH_RAY = ("--ray-cores", "--ray-gpus")
 
 
 def explore(
@@ -119,6 +120,8 @@ def explore(
     """
     from gati.exploration.progress import open_progress
 
+    if ray is None and (idle := [each for each in options.given(context) if each in _WITH_RAY]):
+        raise DataError(f"{', '.join(idle)} would have no effect without --ray; add that, or leave it out")
     if more is not None:
         if ignored := [each for each in options.given(context) if each not in _WITH_MORE]:
             raise DataError(

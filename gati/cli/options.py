@@ -46,7 +46,9 @@ Mean = Annotated[
     typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model has none."),
 ]
 Std = Annotated[str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")]
-Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
+Resize = Annotated[
+    int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this; 0: do not resize.")
+]
 SampleRate = Annotated[
     int | None,
     typer.Option("--sample-rate", metavar="HERTZ", help="Sample rate of recordings, if the model has none."),
@@ -267,16 +269,13 @@ def threads_of(text: str | None) -> int | Literal["auto"] | None:
 def threads_as_measured(directory: Path, composition: str | None = None) -> None:
     """Use as many threads as the composition's latencies were measured with, or those of `gati explore`.
 
-    Does nothing if OMP_NUM_THREADS is set, if they were measured on another processor, or if the library
-    cannot be read: the verb then raises the error.
+    Does nothing where `as_measured` finds no such number, or if the library cannot be read: the verb then
+    raises the error.
     """
-    if os.environ.get("OMP_NUM_THREADS"):
-        return
     import torch
 
     from gati.composition.composition import Composition
-    from gati.costs.hardware import processor_name
-    from gati.engine.threads import usable_cores
+    from gati.composition.threads import as_measured
     from gati.exploration.library import Library
 
     with suppress(GatiError):
@@ -284,8 +283,9 @@ def threads_as_measured(directory: Path, composition: str | None = None) -> None
         known = library.manifest.profile.conditions
         if composition is not None:
             known = Composition.load(library.composition_path(composition)).measured_on or known
-        if known.processor in ("", processor_name(library.manifest.profile.device)):  # "": not recorded
-            torch.set_num_threads(max(1, min(known.threads, len(usable_cores()))))
+        count = as_measured(known, library.manifest.profile.device)
+        if count is not None:
+            torch.set_num_threads(count)
 
 
 def given(context: typer.Context) -> list[str]:

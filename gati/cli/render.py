@@ -270,13 +270,13 @@ def bench(result: Bench) -> None:
     table = new_table(
         "milliseconds", "mean", "p50", "p90", "p99", "over same engine", "over fastest", left=(0,)
     )
-    answers = new_table(
-        "answers", "agreement", "accuracy", "left early", "memory", "1 client", f"{result.clients} clients",
-        left=(0,),
-    )  # fmt: skip
+    clients = sorted({1, result.clients})
+    columns = ("answers", "agreement", "accuracy", "left early", "memory")
+    asked_by = [f"{many} client{'s' if many > 1 else ''}" for many in clients]
+    answers = new_table(*columns, *asked_by, left=(0,))
     for row in result.rows:
         times = row.latency_ms
-        rates = [row.throughput.get(str(many)) for many in (1, result.clients)]
+        rates = [row.throughput.get(str(many)) for many in clients]
         table.add_row(
             row.name,
             *(f"{value:.3f}" for value in (times.mean, times.p50, times.p90, times.p99)),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.composition.costs import as_composed
-from gati.composition.engines import Setting, graph_backend, graph_files, graph_kind
+from gati.composition.engines import graph_backend, graph_kind, graphs_of
 from gati.composition.load import Served, open_served
 from gati.costs.hardware import cpu_name
 from gati.engine.backends import BACKENDS, GraphBackend
@@ -39,10 +39,18 @@ from gati.evaluation.bench_result import (
 )
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
+from gati.evaluation.fits import check_fit
 from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.peers import build_peers
-from gati.evaluation.timing import WARM_UP_REQUESTS, BenchEntry, measure_latency, measure_throughput
+from gati.evaluation.timing import (
+    WARM_UP_REQUESTS,
+    BenchEntry,
+    measure_latency,
+    measure_throughput,
+    mixed_inputs,
+    requests_of,
+)
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
@@ -104,23 +112,18 @@ def bench(
     served = open_served(directory, composition=composition, threads=threads)
     given = load_data(data, served.model.preprocessing, what="benchmark data")
     inputs, ordered = first_inputs(given, limit)
-    if len(inputs) == 0:
-        raise DataError("the benchmark data is empty; give at least one input")
+    check_fit(served.engine, inputs, "benchmark data")
     named = name_and_label(served.library, inputs, label_map=label_map)
     inputs = named.data
-    images = torch.cat(
-        [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
+    parts = [range(at, min(at + _BATCH, len(inputs))) for at in range(0, len(inputs), _BATCH)]
+    device, count = served.engine.traced.device, served.engine.threads
+    reference = np.concatenate(
+        [float32_classes(served.module, inputs.images(part), device) for part in parts]
     )
-
-    reference = float32_classes(served.module, images, served.engine.traced.device)
-
-    def request(index: int) -> Tensor:
-        return images[index : index + 1]
-
-    count = served.engine.threads
     with on_threads(count), _Field.open(served, cascade) as field:
-        steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
-        rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
+        request = requests_of(inputs)
+        steady = measure_latency(field.contenders, request, len(inputs), repetitions, progress)
+        rates = _throughput(field, inputs, sorted({1, clients}), repetitions, seconds)
     enter_look(served, inputs)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
@@ -134,7 +137,7 @@ def bench(
         fastest_static=fastest,
         rows=rows,
         left_out=tuple(field.left_out),
-        machine=_machine(served.engine.traced.device, count),
+        machine=_machine(device, count),
         versions=_versions(),
         method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -178,18 +181,17 @@ class _Field:
     def _build(self, cascade: str | Path | None) -> None:
         served = self.served
         own = served.engine.backend
-        setting = tuple((leaving.trial_id, leaving.threshold) for leaving in served.composition.exits)
         for backend in dict.fromkeys([own, *BACKENDS]):
             self._add(f"base {backend}", "base", (), backend)
             if served.engine.exits:
-                self._add(f"gati {backend}", "gati", served.engine.exits, backend, setting=setting)
+                self._add(f"gati {backend}", "gati", served.engine.exits, backend)
         if reason := self._why_not(f"base {own}"):
             raise BackendError(f"the composition's backend '{own}' does not run here: {reason}")
         with self._or_left_out("BranchyNet-style and SDN-style exits"):
             composed = served.composition
             costed = as_composed(served.library, composed.backend, composed.measured_on)
             for peer in build_peers(costed, served.module, composed.accuracy_target):
-                self._add(f"{peer.name} {own}", "peer", peer.exits, own, setting=None, detail=peer.detail)
+                self._add(f"{peer.name} {own}", "peer", peer.exits, own, detail=peer.detail)
         if cascade is None:
             reason = "needs a library of a smaller network: --cascade DIR"
             self.left_out.append(LeftOut(name="cascade of two base models", reason=reason))
@@ -207,7 +209,7 @@ class _Field:
                     network,
                     outputs_kind=library.manifest.outputs_kind,
                     backend=own.backend,
-                    graphs=self._graphs(library, network, own.backend, (), ()),
+                    graphs=self._graphs(library, network, own.backend, ()),
                 )
                 for library, network in ((smaller, traced), (self.served.library, own.traced))
             )
@@ -227,10 +229,9 @@ class _Field:
         exits: Sequence[EngineExit],
         backend: str,
         *,
-        setting: Setting | None = (),
         detail: str = "",
     ) -> None:
-        """Add the network with `exits`, or without any; `setting` as for `_graphs`."""
+        """Add the network with `exits`, or without any."""
         inline = tuple(replace(leaving, placement="inline") for leaving in exits)
         own = self.served.engine
         with self._or_left_out(name):
@@ -242,7 +243,7 @@ class _Field:
                 exits if backend == own.backend else inline,
                 outputs_kind=self.served.model.outputs_kind,
                 backend=backend,
-                graphs=self._graphs(self.served.library, own.traced, backend, inline, setting),
+                graphs=self._graphs(self.served.library, own.traced, backend, inline),
             )
             self._enter(BenchEntry(name, engine, bool(exits)), kind, detail or self._detail(kind, engine))
 
@@ -278,20 +279,20 @@ class _Field:
         library: Library,
         traced: TracedModel,
         backend: str,
-        exits: Sequence[EngineExit],
-        setting: Setting | None,
+        exits: tuple[EngineExit, ...],
     ) -> tuple[Path, Path] | None:
-        """Graphs for a calibrated backend, which runs only stored ones: those that serve, else made here.
-
-        `setting` names the exits in the library; None for exits that it does not have.
-        """
+        """Graphs for a calibrated backend, which runs only stored ones: those that serve, else made here."""
         kind = graph_kind(backend)
         if kind is None or not kind.calibrated:
             return None
-        early, base = graph_files(library, setting or (), backend)
+        stored: dict[tuple[EngineExit, ...], Path] = {}
+        if library is self.served.library and backend == self.served.engine.backend:
+            early, base = graphs_of(library, self.served.composition)
+            stored = {self.served.engine.exits: early, (): base}
         executes: GraphBackend | None = None
         paths: list[Path] = []
-        for kept, chosen in ((None if setting is None else early, exits), (base, ())):
+        for chosen in (exits, ()):
+            kept = stored.get(chosen)
             if kept is None or not kept.is_file():
                 executes = executes or graph_backend(library, backend)
                 kept = self._folder / f"{len(list(self._folder.iterdir()))}.zip"
@@ -309,22 +310,20 @@ class _Field:
 
 
 def _throughput(
-    field: _Field,
-    request: Callable[[int], Tensor],
-    count: int,
-    clients: Sequence[int],
-    repetitions: int,
-    seconds: float,
+    field: _Field, inputs: Data, clients: Sequence[int], repetitions: int, seconds: float
 ) -> dict[str, dict[str, list[float]]]:
     rates: dict[str, dict[str, list[float]]] = {each.name: {} for each in field.contenders}
     if seconds == 0:
         return rates
+    images = mixed_inputs(inputs)
     for _ in range(repetitions):
         for many in clients:
             for contender in field.contenders:
                 if many > 1 and not contender.many:
                     continue
-                rate = measure_throughput(contender, request, count, many, seconds)
+                rate = measure_throughput(
+                    contender, lambda index: images[index : index + 1], len(images), many, seconds
+                )
                 rates[contender.name].setdefault(str(many), []).append(rate)
     return rates
 

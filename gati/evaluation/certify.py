@@ -28,6 +28,7 @@ from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.walk import certify as walk
 from gati.composition.walk import certify_every_class, count_by_class
 from gati.errors import CompositionError
+from gati.evaluation.fits import check_fit
 from gati.exploration.fresh import fresh_inputs
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
@@ -137,6 +138,7 @@ def certify(
         )
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)
+    check_fit(served.engine, fresh.inputs, "certification data")
     named = name_and_label(served.library, fresh.inputs, class_names, label_map)
     target = chosen.accuracy_target if accuracy is None else accuracy
     delta = 1.0 - (confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE)

@@ -92,8 +92,11 @@ def doctor(
 
     A check that fails becomes a finding with advice; the others still run.
 
-    **Raises:** `ModelError` or `CheckpointError` if the network cannot be loaded.
+    **Raises:** `ModelError` or `CheckpointError` if the network cannot be loaded; `DataError` for
+    `train_data` or `unique` without `data`.
     """
+    if data is None and (train_data is not None or unique):
+        raise DataError("--train-data and --unique need --data: give that, too, or leave them out")
     examination = _Examination(clock, within_s)
     loaded = load_model(
         model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,18 +23,22 @@ from gati.engine.batching import rows_of
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
 from gati.engine.threads import on_threads
-from gati.errors import DataError, LibraryError
+from gati.errors import DataError, LibraryError, StorageError
 from gati.evaluation.by_class import ClassCount, count_classes
+from gati.evaluation.fits import check_fit
 from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.timing import IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
+from gati.exploration.library import Library
+from gati.files import atomic_write_text
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
 
+_log = logging.getLogger(__name__)
 _KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True)
 _WARM_UP_REQUESTS = 20
 _EAGER_SAMPLES = 200
@@ -151,7 +156,8 @@ def evaluate(
     `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` uses only the
     first inputs; each input is measured `repetitions` times. A request is a preprocessed tensor [1, ...];
     base and Gati take turns of 64 requests each. `progress(done, of)` is called periodically. Disturbed
-    measurements are repeated; if they are still disturbed, the result is marked.
+    measurements are repeated; if they are still disturbed, the result is marked. The library keeps it for
+    `report`.
     `class_names` and `label_map` are as for `explore` and default to those stored there. If labels do not fit
     the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen,
     and a `limit` that leaves out classes.
@@ -167,6 +173,7 @@ def evaluate(
     served = open_served(directory, composition=composition, device=device, threads=threads)
     given = load_data(data, served.model.preprocessing, what="evaluation data")
     inputs, ordered = first_inputs(given, limit)
+    check_fit(served.engine, inputs, "evaluation data")
     named = name_and_label(served.library, inputs, class_names, label_map)
     measured = evaluate_engine(
         served.engine,
@@ -179,9 +186,19 @@ def evaluate(
     )
     enter_look(served, inputs)
     notes = (ordered, note_of_seen(served.library, inputs), named.note)
-    return replace(
+    result = replace(
         measured, note="; ".join(note for note in notes if note), composed=served.composition.created
     )
+    try:
+        atomic_write_text(kept_evaluation(served.library, composition), result.to_json())
+    except StorageError as error:
+        _log.warning("the evaluation is not kept for gati report: %s", error)
+    return result
+
+
+def kept_evaluation(library: Library, composition: str) -> Path:
+    """The file in which a library keeps the last evaluation of a composition."""
+    return library.directory / "evaluations" / f"{composition}.json"
 
 
 def evaluate_engine(

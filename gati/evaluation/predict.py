@@ -37,8 +37,6 @@ def predict(
 
 
 def _batches(engine: Engine, images: Sequence[str | Path]) -> Iterator[Tensor]:
-    if engine.preprocessing is None:
-        raise AssertionError("load always sets the preprocessing")
     for start in range(0, max(len(images), 1), _BATCH):
         batch = images[start : start + _BATCH]
         if batch and engine.preprocessing.text is not None:

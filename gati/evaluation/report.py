@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from gati.composition.pareto import ParetoPoint, read_frontier
 from gati.documents import values_of
 from gati.evaluation.bench_result import Bench, BenchRow
 from gati.evaluation.charts import Point, bars, distribution, scatter
-from gati.evaluation.evaluate import Evaluation
+from gati.evaluation.evaluate import Evaluation, kept_evaluation
 from gati.evaluation.pages import page_environment
 from gati.exploration.library import Library
 from gati.files import atomic_write_text
@@ -91,7 +92,6 @@ def _facts(library: Library, chosen: Composition) -> _Facts:
     manifest = library.manifest
     frontier, frontier_missing = _frontier(library)
     bench = _measured(Bench.load, library.directory / "bench.json", chosen)
-    evaluated = library.directory / "evaluations" / f"{chosen.name}.json"
     return _Facts(
         model=manifest.model_source,
         directory=str(library.directory),
@@ -100,7 +100,7 @@ def _facts(library: Library, chosen: Composition) -> _Facts:
         profile=manifest.profile,
         explored=_Explored(counts=manifest.counts, data=manifest.data, versions=manifest.versions),
         bench=bench,
-        evaluation=_measured(Evaluation.load, evaluated, chosen),
+        evaluation=_measured(Evaluation.load, kept_evaluation(library, chosen.name), chosen),
         frontier=frontier,
         frontier_missing=frontier_missing,
     )
@@ -135,6 +135,7 @@ def _page(facts: _Facts) -> str:
     environment.filters["percent"] = lambda share: "-" if share is None else f"{100 * share:.2f} %"
     environment.filters["ms"] = lambda value: "-" if value is None else f"{value:.3f} ms"
     environment.filters["size"] = format_bytes
+    environment.filters["quoted"] = shlex.quote
     environment.filters |= {"at_least": at_least, "at_most": at_most}
     charts = {name: Markup(svg) for name, svg in _charts(facts).items()}  # their labels are escaped
     value, note = _headline(facts)

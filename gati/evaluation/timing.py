@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from gati.costs.disturbance import MACHINE, Machine, Steady, measure_steadily
@@ -18,10 +19,12 @@ from gati.costs.profile import quiet
 from gati.engine.concurrent import ConcurrentEngine
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
+from gati.model.sequence import Data
 
 WARM_UP_REQUESTS = 20
 IN_A_ROW = 64  # requests in a turn
 _WAKING_REQUESTS = 5  # untimed at the beginning of a turn
+_HELD_BYTES = 2**28  # of inputs that clients send
 
 _T = TypeVar("_T")
 Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and exit
@@ -54,6 +57,30 @@ class BenchEntry:
         """Stop the engine that `shared` started."""
         if self._shared is not None:
             self._shared.close()
+
+
+def requests_of(inputs: Data) -> Callable[[int], Tensor]:
+    """Return a function from an index to that request [1, ...]; the inputs of one turn are in memory."""
+
+    @lru_cache(maxsize=1)
+    def turn(number: int) -> Tensor:
+        start = number * IN_A_ROW
+        return inputs.images(range(start, min(start + IN_A_ROW, len(inputs))))
+
+    def request(index: int) -> Tensor:
+        number, row = divmod(index, IN_A_ROW)
+        return turn(number)[row : row + 1]
+
+    return request
+
+
+def mixed_inputs(inputs: Data) -> Tensor:
+    """Return as many inputs [n, ...] as a few hundred megabytes hold, in random order.
+
+    A short run answers only the first of them, which in data that is ordered by class are all of one class.
+    """
+    order = np.random.default_rng(0).permutation(len(inputs))
+    return inputs.images(order[: max(1, _HELD_BYTES // inputs.images([0]).nbytes)])
 
 
 def measure_latency(

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 import gati
@@ -22,8 +25,10 @@ from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError, DataError
+from gati.evaluation.timing import mixed_inputs, requests_of
 from gati.exploration.library import Library
 from gati.model.segments import TracedModel
+from gati.model.sequence import Data
 from tests.engine.served import PREPROCESSING, images, make_served, rewrite
 
 bench = import_module("gati.evaluation.bench")  # the verb of that name hides the room
@@ -177,3 +182,75 @@ def test_peers_are_chosen_by_the_latencies_of_the_backend_that_they_run_on(
 def test_impossible_numbers_are_refused(library: Path, wrong: dict[str, int]) -> None:
     with pytest.raises(DataError, match=f"{next(iter(wrong))} is "):
         gati.bench(library, library.parent / "test.npz", **wrong)  # type: ignore[arg-type]
+
+
+class Numbers(Data):
+    """Inputs that are their own numbers; `in_use` counts the batches of them that are in memory."""
+
+    name, labels, fingerprint = "numbers", None, "0" * 64
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._read: list[ref[Tensor]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def identify(self, indices: Any) -> Any:
+        return np.asarray(indices, dtype=np.uint64)
+
+    def images(self, indices: Any) -> Tensor:
+        found = torch.tensor([float(index) for index in indices])[:, None]
+        self._read.append(ref(found))
+        return found
+
+    @property
+    def in_use(self) -> int:
+        return sum(each() is not None for each in self._read)
+
+
+def test_the_inputs_of_one_turn_are_in_memory() -> None:
+    """Thousands of photographs would take gigabytes."""
+    inputs = Numbers(200)
+    request = requests_of(inputs)
+    for index in (*range(200), 0):
+        assert request(index).tolist() == [[index]]
+        assert inputs.in_use == 1
+
+
+def test_clients_send_inputs_in_random_order_as_many_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short run answers only the first: in data that is ordered by class, they would be of one class."""
+    every = mixed_inputs(Numbers(200)).flatten().tolist()
+    assert sorted(every) == list(range(200))
+    assert np.mean(every[:20]) > 50
+    monkeypatch.setattr("gati.evaluation.timing._HELD_BYTES", 20 * 4)
+    assert mixed_inputs(Numbers(200)).flatten().tolist() == every[:20]
+
+
+def test_every_method_gets_the_same_inputs_from_clients(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Tensor] = []
+
+    def throughput(contender: object, inputs: Any, count: int, *_: object) -> float:
+        sent.append(torch.cat([inputs(index) for index in range(count)]))
+        return 1.0
+
+    monkeypatch.setattr(bench, "measure_throughput", throughput)
+    gati.bench(library, library.parent / "test.npz", repetitions=1, clients=2, seconds=1.0)
+    assert len(sent) == 4 and len(sent[0]) == 12
+    assert all(torch.equal(each, sent[0]) for each in sent)
+
+
+@pytest.mark.parametrize("verb", [gati.bench, gati.evaluate, gati.certify], ids=lambda verb: verb.__name__)
+def test_inputs_of_another_size_are_named_before_anything_is_measured(verb: Any, library: Path) -> None:
+    np.savez(library.parent / "large.npz", images=np.zeros((3, 7, 7, 1), np.uint8))
+    wrong = r"large\.npz does not fit: .*6, 6\], got \[1, 1, 7, 7\]; give inputs like those of gati explore$"
+    with pytest.raises(DataError, match=wrong):
+        verb(library, library.parent / "large.npz")
+
+
+@pytest.mark.parametrize("verb", [gati.bench, gati.evaluate], ids=lambda verb: verb.__name__)
+def test_no_inputs_are_told(verb: Any, library: Path) -> None:
+    with pytest.raises(DataError, match="data is empty; give at least one input"):
+        verb(library, Numbers(0))

@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from gati.cli import render, run
-from gati.composition.binomial import agreement_lower_bound
+from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
 from gati.composition.composition import Composition
 from gati.composition.ledger import Ledger
 from gati.composition.load import Served, load, open_served
 from gati.composition.walk import certify as walk
-from gati.errors import CompositionError, DataError, ModelError, StorageError
+from gati.errors import CompositionError, DataError, LibraryError, ModelError, StorageError
 from gati.evaluation.bench import bench
 from gati.evaluation.certify import certify
 from gati.evaluation.evaluate import evaluate
+from gati.exploration.fresh import fresh_inputs
 from gati.exploration.library import InputRecord, Library
 from gati.model.data import load_data
 from tests.engine.served import PREPROCESSING, exit_at, images, rewrite
@@ -42,7 +43,6 @@ def more(directory: Path, tmp_path: Path) -> tuple[Path, int]:
 def answered(directory: Path, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The classes that Gati and the base model answer."""
     with load(directory) as engine:
-        assert engine.preprocessing is not None
         x = engine.preprocessing(pictures)
         return tuple(np.array([each.class_index for each in ask(x)]) for ask in (engine, engine.base))
 
@@ -68,8 +68,33 @@ def test_it_counts_what_the_engine_answers(directory: Path, more: tuple[Path, in
     assert f"{losses} of 150 inputs were answered differently" in found.certificate.sentence()
     assert found.accuracy_drop is not None
     assert (found.accuracy_drop.became_wrong, found.accuracy_drop.became_right) == (losses, 0)
+    assert found.accuracy_drop.upper_bound == rate_upper_bound(losses, 150, 0.75 * 0.05)
     assert found.hit_rate == 1.0
     json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_the_reference_is_the_network_of_the_user_not_the_engines(
+    directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In reduced precision they differ, and what the engine answers without any hit may be wrong."""
+
+    class Otherwise(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.module(x)
+            return scores.roll(1, 1)
+
+    def opened(*arguments: Any, **options: Any) -> Served:
+        served = open_served(*arguments, **options)
+        return replace(served, model=replace(served.model, module=Otherwise(served.module)))
+
+    rewrite(directory, exits=(exit_at(0, 1e30),))  # all inputs run to the end
+    monkeypatch.setattr(sys.modules[certify.__module__], "open_served", opened)
+    found = certify(directory, more[0])
+    assert (found.certificate.losses, found.certificate.inputs, found.hit_rate) == (150, 150, 0.0)
 
 
 def test_what_the_data_certifies_is_certified(directory: Path, more: tuple[Path, int]) -> None:
@@ -118,6 +143,24 @@ def test_write_binds_an_old_composition_to_the_caches_that_were_counted(
     first.write_bytes(second.read_bytes())
     with pytest.raises(CompositionError, match="is not the cache that this composition was made with"):
         certify(directory, more[0], write=True)
+
+
+def test_a_library_that_was_explored_anew_meanwhile_gets_no_certificate(
+    directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was counted is about the caches that were there before."""
+    module, before = sys.modules[certify.__module__], composition_of(directory)
+    answers = vars(module)["_answers"]
+
+    def explored_anew(*arguments: Any) -> Any:
+        library = Library(directory)
+        library.write_manifest(replace(library.manifest, seed=1))
+        return answers(*arguments)
+
+    monkeypatch.setattr(module, "_answers", explored_anew)
+    with pytest.raises(LibraryError, match="explore has begun to replace .* run this command again once"):
+        certify(directory, more[0], accuracy=0.01, write=True)
+    assert composition_of(directory) == before
 
 
 def test_data_on_which_compositions_were_compared_covers_only_those_chosen_before(
@@ -175,7 +218,6 @@ def test_every_class_is_certified_or_the_worst_is_named(directory: Path, more: t
 def test_bad_requests_are_refused_in_one_line(directory: Path, more: tuple[Path, int]) -> None:
     library = Library(directory)
     with load(directory) as engine:
-        assert engine.preprocessing is not None
         data = load_data(more[0], engine.preprocessing)
     order = np.random.default_rng((library.manifest.seed, 0)).permutation(len(data))
     # A library of before inputs had identities; explore measured on two thirds of VAL, or on all of it.
@@ -232,6 +274,9 @@ def test_inputs_that_explore_has_seen_count_only_against_the_caches_and_it_says_
     assert alone.note == ""
     assert both.note.startswith("gati explore has already seen 150 of 230 inputs: they count only if their")
     assert both.hit_rate == alone.hit_rate
+    fresh = fresh_inputs(Library(directory), load_data(tmp_path / "both.npz", PREPROCESSING))
+    known = load_data(tmp_path / "new.npz", PREPROCESSING).identities
+    assert sorted(fresh.identities.tolist()) == sorted(known.tolist()), "of which later attempts count none"
     lost = more[1]  # of those that it has seen
     assert alone.certificate.inputs == 80 and lost > 0
     assert both.certificate.inputs == 80 + lost
@@ -357,6 +402,8 @@ def test_the_same_data_is_the_same_attempt_whatever_accuracy_is_asked_of_it(
     assert certify(directory, data, confidence=0.9).attempt.number == 2
     assert certify(directory, data, per_class=True).attempt.number == 3
     assert certify(directory, data, accuracy=0.5).attempt.number == 1
+    np.savez(tmp_path / "reordered.npz", images=np.load(data)["images"][::-1])
+    assert certify(directory, tmp_path / "reordered.npz").attempt == first.attempt
 
 
 def test_data_that_another_composition_was_certified_on_is_told(directory: Path, tmp_path: Path) -> None:
@@ -366,6 +413,17 @@ def test_data_that_another_composition_was_certified_on_is_told(directory: Path,
     found = certify(directory, data)
     assert (found.attempt.number, found.attempt.compositions) == (2, 2)
     assert "This data has been used for 2 compositions" in found.sentence()
+
+
+def test_other_caches_of_the_same_names_are_another_composition(directory: Path, tmp_path: Path) -> None:
+    """As compositions of older versions load them, which lack the digests of their caches."""
+    data = pictures(tmp_path, 0)
+    certify(directory, data)
+    library = Library(directory)
+    first, second = (library.cache_path(each.trial_id) for each in composition_of(directory).exits)
+    first.write_bytes(second.read_bytes())
+    found = certify(directory, data)
+    assert (found.attempt.number, found.attempt.compositions) == (2, 2)
 
 
 def test_inputs_of_earlier_attempts_count_only_against_the_caches_and_it_says_so(

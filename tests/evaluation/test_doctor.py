@@ -19,7 +19,7 @@ import gati
 from gati.cli import run
 from gati.composition.binomial import p_value
 from gati.engine.engine import Engine
-from gati.errors import ModelError
+from gati.errors import DataError, ModelError
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
 from tests.exploration.networks import digits, trained_state, write_digits
 
@@ -258,6 +258,12 @@ def test_without_a_network_there_is_nothing_to_look_at() -> None:
 def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
     found = gati.doctor(NET, **files, confidence=1.0, **about_the_data_alone())
     assert "confidence is 1.0, but must lie" in findings(found)["data"]
+
+
+@pytest.mark.parametrize("asked", [{"train_data": "more.npz"}, {"unique": True}])
+def test_what_needs_data_is_refused_without(asked: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="need --data: give that, too, or leave them out"):
+        gati.doctor(NET, **asked)
 
 
 def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:

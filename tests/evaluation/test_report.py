@@ -97,6 +97,22 @@ def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(libra
     assert facts["bench"] is None and facts["evaluation"] is None
 
 
+def test_the_page_shows_what_the_function_evaluated(library: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = library.parent / "test.npz"
+    measured = gati.evaluate(library, data)
+    assert gati.report(library)["evaluation"] == json.loads(measured.to_json())
+    shutil.rmtree(library / "evaluations")
+    (library / "evaluations").write_text("in the way")
+    assert gati.evaluate(library, data).agreement == measured.agreement
+    assert "the evaluation is not kept for gati report: cannot write" in caplog.text
+
+
+def test_a_command_on_the_page_can_be_pasted(library: Path) -> None:
+    there = library.rename(library.parent / "my runs")
+    gati.report(there)
+    assert f"gati evaluate &#39;{there}&#39; --data TEST" in page_of(there)
+
+
 def test_what_limits_the_figures_is_said_where_they_are(library: Path) -> None:
     """Results on inputs that explore has seen, or on a busy machine, and costs that may be wrong."""
     seen = "gati explore has seen 3 of these 12 inputs"
