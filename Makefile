@@ -9,11 +9,12 @@ STAMP  := $(VENV)/installed
 DATA   ?= ../shared/data
 # Where Python must not keep what it compiles, each start would compile all that it imports.
 export UV_COMPILE_BYTECODE ?= $(if $(PYTHONDONTWRITEBYTECODE),1,0)
+LOWEST := build/lowest
 # Two processes, each file of tests in one of them, in the order of tests/conftest.py.
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests test-fast test-random lint types check format docs bench thrift clean
+.PHONY: help install demo test tests test-fast test-random test-lowest lint types check format docs bench thrift clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +41,12 @@ test-fast: $(STAMP) ## three quarters of the tests: those that take two minutes
 
 test-random: $(STAMP) ## the same, with examples of property tests that are new each time
 	$(BIN)/python -m pytest -m "not slow" $(TWO) --hypothesis-profile random
+
+# A bound that is too low is found by nothing else: every other environment has the versions of constraints.txt.
+test-lowest: $(STAMP) ## the fast tests with the oldest dependencies that pyproject.toml allows
+	$(BIN)/python -m uv venv --quiet --clear $(LOWEST)
+	$(BIN)/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest -m "not slow" $(TWO)
 
 check: lint types ## lint and types
 
