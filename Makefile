@@ -43,6 +43,7 @@ test-random: $(STAMP) ## the same, with examples of property tests that are new 
 	$(BIN)/python -m pytest -m "not slow" $(TWO) --hypothesis-profile random
 
 # A bound that is too low is found by nothing else: every other environment has the versions of constraints.txt.
+# It needs uv and its index of packages, and on Linux downloads the build of torch for GPUs, gigabytes.
 test-lowest: $(STAMP) ## the fast tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/python -m uv venv --quiet --clear $(LOWEST)
 	$(BIN)/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev]'

@@ -22,6 +22,8 @@ from gati.files import atomic_write_text
 
 Record = TypeVar("Record")
 
+_DAMAGE = (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
+
 
 def key(name: str) -> dict[str, str]:
     """Metadata of a dataclass field that is called `name` in documents: `field(metadata=key("n"))`."""
@@ -91,7 +93,7 @@ class DocumentKind:
         """Values are taken out inside: one that is missing or of another type raises `error`."""
         try:
             yield
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except _DAMAGE as problem:
             reason = f"no {problem}" if isinstance(problem, KeyError) else str(problem)
             raise self.error(f"{where} is damaged ({reason}): {self.cure}") from problem
 
@@ -118,7 +120,7 @@ class DocumentKind:
     def _field(self, wanted: Any, value: object, where: str, name: str) -> Any:
         try:
             return self._value(wanted, value, f"{where}: {name}")
-        except TypeError:
+        except (TypeError, OverflowError):  # a whole number may be too large for a float
             raise self.error(
                 f"{where}: field {name!r} is {value!r}, expected {_described(wanted)}; {self.cure}"
             ) from None

@@ -527,11 +527,13 @@ def test_a_composition_is_measured_with_the_threads_it_was_composed_with(
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr("gati.engine.threads.usable_cores", lambda: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name in ("older", "newer"):
+    unnamed = replace(conditions, processor="", threads=known.threads + 6)
+    replace(plain, measured_on=unnamed).save(library.composition_path("unnamed"))
+    for name in ("older", "newer", "unnamed"):
         threads_as_measured(library.directory, name)
-    assert asked == [known.threads, known.threads + 5]
+    assert asked == [known.threads, known.threads + 5, known.threads + 6]
     threads_as_measured(library.directory, "missing")
     elsewhere = replace(conditions, processor="of another machine")
     replace(plain, measured_on=elsewhere).save(library.composition_path("elsewhere"))
     threads_as_measured(library.directory, "elsewhere")
-    assert len(asked) == 2
+    assert len(asked) == 3

@@ -46,6 +46,19 @@ def test_a_gain_without_a_limit_has_no_digits(capsys: pytest.CaptureFixture[str]
     assert shown.count("over 100x") == 3 and "1000" not in shown and "current gain 7.76x" in shown
 
 
+def test_a_table_in_a_pipe_breaks_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Selectors were folded where a variant is called companion(itself)."""
+    exit_ = Exit(
+        trial_id=TrialId("input--companion-itself"), block="features.denseblock3.denselayer12", block_index=0,
+        variant="companion(itself)", selector="maximum-probability", threshold=0.9, placement="overlapped",
+        expected_hit_rate=0.75, expected_agreement=0.99, lookup_ms=12.345, memory_bytes=123_456_789,
+        exit_ms=12.345,
+    )  # fmt: skip
+    render.composition(replace(PLAIN, exits=(exit_,)), Path("runs/mine"))
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in (exit_.block, exit_.variant, exit_.selector, exit_.placement))
+
+
 @pytest.mark.parametrize(("threads", "shown"), [(1, "(torch, 1 thread)"), (2, "(torch, 2 threads)")])
 def test_one_thread_is_one(threads: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     latency = Latency(mean=1.0, p50=1.0, p90=1.0, p99=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -10,14 +11,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.pictures import origin_of
+from gati.adaptation.replay import record
 from gati.cli import run
+from gati.composition.load import open_served
 from gati.errors import AdaptError
 from gati.video import Region, open_source
 from services.locks import hold
@@ -73,7 +78,7 @@ def test_streams_do_not_share_what_they_prove_and_remember(
     assert run([*arguments, "--state", str(tmp_path)]) == 0
 
 
-def test_a_folder_that_cannot_be_locked_is_refused(
+def test_what_is_learned_is_not_kept_in_a_folder_that_cannot_be_locked(
     library: Path,
     video: Path,
     tmp_path: Path,
@@ -82,14 +87,20 @@ def test_a_folder_that_cannot_be_locked_is_refused(
 ) -> None:
     """Two streams mixed their proofs there, without a word."""
 
-    def without_locks(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
+    locked = fcntl.flock
+
+    def without_locks(file: IO[bytes], operation: int) -> None:
+        if Path(file.name).parent == tmp_path:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        locked(file, operation)
 
     monkeypatch.setattr("fcntl.flock", without_locks)
-    arguments = ["stream", str(library), "--source", str(video), "--state", str(tmp_path)]
-    assert run(arguments) == AdaptError.exit_status
-    said = f"cannot lock {tmp_path / 'stream.lock'} (Function not implemented); give a folder on a local disk"
-    assert said in capsys.readouterr().err
+    arguments = ["stream", str(library), "--source", str(video), "--every", "1s", "--state", str(tmp_path)]
+    said = f"cannot lock {tmp_path / 'stream.lock'} (Function not implemented); "
+    assert run([*arguments, "--adapt"]) == AdaptError.exit_status
+    assert f"error: {said}give a folder on a local disk" in capsys.readouterr().err
+    assert run(arguments) == 0
+    assert f"note: {said}run no other gati stream with this folder" in capsys.readouterr().err
 
 
 def test_stream_prints_results_alone_where_they_are_asked_for(
@@ -159,6 +170,21 @@ def test_a_camera_that_changes_its_resolution_is_classified_on(library: Path, tm
     drawn = [frame.image for frame in open_source(str(out))]
     assert [image.shape for image in drawn] == [(48, 64, 3)] * 4
     assert all(np.array_equal(image[40:, 40:60] > 128, drawn[0][40:, 40:60] > 128) for image in drawn)
+
+
+def test_regions_are_of_the_first_picture_also_in_a_later_part_of_a_recording(
+    library: Path, tmp_path: Path
+) -> None:
+    for number, (width, height) in enumerate([(64, 48), (128, 96), (128, 96)]):
+        right_half = np.zeros((height, width, 3), np.uint8)
+        right_half[:, width // 2 :] = 255
+        Image.fromarray(right_half).save(tmp_path / f"{number}.png")
+    served = open_served(library)
+    whole, part = (
+        record(served, str(tmp_path), regions=[Region(32, 0, 32, 48)], frames=(first, None))
+        for first in (0, 1)
+    )
+    assert len(part) == 2 and all(map(torch.equal, part.inputs, whole.inputs[1:]))
 
 
 def test_what_a_killed_stream_left_behind_is_removed(

@@ -95,7 +95,6 @@ def test_what_answers_early_on_the_gpu_is_what_the_cpu_answers_early(
     name = composed_by_hand(library, backend)
     plain = composed_by_hand(library, "torch")
     with gati.load(library.directory, composition=plain, device="cpu") as engine:
-        assert engine.preprocessing is not None
         rows = engine.preprocessing(np.load(library.directory.parent / "val.npz")["images"][:300])
         wanted = [(one.exit, one.class_index) for one in engine(rows)]
     assert len({exit for exit, _ in wanted}) == 3

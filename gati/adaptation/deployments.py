@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,6 +30,8 @@ from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 from gati.versions.setting import Setting
 from gati.versions.stricter import stricter_settings
+
+_log = logging.getLogger(__name__)
 
 _SCENE = "scene"  # the tag that holds the scene's signature
 _MADE_FOR = "made_for"  # the tag that names the composition and its backend, as activations do
@@ -188,7 +191,10 @@ class Deployments:
         It has no certificate: it was chosen on parts of the stream that it was trained on. Deletes the oldest
         versions, as some are never activated.
         """
-        self._repository.collect_garbage(self._model, keep=_KEEP)
+        try:
+            self._repository.collect_garbage(self._model, keep=_KEEP)
+        except GatiError as error:  # such as a bucket where nothing may be deleted
+            _log.warning("old versions of %s stay: %s", self._model, error)
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
         lineage = Lineage(

@@ -26,12 +26,12 @@ class PictureInputs:
     """
 
     def __init__(
-        self, preprocessing: Preprocessing | None, input_shape: Sequence[int], regions: Sequence[Region] = ()
+        self, preprocessing: Preprocessing, input_shape: Sequence[int], regions: Sequence[Region] = ()
     ) -> None:
         if len(input_shape) != 3:
             raise DataError(f"the network takes inputs of shape {list(input_shape)}, which are not images")
-        channels, height, width = input_shape
-        chosen = preprocessing or Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
+        _, height, width = input_shape
+        chosen = preprocessing
         if chosen.channels not in (1, 3):
             raise DataError(f"pictures have 1 or 3 channels, the network takes {chosen.channels}")
         if chosen.size is None and chosen.resize is None:
@@ -48,7 +48,9 @@ class PictureInputs:
         self._size = self._size or size
         if size == self._size:
             return frame
-        return replace(frame, image=np.array(Image.fromarray(frame.image).resize(self._size)))
+        return replace(
+            frame, image=np.array(Image.fromarray(frame.image).resize(self._size, Image.Resampling.BILINEAR))
+        )
 
     def inputs(self, frame: Frame) -> list[tuple[Region | None, Tensor]]:
         """The input of each region of a fitted picture, or of all. VideoError for regions outside it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gati.composition.engines import graph_files, graphs_of
+from gati.composition.engines import base_graph_file, graph_files
 from gati.composition.load import OpenedModel, Served
 from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
@@ -31,7 +31,7 @@ def is_exact(engine: Engine) -> bool:
 def base_of(served: Served) -> Engine:
     """A new engine without caches, on the backend of the composition."""
     chosen = served.composition
-    kept = graphs_of(served.library, chosen)[1]
+    kept = base_graph_file(served.library, chosen.backend)
     return served.model.engine_of([], chosen.name, chosen.backend, (kept, kept))
 
 

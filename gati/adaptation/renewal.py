@@ -18,7 +18,7 @@ from gati.adaptation.samples import Sample, Samples, window_of
 from gati.adaptation.scene import Signature, nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
-from gati.adaptation.window import Window, most_inputs, original_sample
+from gati.adaptation.window import BATCH, Window, most_inputs, original_sample
 from gati.caches import parse_variant
 from gati.composition.composition import Composition
 from gati.composition.engines import graph_backend, graph_kind
@@ -244,15 +244,17 @@ class Renewal:
         """
         traced = network.engine.traced
         exits = (*network.engine.exits, *self._first.engine.exits)
-        most = most_inputs(traced, {*self._blocks, *(leaving.block for leaving in exits)})
+        blocks = {*self._blocks, *(leaving.block for leaving in exits)}
+        most, least = most_inputs(traced, blocks, self._originals()), self.least_inputs
         if most is None:
             return window
-        least, most = self.least_inputs, most - self._settings.original_inputs
         if most < least:
             raise AdaptError(
                 f"there is memory to train on {max(most, 0)} samples, {least} are needed: stop other "
                 "programs, or try caches at later blocks, which pass on less (--blocks)"
             )
+        if most < len(window):
+            _log.warning("memory is left to retrain on the newest %d of %d samples", most, len(window))
         return window.newest(most)
 
     def _new_caches(self) -> NewCaches | None:
@@ -262,8 +264,8 @@ class Renewal:
         costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
         return NewCaches(self._blocks, variants, lookup_ms=costs)
 
-    def _mixed_in(self) -> Window | None:
-        """Original data with its hidden outputs, kept from one retraining to the next."""
+    def _originals(self) -> Window | None:
+        """Original data, kept from one retraining to the next."""
         if not self._original_known and self._settings.original_inputs > 0:
             try:
                 self._original = original_sample(
@@ -272,9 +274,13 @@ class Renewal:
             except DataError as error:  # the inputs of explore are gone
                 _log.warning("retraining uses recent inputs alone, without original data: %s", error)
         self._original_known = True
-        if self._original is not None:
+        return self._original
+
+    def _mixed_in(self) -> Window | None:
+        """Original data with its hidden outputs, which are kept as well."""
+        if (original := self._originals()) is not None:
             blocks = {leaving.block for leaving in self._first.engine.exits}
-            self._original = self._original.collected(self._first.engine.traced, {*blocks, *self._blocks})
+            self._original = original.collected(self._first.engine.traced, {*blocks, *self._blocks})
         return self._original
 
 
@@ -318,7 +324,7 @@ def _tried(version: Deployed, window: Window) -> tuple[int, int]:
     Uses a copy of its engine: the serving one belongs to another thread.
     """
     with version.served.engine.twin() as engine:
-        answers = engine(window.inputs)
+        answers = [answer for rows in window.inputs.split(BATCH) for answer in engine(rows)]
     early = [
         answer.class_index == base
         for answer, base in zip(answers, window.base_class.tolist(), strict=True)

@@ -4,7 +4,8 @@
     report = replay(served, recording, AdaptSettings(interval_s=10))
 
 The base model answers every input beforehand, so the agreement covers all requests. Two replays of a
-recording with the same settings give the same answers; only the latencies differ.
+recording with the same settings give the same answers, as long as memory suffices for retraining on all
+samples; only the latencies differ.
 """
 
 from __future__ import annotations
@@ -77,10 +78,11 @@ def record(
     places: list[str | None] = []
     first, end = frames
     with open_source(source, policy="wait", every_s=every_s, fps=fps, authority=authority) as opened:
-        for frame in opened:
+        for given in opened:
+            frame = pictures.fitted(given)
             if frame.index < first or (end is not None and frame.index >= end):
                 continue
-            for region, x in pictures.inputs(pictures.fitted(frame)):
+            for region, x in pictures.inputs(frame):
                 inputs.append(x)
                 places.append(place_of(frame, region))
                 times.append(frame.time_s)

@@ -181,6 +181,7 @@ def _setting(
         exits=exits,
         expected=replayed.expected(costs.base_ms, exits),
         certificate=None,
+        graph_sha256=None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="",
         expected_from="replay",

@@ -20,7 +20,7 @@ from gati.exploration.splits import held_out
 from gati.model.segments import TracedModel
 from gati.priority import let_requests_pass
 
-_BATCH = 32  # a sixth faster than 64: activations stay in the processor's cache
+BATCH = 32  # a sixth faster than 64: activations stay in the processor's cache
 _SURE = 0.95  # weight of the base model's probabilities in the targets
 _STRETCH = 10  # consecutive inputs that go to the same part
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
@@ -119,7 +119,7 @@ def _hidden(traced: TracedModel, inputs: Tensor, blocks: list[str]) -> dict[str,
 
 def _rows(traced: TracedModel) -> int:
     """Inputs to run at once; one if requests have to wait meanwhile."""
-    return 1 if traced.changes_itself else _BATCH
+    return 1 if traced.changes_itself else BATCH
 
 
 def _scores(traced: TracedModel, rows: Tensor) -> Tensor:
@@ -144,13 +144,20 @@ def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
     return Window(images, scores.argmax(1).cpu().numpy(), likely.float().cpu().clone())
 
 
-def most_inputs(traced: TracedModel, blocks: Collection[str]) -> int | None:
-    """How many inputs can be trained on at those blocks in the available memory; None if it is not known."""
+def most_inputs(traced: TracedModel, blocks: Collection[str], original: Window | None = None) -> int | None:
+    """How many inputs can be trained on at those blocks, and on `original`, in the available memory.
+
+    None if it is not known.
+    """
     available = available_bytes()
     if available is None or not blocks:
         return None
-    sizes = [_FLOAT_BYTES * math.prod(traced.hidden_shapes[name]) for name in blocks]
-    return int(_USABLE * available / (sum(sizes) + _COPIES * max(sizes)))
+    sizes = {name: _FLOAT_BYTES * math.prod(traced.hidden_shapes[name]) for name in blocks}
+    copies = _COPIES * max(sizes.values())
+    taken = 0
+    if original is not None:  # what it holds already is no longer available
+        taken = len(original) * (copies + sum(sizes[name] for name in blocks if name not in original.hidden))
+    return int((_USABLE * available - taken) / (sum(sizes.values()) + copies))
 
 
 class Parts(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
@@ -276,6 +277,7 @@ def threads_as_measured(directory: Path, composition: str | None = None) -> None
 
     from gati.composition.composition import Composition
     from gati.composition.threads import as_measured
+    from gati.costs.hardware import processor_name
     from gati.exploration.library import Library
 
     with suppress(GatiError):
@@ -283,7 +285,10 @@ def threads_as_measured(directory: Path, composition: str | None = None) -> None
         known = library.manifest.profile.conditions
         if composition is not None:
             known = Composition.load(library.composition_path(composition)).measured_on or known
-        count = as_measured(known, library.manifest.profile.device)
+        device = library.manifest.profile.device
+        if not known.processor:  # an older Gati did not record it
+            known = replace(known, processor=processor_name(device))
+        count = as_measured(known, device)
         if count is not None:
             torch.set_num_threads(count)
 

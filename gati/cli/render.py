@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gati.formats.export import Exported
 
 _LARGEST_GAIN = 100  # larger ones say only that nothing is left to compute
-_PIPE_WIDTH = 120  # columns without a terminal
+_PIPE_WIDTH = 160  # most columns without a terminal
 
 
 def error(message: str) -> None:
@@ -103,6 +103,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
             "memory",
             left=(0, 1, 2, 3),
         )
+        table.columns[2].no_wrap = True
         for exit_ in chosen.exits:
             table.add_row(
                 exit_.block,

@@ -162,7 +162,7 @@ def _run(
         view.change(shown)
         shown_on.change(shown)
 
-    _hold(stack, state / "stream.lock")
+    _hold(stack, state / "stream.lock", learns=settings.enabled)
     scratch = Scratch("stream")  # removed by the next run if this one is killed
     stack.callback(scratch.close)
     kept = _kept(stack, directory, state, settings) if settings.enabled else {}
@@ -229,10 +229,10 @@ def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Pa
     return sinks
 
 
-def _hold(stack: ExitStack, path: Path) -> None:
+def _hold(stack: ExitStack, path: Path, *, learns: bool) -> None:
     """Lock the state, so that two streams do not mix their proofs, memory, samples and versions.
 
-    Raises AdaptError if another stream holds the lock, or the file system has no locks.
+    Raises AdaptError if another stream holds the lock, or the file system has no locks and this one `learns`.
     """
     from services.locks import KEPT, hold
 
@@ -244,7 +244,9 @@ def _hold(stack: ExitStack, path: Path) -> None:
     if not isinstance(lock, str):
         stack.enter_context(lock)
     elif os.access(path, os.W_OK):  # otherwise nothing can be written there, and the log says so
-        raise AdaptError(f"{lock}; give a folder on a local disk with --state")
+        if learns:
+            raise AdaptError(f"{lock}; give a folder on a local disk with --state")
+        typer.echo(f"note: {lock}; run no other gati stream with this folder (--state)", err=True)
 
 
 def _kept(stack: ExitStack, directory: Path, state: Path, settings: AdaptSettings) -> dict[str, Any]:
@@ -316,8 +318,8 @@ def replay(
 ) -> None:
     """Answer a recorded stream as fast as possible, and compare every answer with the base model's.
 
-    The same settings give the same answers. Several values of --sampling, --interval or --window produce a
-    table with one row per combination.
+    The same settings give the same answers, unless memory runs short in a retraining. Several values of
+    --sampling, --interval or --window produce a table with one row per combination.
     """
     from gati.adaptation.replay import record, sweep
     from gati.adaptation.replay import replay as run

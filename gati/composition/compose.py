@@ -129,15 +129,13 @@ def _further(library: Library, data: Any, settings: Settings) -> Further:
 
 
 def keep_graphs(library: Library, composition: Composition) -> Composition:
-    """Store what the composition's engine answered with; return the composition that names it.
+    """Store what the composition's engine answered with; return the composition bound to it.
 
-    An engine of reduced precision is certified by its own answers, so exactly that network must serve.
+    An engine of reduced precision was chosen by its own answers, so exactly that network must serve.
     """
     if not isinstance(library, CostedLibrary) or library.answers is None:
         return composition
-    exits = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
-    early, base = library.answers.keep(exits)
-    return replace(composition, graph_sha256=early, base_graph_sha256=base)
+    return library.answers.keep(composition)
 
 
 def written(library: Library, kind: Literal["compose", "latency"], composition: Composition) -> Composition:

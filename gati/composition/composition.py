@@ -74,9 +74,8 @@ class Composition:
     whether `expected` was replayed input by input or estimated from the table. `per_class` says that the
     target holds in every class, by the base model's answers. `headroom` is the gain of perfect exits; None
     without exits, and in files of older versions. `measured_on` is where the latencies that it was chosen by
-    were measured; None in files of older versions. If the certificate counts the engine's own answers, as in
-    reduced precision, `graph_sha256` and `base_graph_sha256` are of the networks that gave them, with and
-    without the exits; None otherwise, and in files of older versions.
+    were measured; None in files of older versions. If the engine's own answers were counted, as in reduced
+    precision, `graph_sha256` is of the network that gave them; None otherwise, and in older files.
     """
 
     name: str
@@ -100,7 +99,6 @@ class Composition:
     headroom: Headroom | None = None
     measured_on: Conditions | None = None
     graph_sha256: str | None = None
-    base_graph_sha256: str | None = None
 
     @property
     def certified(self) -> bool:

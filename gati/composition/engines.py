@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -121,15 +122,17 @@ class EngineAnswers:
         with prepared_on(self._backend.name):
             yield from self._backend.assembled(pieces.traced, exits, kind, convert=pieces.convert, cuts=cuts)
 
-    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> tuple[str, str]:
-        """Store the networks with these exits, and without any. Returns their sha256. Raises StorageError."""
-        settings: tuple[Setting, Setting] = (tuple(exits), ())
-        models = [model for setting in settings for model in self._networks([setting])]
-        early, base = (hashlib.sha256(model).hexdigest() for model in models)
-        names = graph_files(self._library, exits, self._backend.name)
-        files = (graph_with(digest, name) for digest, name in zip((early, base), names, strict=True))
-        store_graphs(graph_folder(self._library.directory), dict(zip(files, models, strict=True)))
-        return early, base
+    def keep(self, composition: Composition) -> Composition:
+        """Store the networks with its exits, and without any; return it bound to the former.
+
+        Raises StorageError.
+        """
+        settings: tuple[Setting, Setting] = (_setting_of(composition), ())
+        early, base = (model for setting in settings for model in self._networks([setting]))
+        found = replace(composition, graph_sha256=hashlib.sha256(early).hexdigest())
+        files = _files_of(self._library, found)
+        store_graphs(graph_folder(self._library.directory), dict(zip(files, (early, base), strict=True)))
+        return found
 
     def _answered(self, setting: Setting, model: bytes) -> Answers:
         """The engine's answers with these exits; inputs that neighbouring settings decide are not run."""
@@ -249,7 +252,7 @@ def graphs_needed(library: Library) -> set[str]:
     Versions of the model, which may be stored elsewhere, share the plain one. Raises CompositionError for a
     composition that cannot be read.
     """
-    plain = (graph_files(library, [], name)[1] for name in BACKENDS if graph_kind(name) is not None)
+    plain = (base_graph_file(library, name) for name in BACKENDS if graph_kind(name) is not None)
     needed = {path.stem for path in plain}
     for name in library.compositions():
         found = Composition.load(library.composition_path(name))
@@ -260,31 +263,51 @@ def graphs_needed(library: Library) -> set[str]:
 def graphs_of(library: Library, composition: Composition) -> tuple[Path, Path]:
     """Return the files of a composition's converted networks, with and without its exits.
 
-    They need not exist, and are made again. But a certificate that counts the engine's own answers speaks of
-    one network: raises CompositionError if the file with the exits is then missing or has changed.
+    They need not exist, and are made again. But where the engine's own answers were counted, these speak of
+    one network: raises CompositionError if the file with the exits is then missing, or has changed, or if the
+    exits have.
     """
     early, base = _files_of(library, composition)
     digest = composition.graph_sha256
     if digest is not None and not (early.is_file() and file_sha256(early) == digest):
         raise CompositionError(
-            f"{early}, with which composition '{composition.name}' was certified, is missing or has changed: "
-            "restore it, or run gati compose again"
+            f"{early}, the network of composition '{composition.name}', is missing, or one of them has "
+            "changed: restore them, or run gati compose again"
         )
     return early, base
 
 
-def _files_of(library: Library, composition: Composition) -> tuple[Path, Path]:
-    setting = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
-    early, base = graph_files(library, setting, composition.backend)
-    return graph_with(composition.graph_sha256, early), graph_with(composition.base_graph_sha256, base)
+def base_graph_file(library: Library, backend: str) -> Path:
+    """The file of the converted network without exits, which all compositions and versions share."""
+    return graph_files(library, [], backend)[1]
 
 
-def graph_with(digest: str | None, other: Path) -> Path:
-    """The file for the network with that sha256; `other` if there is none.
+def bound(library: Library, composition: Composition) -> Composition:
+    """The composition with the sha256 of the network that serves it, which those of an older Gati lack.
 
-    Named by its content, the network of one composition is never replaced by that of another.
+    Unchanged in float32, and if no network is stored.
     """
-    return other if digest is None else other.parent / f"{digest[:16]}{other.suffix}"
+    kind = graph_kind(composition.backend)
+    if composition.graph_sha256 is not None or kind is None or kind.in_float32():
+        return composition
+    early = _files_of(library, composition)[0]
+    return replace(composition, graph_sha256=file_sha256(early)) if early.is_file() else composition
+
+
+def keep_bound(library: Library, before: Composition, composition: Composition) -> None:
+    """Store the network of `before` as that of `composition`, which `bound` returned. Raises StorageError."""
+    (served, _), (kept, _) = _files_of(library, before), _files_of(library, composition)
+    if kept != served:
+        store_graphs(graph_folder(library.directory), {kept: served.read_bytes()})
+
+
+def _files_of(library: Library, composition: Composition) -> tuple[Path, Path]:
+    setting, digest = _setting_of(composition), composition.graph_sha256
+    early, base = graph_files(library, setting, composition.backend)
+    if digest is not None:  # never replaced by the network of another composition, also of another version
+        named = hashlib.sha256(f"{digest} {setting!r}".encode()).hexdigest()
+        early = early.with_name(f"{named[:16]}{early.suffix}")
+    return early, base
 
 
 def graph_files(
@@ -306,6 +329,10 @@ def graph_files(
     names = (f"{each.hexdigest()[:16]}.{suffix}" for each in (early_exit, base))
     first, second = (graph_folder(library.directory) / name for name in names)
     return first, second
+
+
+def _setting_of(composition: Composition) -> Setting:
+    return tuple((leaving.trial_id, float(leaving.threshold)) for leaving in composition.exits)
 
 
 def _setting(candidates: Sequence[Candidate]) -> Setting:

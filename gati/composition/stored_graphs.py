@@ -1,13 +1,13 @@
 """The folder `graphs/` of a library: networks that engines open, and quantised lookups for later commands.
 
 Files are named by a hash of what they were made from, so several compositions, commands and versions of Gati
-share the folder. Networks whose own answers were certified are named by their content, which the composition
-records: no later command replaces them. Whoever reads a file gives it the present time. What no composition
-needs and nothing has read for a month is removed when the next composition is written.
+share the folder. Networks whose own answers were counted are named by their content, which the composition
+records, and their exits: no later command replaces them. Whoever reads a file gives it the present time. What
+no composition needs and nothing has read for a month is removed when the next composition is written.
 
 So a network that another command has just stored for a composition that it has yet to write stays. Other
 versions of Gati and torch use other names, so what was read since the oldest composition was saved stays as
-well. A file that is gone is made again, except a network that was certified.
+well. A file that is gone is made again, except a network that a composition records.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def as_measured(measured_on: Conditions | None, device: str) -> int | None:
 
     if measured_on is None or not device.startswith("cpu") or os.environ.get("OMP_NUM_THREADS"):
         return None
-    if measured_on.processor not in ("", processor_name(device)):  # "": an older Gati did not record it
+    if measured_on.processor != processor_name(device):
         return None
     return measured_on.threads if 0 < measured_on.threads <= len(usable_cores()) else None
 

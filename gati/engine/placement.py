@@ -141,11 +141,12 @@ class WorkerLookups(ParallelLookups):
             return
         if _before.users == 0:
             _before.cores, _before.threads = usable_cores(), torch.get_num_threads()
-        _before.users += 1
         self._cores, self._threads = _before.cores, _before.threads
         self._started.clear()
-        self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
+        thread.start()
+        self._thread = thread
+        _before.users += 1
         self._started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
         self._confine()
 

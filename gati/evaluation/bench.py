@@ -44,6 +44,7 @@ from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.peers import build_peers
 from gati.evaluation.timing import (
+    HELD_BYTES,
     WARM_UP_REQUESTS,
     BenchEntry,
     measure_latency,
@@ -111,6 +112,7 @@ def bench(
         raise DataError(f"seconds is {seconds}; give 0 or more")
     served = open_served(directory, composition=composition, threads=threads)
     given = load_data(data, served.model.preprocessing, what="benchmark data")
+    given.keep(HELD_BYTES)
     inputs, ordered = first_inputs(given, limit)
     check_fit(served.engine, inputs, "benchmark data")
     named = name_and_label(served.library, inputs, label_map=label_map)
@@ -275,20 +277,18 @@ class _Field:
         self.weights_bytes[contender.name] = sum(map(_bytes_of, (self.served.module, *further)))
 
     def _graphs(
-        self,
-        library: Library,
-        traced: TracedModel,
-        backend: str,
-        exits: tuple[EngineExit, ...],
+        self, library: Library, traced: TracedModel, backend: str, exits: tuple[EngineExit, ...]
     ) -> tuple[Path, Path] | None:
-        """Graphs for a calibrated backend, which runs only stored ones: those that serve, else made here."""
+        """The graphs that serve; a calibrated backend, which runs only stored ones, gets others made here."""
         kind = graph_kind(backend)
-        if kind is None or not kind.calibrated:
+        if kind is None:
             return None
         stored: dict[tuple[EngineExit, ...], Path] = {}
         if library is self.served.library and backend == self.served.engine.backend:
             early, base = graphs_of(library, self.served.composition)
-            stored = {self.served.engine.exits: early, (): base}
+            stored = {(): base, self.served.engine.exits: early}
+        if not kind.calibrated:
+            return (stored[exits], stored[()]) if exits in stored else None
         executes: GraphBackend | None = None
         paths: list[Path] = []
         for chosen in (exits, ()):

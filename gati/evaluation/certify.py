@@ -7,7 +7,7 @@ passed or was written, all attempts of a library share delta, and an input count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from gati.composition.binomial import check_confidence, check_levels
 from gati.composition.certificate import AttemptCount, Certificate, LossCounts, NewInputs, Recount
 from gati.composition.composition import Composition
 from gati.composition.copies import counted
+from gati.composition.engines import bound, keep_bound
 from gati.composition.ledger import Attempt, Ledger, composition_identity
 from gati.composition.load import Served, open_served
 from gati.composition.plans import DEFAULT_CONFIDENCE
@@ -36,7 +37,7 @@ from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
-from gati.types import BASE, TrialId
+from gati.types import BASE
 
 _BATCH = 64
 _SURPRISING = 0.05  # p-value below which two counts differ significantly
@@ -145,8 +146,8 @@ def certify(
     check_levels(target, delta)
     ledger = Ledger(served.library.directory)
     asked = {"delta": delta, "per_class": every_class} | ({"seen": fresh.seen} if fresh.seen else {})
-    caches = {each.trial_id: served.library.cache_sha256(each.trial_id) for each in chosen.exits}
-    identity = composition_identity(served.library, chosen)
+    as_counted = _bound(served.library, chosen)
+    identity = composition_identity(served.library, as_counted)
     attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
     inputs, copies = named.data, fresh.copies.limited(attempt.rows)
     answer, base_class, hit = _answers(served, inputs, progress)
@@ -177,8 +178,15 @@ def certify(
         served.library.check_unchanged()
     ledger.conclude(attempt, {**found.to_json(), "previous": None, "composition": chosen.name}, written=write)
     if write:
-        _write(served.library, chosen, found, caches, every_class=every_class)
+        keep_bound(served.library, chosen, as_counted)
+        _write(served.library, as_counted, found, every_class=every_class)
     return found
+
+
+def _bound(library: Library, chosen: Composition) -> Composition:
+    """The composition with digests, which those of older versions lack: only what is counted is loaded."""
+    exits = tuple(replace(each, cache_sha256=library.cache_sha256(each.trial_id)) for each in chosen.exits)
+    return bound(library, replace(chosen, exits=exits))
 
 
 def _answers(
@@ -250,14 +258,11 @@ def _write(
     library: Library,
     chosen: Composition,
     found: Recertification,
-    caches: Mapping[TrialId, str | None],
     *,
     every_class: bool,
 ) -> None:
     renewed = replace(
         chosen,
-        # compositions of older versions lack digests: from now on, only caches that were counted are loaded
-        exits=tuple(replace(each, cache_sha256=caches[each.trial_id]) for each in chosen.exits),
         accuracy_target=found.certificate.accuracy,
         confidence=1.0 - found.certificate.delta,
         certificate=found.issued(created=datetime.now(UTC).isoformat(timespec="seconds")),

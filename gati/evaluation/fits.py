@@ -11,8 +11,9 @@ def check_fit(engine: Engine, inputs: Data, what: str) -> None:
     """Check that there are inputs, and the first one. Raises DataError; `what` they are is in its message."""
     if len(inputs) == 0:
         raise DataError(f"the {what} is empty; give at least one input")
+    first = inputs.images([0])  # a file that cannot be read says so itself
     try:
-        engine.checked(inputs.images([0]))
+        engine.checked(first)
     except DataError as error:
         reason = str(error).partition(";")[0]
         raise DataError(

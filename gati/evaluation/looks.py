@@ -11,6 +11,7 @@ import logging
 
 import numpy as np
 
+from gati.composition.engines import bound
 from gati.composition.ledger import Ledger, composition_identity
 from gati.composition.load import Served
 from gati.errors import LibraryError, StorageError
@@ -32,7 +33,7 @@ def enter_look(served: Served, inputs: Data) -> None:
     if not len(new):
         return
     try:
-        identity = composition_identity(served.library, served.composition)
+        identity = composition_identity(served.library, bound(served.library, served.composition))
         Ledger(served.library.directory).look(identity, hashlib.sha256(new.tobytes()).hexdigest(), new)
     except (LibraryError, StorageError) as error:
         _log.warning("certificates will not say that this data was looked at: %s", error)

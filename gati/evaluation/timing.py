@@ -24,7 +24,7 @@ from gati.model.sequence import Data
 WARM_UP_REQUESTS = 20
 IN_A_ROW = 64  # requests in a turn
 _WAKING_REQUESTS = 5  # untimed at the beginning of a turn
-_HELD_BYTES = 2**28  # of inputs that clients send
+HELD_BYTES = 2**28  # of inputs, decoded once
 
 _T = TypeVar("_T")
 Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and exit
@@ -80,7 +80,7 @@ def mixed_inputs(inputs: Data) -> Tensor:
     A short run answers only the first of them, which in data that is ordered by class are all of one class.
     """
     order = np.random.default_rng(0).permutation(len(inputs))
-    return inputs.images(order[: max(1, _HELD_BYTES // inputs.images([0]).nbytes)])
+    return inputs.images(order[: max(1, HELD_BYTES // inputs.images([0]).nbytes)])
 
 
 def measure_latency(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from gati.errors import LibraryError
 from gati.exploration.library import Library
 from gati.exploration.state import RunState
 from gati.model.sequence import Data
 from gati.version import __version__
 
+_COMPARED = 64  # inputs
 _OF_VERSION = {"gati", "families"}  # settings that say which Gati, not what it was asked for
 
 
@@ -59,7 +62,8 @@ def _has_changed(library: Library, held: Data) -> bool:
         return False  # an older Gati kept no record
     if int(record.rows.max()) >= len(held):
         return True
-    return not library.manifest.data["held_out"].endswith(held.subset(record.rows).fingerprint)
+    few = np.linspace(0, len(record.rows) - 1, _COMPARED).astype(np.int64)
+    return not np.array_equal(record.identities[few], held.identify(record.rows[few]))
 
 
 def replacing(library: Library, settings: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from gati.exploration.candidates import trial_name
 from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
 from gati.exploration.measure import seconds_per_input
+from gati.exploration.memory import is_lack_of_memory
 from gati.exploration.prepare import PreparedModel, inputs_to_try
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial, RunState
@@ -34,6 +35,7 @@ from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
+from gati.model.sequence import Data
 from gati.types import Trial
 from gati.variants import ITSELF, ITSELF_NAME, companion_variant
 
@@ -106,20 +108,43 @@ def measure_companions(
     if waiting:
         progress.stage("companions", len(waiting))
     for candidate in waiting:
-        if candidate.variant == ITSELF:
-            needed_s = prepared.expected.held_out_s
-            measure = partial(measure_itself, prepared, library, seed=seed, progress=progress)
-        else:
-            companion = fit_companion(candidate, prepared, _inputs_to_try(prepared, budget))
-            needed_s = _seconds_to_measure(companion, prepared, budget)
-            measure = partial(_measured, prepared, library, candidate, companion, seed, progress)
-        if budget.is_spent(needed_s):
-            rows = [_left_out(candidate.variant, prepared, needed_s, budget.left_s() or 0.0, progress)]
-        else:
-            rows = measure()
+        try:
+            rows = _rows(candidate, prepared, library, budget, seed=seed, progress=progress)
+        except ModelError as error:
+            if not is_lack_of_memory(error.__cause__):
+                state.clear()  # else it would demand the companion of the corrected command
+            raise
         keep_accompanying(state, rows)
         budget.note()
         progress.advance(1)
+
+
+def _rows(
+    candidate: NamedNetwork,
+    prepared: PreparedModel,
+    library: Library,
+    budget: Budget,
+    *,
+    seed: int,
+    progress: Progress,
+) -> list[FinishedTrial]:
+    if candidate.variant == ITSELF:
+        needed_s = prepared.expected.held_out_s
+        measure = partial(measure_itself, prepared, library, seed=seed, progress=progress)
+    else:
+        companion = fit_companion(
+            candidate,
+            prepared.loaded,
+            prepared.inputs.held_out,
+            prepared.held_out.classes,
+            prepared.class_names,
+            tried=_inputs_to_try(prepared, budget),
+        )
+        needed_s = _seconds_to_measure(companion, prepared, budget)
+        measure = partial(_measured, prepared, library, candidate, companion, seed, progress)
+    if budget.is_spent(needed_s):
+        return [_left_out(candidate.variant, prepared, needed_s, budget.left_s() or 0.0, progress)]
+    return measure()
 
 
 def is_accompanying(state: RunState, variant: str) -> bool:
@@ -171,24 +196,44 @@ def _left_out(
     return FinishedTrial(Trial(trial_name(INPUT, variant), place, INPUT, variant, "skipped", reason), ())
 
 
-def fit_companion(candidate: NamedNetwork, prepared: PreparedModel, tried: int = _TRIED) -> Companion:
+def check_companions(
+    candidates: Sequence[NamedNetwork],
+    base: LoadedModel,
+    held: Data,
+    classes: int,
+    class_names: Sequence[str] | None,
+) -> None:
+    """Raise `ModelError` for a network that `fit_companion` refuses on two inputs."""
+    for candidate in candidates:
+        if candidate.variant != ITSELF:
+            fit_companion(candidate, base, held, classes, class_names, tried=2)
+
+
+def fit_companion(
+    candidate: NamedNetwork,
+    base: LoadedModel,
+    held: Data,
+    classes: int,
+    class_names: Sequence[str] | None,
+    *,
+    tried: int,
+) -> Companion:
     """Turn a network into a companion that takes the base model's inputs, on the CPU; try it on a few.
 
     **Raises:** `ModelError` if channels or classes differ, or if the network cannot be run or traced.
     """
     variant, loaded = candidate
-    inputs, classes = prepared.inputs.held_out, prepared.held_out.classes
-    example = inputs.images(np.arange(min(tried, len(inputs))))
+    example = held.images(np.arange(min(tried, len(held))))
     reading = Reading("logits")
-    if inputs.is_images:
-        reading = reading_of(variant, prepared.loaded.preprocessing, loaded, example)
+    if held.is_images:
+        reading = reading_of(variant, base.preprocessing, loaded, example)
     given = Reader(reading)(example)
     outputs = _outputs(variant, loaded.module, given)
     names = loaded.class_names
     reading = replace(
         reading,
         outputs_kind=outputs_kind(outputs),
-        classes=class_order(variant, outputs.shape[1], names, classes, prepared.class_names),
+        classes=class_order(variant, outputs.shape[1], names, classes, class_names),
     )
     try:
         companion = Companion.of(loaded.module, reading, given[:2], Path(loaded.source))

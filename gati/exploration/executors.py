@@ -105,8 +105,10 @@ class LocalExecutor:
         training = group_training(classroom, task, budget.clock)
         path = state.training_path(task.name)
         if path.is_file():
-            training.restore(path)
-            progress.note(f"resuming at step {training.step} of {training.total_steps}")
+            if training.restore(path):
+                progress.note(f"resuming at step {training.step} of {training.total_steps}")
+            else:
+                progress.note(f"{task.lesson.name} begin again: the code of a predictor has changed")
         progress.note(announcement(classroom, task))
         progress.stage(task.lesson.name, task.plan.steps, training.step)
         saved = budget.clock()
@@ -127,8 +129,8 @@ class LocalExecutor:
 def begun_again(classroom: Classroom, task: GroupTask, run: OngoingRun, error: Exception) -> GroupTask:
     """The task in smaller batches and without a saved state, after `error`; as `in_smaller_batches`."""
     task = in_smaller_batches(classroom, task, error)
+    run.state.training_path(task.name).unlink(missing_ok=True)  # before the plan, which it does not fit
     run.state.write_plan(task.name, task.plan)
-    run.state.training_path(task.name).unlink(missing_ok=True)
     run.progress.note(
         f"too little memory: {task.lesson.name} begin again with {task.plan.batch_size} inputs a step"
     )

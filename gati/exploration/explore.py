@@ -26,6 +26,7 @@ from gati.exploration.candidates import trial_name, wanted
 from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
 from gati.exploration.companions import (
     NamedNetwork,
+    check_companions,
     is_accompanying,
     keep_accompanying,
     load_companions,
@@ -223,6 +224,7 @@ def explore(
             clock=clock,
             budget=budget,
             companions=[candidate.variant for candidate in candidates],
+            check=partial(check_companions, candidates),
         )
         check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
         if loaded.preprocessing.text is not None:
@@ -237,6 +239,7 @@ def explore(
             keep_accompanying(
                 state, offer_itself(prepared, library, seed=seed, progress=reporter, left_s=budget.left_s())
             )
+            budget.note()
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
                 prepared,

@@ -261,15 +261,18 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     preprocessing = library.preprocessing
     source = _source(manifest.settings, "data", data)
     held = load_data(source, preprocessing, what="--data")
+    held.name = manifest.data["held_out"].rpartition(" ")[0]  # fingerprints include the name as it was typed
     measured_on = recorded_inputs(held, record, source)
     more = _source(manifest.settings, "train_data", train_data)
+    name, _, explored = manifest.data["train"].rpartition(" ")
     if more is None:
         unique = bool(manifest.settings.get("unique"))
         # an older Gati held out all copies of a held-out input
         found = [part_to_train_on(held, manifest.seed, unique=unique), left_over(held, record.identities)]
     else:
-        found = [left_over(load_data(more, preprocessing, what="--train-data"), held.identities)]
-    explored = manifest.data["train"].rpartition(" ")[2]
+        given = load_data(more, preprocessing, what="--train-data")
+        given.name = name
+        found = [left_over(given, held.identities)]
     train = next((each for each in found if each.fingerprint == explored), None)
     if train is None:
         raise DataError(

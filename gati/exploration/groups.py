@@ -24,11 +24,11 @@ from gati.caches import (
     is_reduced,
     separate_weights,
 )
-from gati.errors import GatiError
+from gati.errors import ModelError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
-from gati.exploration.memory import halved, is_lack_of_memory
+from gati.exploration.memory import halved
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
@@ -231,29 +231,24 @@ def _probabilities(
 def _learner(
     classroom: Classroom, item: Specification, weights: Mapping[TrialId, Mapping[str, Tensor]]
 ) -> Learner:
-    """A learner at its first step; one that cannot be built fails then, as `noting_failure` says."""
-    try:
-        predictor = _predictor(classroom, item, weights.get(item.trial.trial_id))
-    except (GatiError, MemoryError, OSError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # predictors may be user code, which may have changed since
-        if is_lack_of_memory(error) or "CUDA error" in str(error):
-            raise
-        predictor = _Unbuilt(error)
-    return Learner(item.trial.trial_id, item.trial.block, predictor)
+    """A learner at its first step; one that cannot be built, as its code has changed, fails then."""
+    trial_id, failed = item.trial.trial_id, dict[TrialId, str]()
+    with noting_failure(failed, trial_id):
+        return Learner(trial_id, item.trial.block, _predictor(classroom, item, weights.get(trial_id)))
+    return Learner(trial_id, item.trial.block, _Unbuilt(failed[trial_id]))
 
 
 class _Unbuilt(nn.Module):
-    """Stands in for a predictor that cannot be built, and raises the error."""
+    """Stands in for a predictor that cannot be built, and says why."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__()
-        self.error = error
+        self.reason = reason
         self.nothing = nn.Parameter(torch.empty(0))  # optimisers need a parameter
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Raise the error."""
-        raise self.error
+        """Raise `ModelError`."""
+        raise ModelError(f"it cannot be built ({self.reason})")
 
 
 def _predictor(classroom: Classroom, item: Specification, weights: Mapping[str, Tensor] | None) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,8 +57,10 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
     generator = torch.Generator().manual_seed(0)
     refusal: Exception | None = None
     sizes = [size] if size is not None else list(_sizes(loaded))
-    for height, width in sizes:
-        example = torch.randn(2, loaded.preprocessing.channels, height, width, generator=generator)
+    taken = loaded.preprocessing.channels
+    channels = [taken] if loaded.channels_known else [taken, 1]
+    for number, (height, width) in product(channels, sizes):
+        example = torch.randn(2, number, height, width, generator=generator)
         try:
             outputs = loaded.module(example)
         except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:

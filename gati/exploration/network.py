@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -105,6 +106,13 @@ def computes_otherwise(known: NetworkProbe, found: NetworkProbe, devices: Collec
         _differ(known.hidden[name].values, found.hidden[name].values, rounding, known.hidden[name].scale)
         for name in known.hidden.keys() & found.hidden.keys()
     )
+
+
+def answers_otherwise(known: npt.NDArray[np.int64], outputs: Tensor, device: str) -> bool:
+    """Whether `outputs` [n, K] give any input another class than `known` [n], by more than rounding."""
+    largest = outputs.amax(1)
+    lacking = largest - outputs.gather(1, torch.from_numpy(known)[:, None])[:, 0]
+    return not bool((lacking <= _ROUNDING[device] * outputs.abs().amax(1)).all())
 
 
 def _differ(known: Sequence[float], found: Sequence[float], rounding: float, scale: float) -> bool:

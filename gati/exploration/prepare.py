@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from gati.exploration.library import NetworkProbe
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.memory import spare_bytes
-from gati.exploration.network import Network, computes_otherwise, example_of, probe_of
+from gati.exploration.network import Network, answers_otherwise, computes_otherwise, example_of, probe_of
 from gati.exploration.places import find_places
 from gati.exploration.progress import Progress, told_if_long
 from gati.exploration.splits import Inputs, content_hash, split_inputs
@@ -52,7 +52,9 @@ from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 _TRIED = 128  # inputs used to find allowed augmentations
 _TRYING_SHARE, _MOST_TRIALS = 0.05, 9  # of a budget; answers to each of these inputs
+_COMPARED = 32  # inputs, when a run is resumed
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training images
+_GREY = "--data are read as grey pictures: the network takes one channel"
 _UNKNOWN = (
     "--data are preprocessed tensors, and how images become such tensors is not known: the library will take "
     "only tensors; give --mean, --std and --resize to use it with images"
@@ -140,11 +142,13 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
 
 def _opened(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     """Open the held-out data: as grey images if only that fits a network that does not tell its channels."""
-    known = loaded.preprocessing
+    known, note = loaded.preprocessing, loaded.note
     try:
         held = load_data(data, known, what="--data")
         if loaded.channels_known or held.tensors is not None or _takes(loaded.module, held):
             return loaded, held
+        if held.images(np.arange(1)).shape[1] > 1:
+            note = "; ".join(filter(None, (note, _GREY)))
     except DataError:
         if loaded.channels_known:
             raise
@@ -153,7 +157,7 @@ def _opened(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
         with suppress(DataError):
             held = load_data(data, grey, what="--data")
             if _takes(loaded.module, held):
-                return replace(loaded, preprocessing=grey), held
+                return replace(loaded, preprocessing=grey, note=note), held
     return loaded, load_data(data, known, what="--data")
 
 
@@ -181,13 +185,14 @@ def prepare(
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[str] = (),
+    check: Callable[[LoadedModel, Data, int, Sequence[str] | None], None] | None = None,
     clock: Clock = time.monotonic,
     budget: Budget | None = None,
 ) -> PreparedModel:
     """Check model and data, measure the base model and untrained lookups, and skip what cannot pay off.
 
     `loaded` and `held` are the results of `fitted`. `companions` are variants that also read the input; they
-    have no specification.
+    have no specification. `check` looks at the held-out inputs and the classes before any are answered.
 
     **Raises:** `DataError` if `budget` does not suffice to measure and train anything; and as `explore`.
     """
@@ -210,7 +215,10 @@ def prepare(
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
     probe = probe_of(Network(module, traced), example_of(loaded.preprocessing, traced.input_shape).to(device))
     if stored is not None and "probe" in stored:
-        _check_same_network(NetworkProbe.from_values(stored["probe"], str(state.directory)), probe, device)
+        known = NetworkProbe.from_values(stored["probe"], str(state.directory))
+        if computes_otherwise(known, probe, (device.type,)):
+            raise _other_network()
+        probe = known
     traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -221,6 +229,8 @@ def prepare(
             progress.note(note)
     inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
     if stored is None:
+        if check is not None:
+            check(loaded, inputs.held_out, traced.classes, named)
         limit = None if budget is None else TimeLimit(budget, len(inputs.held_out))
         began = clock()
         with told_if_long(progress, f"answering {len(inputs.held_out)} held-out inputs with the network"):
@@ -253,7 +263,7 @@ def prepare(
             budget.note()
     else:
         profile, specifications, expected = _from_stored(stored)
-        held_out = _answers_before(stored) or _answers(base_answers(module, inputs.held_out, device))
+        held_out = _answers_before(stored, module, inputs.held_out, device)
     tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
     plain, bold = choose_augmentations(inputs, module, device, state, tried)
     return PreparedModel(
@@ -297,13 +307,12 @@ def _check_same_split(before: str, inputs: Inputs, held: Data, state: RunState) 
         )
 
 
-def _check_same_network(before: NetworkProbe, now: NetworkProbe, device: torch.device) -> None:
-    """Refuse another network: the outcomes of exits that are finished are of the hidden outputs it had."""
-    if computes_otherwise(before, now, (device.type,)):
-        raise LibraryError(
-            "the network has the same weights as when this exploration began, but computes a different "
-            "result: restore its code, or choose another --out"
-        )
+def _other_network() -> LibraryError:
+    """Outcomes of exits that are finished are of the hidden outputs and answers that the network had."""
+    return LibraryError(
+        "the network has the same weights as when this exploration began, but computes a different "
+        "result: restore its code, or choose another --out"
+    )
 
 
 def _check_time_to_train(limit: TimeLimit, specifications: Sequence[Specification], input_s: float) -> None:
@@ -364,12 +373,18 @@ def _answers(outputs: torch.Tensor) -> HeldOut:
     return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
 
 
-def _answers_before(stored: dict[str, Any]) -> HeldOut | None:
-    """The answers of the run that was interrupted; None if an older Gati did not keep them."""
+def _answers_before(
+    stored: dict[str, Any], module: torch.nn.Module, held: Data, device: torch.device
+) -> HeldOut:
+    """The answers of the run that was interrupted, a few of them compared; an older Gati kept none."""
     if "answers" not in stored:
-        return None
+        return _answers(base_answers(module, held, device))
     found = HeldOut(**stored["answers"])
-    return found._replace(base_class=np.array(found.base_class, dtype=np.int64))
+    classes = np.array(found.base_class, dtype=np.int64)
+    few = np.linspace(0, len(held) - 1, _COMPARED).astype(np.int64)
+    if answers_otherwise(classes[few], base_answers(module, held.subset(few), device), device.type):
+        raise _other_network()
+    return found._replace(base_class=classes)
 
 
 def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], MeasuringTimes]:

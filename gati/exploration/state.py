@@ -82,7 +82,7 @@ class RunState:
             if "round" in wanted:
                 raise LibraryError(
                     f"{library} holds an unfinished exploration that must end before it is trained further: "
-                    "repeat its command"
+                    f"repeat its command, or delete {self.directory} to give that exploration up"
                 )
             raise LibraryError(
                 f"{library} holds an unfinished round of training (gati explore --more): repeat its command, "

@@ -295,9 +295,12 @@ class SharedTraining:
         tensors["failures"] = _bytes(json.dumps(self.failures))
         atomic_write(path, lambda temporary: save_file(tensors, temporary))
 
-    def restore(self, path: Path) -> None:
-        """Resume from what `save` wrote for the same learners."""
+    def restore(self, path: Path) -> bool:
+        """Resume from what `save` wrote; False, and nothing changes, if the learners' tensors are others."""
         saved = load_file(path)
+        known = [name for name in saved if "." in name and not name.startswith("optimiser.")]
+        if {name: tensor.shape for name, tensor in self._state()} != {x: saved[x].shape for x in known}:
+            return False
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
                 prefix = f"optimiser.{index}."
@@ -315,6 +318,7 @@ class SharedTraining:
         if self.step:
             values = saved["losses"].tolist()
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
+        return True
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """All trained tensors and their averages, by name."""

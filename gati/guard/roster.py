@@ -219,9 +219,11 @@ class Roster(ABC, Generic[Version]):
                 self.settle("returned" if first else "loosened", counted)
 
     def restricted(self, watch: Watch) -> None:
-        """Call after settings were withdrawn because the guard of another process found them wrong."""
+        """Call after settings were withdrawn because another guard of these caches found them wrong."""
         if watch is self.serving.watch:
-            self._tightened(self.serving, "another replica found disagreements", stopped=not watch.level)
+            self._tightened(
+                self.serving, "another guard of these caches found disagreements", stopped=not watch.level
+            )
         else:
             self.settle()
 

@@ -139,12 +139,14 @@ class Standing:
         delta: float | None = None,
         created_s: float | None = None,
         on_event: OnEvent | None = None,
+        others: Collection[str] = (),
     ) -> Watch:
         """The watch of a version with that number of settings: the saved one, or a new one.
 
         If the saved watch had another promise or less confidence, or a certificate that is not valid any
         more, or the file was damaged after the version was made (`created_s`), the version is on probation.
-        All its proofs together err with probability at most `delta`, by default the model's.
+        What guards withdrew of `others`, watches of the same caches, a new one must prove, too. All its
+        proofs together err with probability at most `delta`, by default the model's.
         """
         bound = self.spending.delta if delta is None else delta
         if proven:
@@ -157,20 +159,24 @@ class Standing:
             if on_event is not None:
                 on_event(event)
 
-        known, before = self._known(identity), None
-        if known is not None:
+        def restored(name: str) -> Watch | None:
+            known = self._known(name)
             try:
-                before = Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
+                return known and Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AdaptError) as error:
-                self._distrust(f"{self._path}: version {identity}: {error}")
+                self._distrust(f"{self._path}: version {name}: {error}")
+                return None
+
+        before = restored(identity)
         if before is not None and abs(before.agreement - agreement) < 1e-9 and before.settings == settings:
             if identity not in self._watches:  # saved by an earlier run
-                self._doubt(before, known.get("origin", ""), self._heard_s.get(identity))
+                self._doubt(before, self._kept[identity].get("origin", ""), self._heard_s.get(identity))
             if proven:  # perhaps it was certified since
                 before.certify()
             self.hold_to(identity, before, proven=proven, delta=bound)
             return self._take(identity, before)
         self._deltas[identity] = bound
+        like = [each for each in map(restored, others) if each is not None]
         trusted = self._is_trusted(created_s)
         watch = Watch(
             agreement,
@@ -182,6 +188,9 @@ class Standing:
             on_event=told,
         )
         watch.certifiable = settings if trusted else 0
+        for each in like:
+            watch.take_over(each)
+            watch.withdrawals = ()  # its own guard withdrew none
         if before is not None:
             watch.take_over(before)
         return self._take(identity, watch)

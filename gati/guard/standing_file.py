@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Saved:
         heard_s = float(kept.get("heard_s", written_s))
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta!r}")
+        json.dumps(kept, allow_nan=False)  # else no later file could be written
         self.versions[name] = {**kept, "delta": delta}
         self.deltas[name], self.heard_s[name] = delta, heard_s
         if kept.get("certified", kept.get("state") == "stopped"):
@@ -98,6 +100,7 @@ def read_saved(path: Path, now_s: float) -> Saved:
     try:
         kept = _KIND.record(_Kept, document, where)
         with _KIND.reading(where):
+            json.dumps(kept.parts, allow_nan=False)
             written_s = path.stat().st_mtime  # for files without times
     except AdaptError as error:
         saved._lose(error, now_s)

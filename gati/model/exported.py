@@ -45,6 +45,7 @@ _SIZE_SYNTAX = (
     ast.Compare, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+_LARGEST_BATCH = 250  # of those that Gati answers
 _EXAMPLE = "torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim('batch')},))"
 
 
@@ -230,6 +231,12 @@ def _input_shape(path: Path, program: Any) -> tuple[int | None, ...]:
         raise ModelError(
             f"{path} was exported for a batch of exactly {shape[0] if shape else 0}; "
             f"export it for any batch: {_EXAMPLE}"
+        )
+    limits = program.range_constraints.get(values[0].shape[0].node.expr)
+    largest = "" if limits is None else str(limits.upper)
+    if largest.isdecimal() and int(largest) < _LARGEST_BATCH:
+        raise ModelError(
+            f"{path} was exported for batches of at most {largest}; export it for any batch: {_EXAMPLE}"
         )
     return shape
 

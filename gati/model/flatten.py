@@ -37,7 +37,7 @@ from gati.model.program import FlatFunction, Program, Statement
 # Checks that export inserts; requests are checked once, on arrival.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
 _MOST_PROGRAMS = 256
-_MANY_INPUTS = 2**16  # a limit beyond is one of an operator's sizes
+_MANY_INPUTS = 65_535  # cuDNN's own limit for batch_norm
 _PROGRAMS: dict[Hashable, Program] = {}  # by structure, without weights
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import BlockError, ModelError, one_line
+from gati.errors import BlockError, GatiError, ModelError, one_line
 from gati.model.entry import INPUT, means_input
 from gati.model.masks import TokenMask, mask_of, without_padding
 from gati.model.source import near
@@ -122,6 +122,8 @@ def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> l
             handles.enter_context(modules[name].register_forward_pre_hook(_noting(ran, name)))
         try:
             module(example)
+        except (GatiError, MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             raise ModelError(
                 f"the network does not accept {str(example.dtype).removeprefix('torch.')} input of shape "

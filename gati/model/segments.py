@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,17 +210,25 @@ def _run_with_hooks(
 
             handles.append(_submodule(module, name).register_forward_hook(hook))
         result: Tensor = module(example.clone())
-    except GatiError:
+    except (GatiError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # user code may raise anything
+        runs = _runs_outside_inference_mode(module, example)
+        advice = "its forward must not compute gradients" if runs else "fix its forward, or check the inputs"
         raise ModelError(
-            f"the network does not run in inference mode ({one_line(error)}); its forward must not compute "
-            "gradients"
+            f"the network does not run in inference mode ({one_line(error)}); {advice}"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
     return captured, result
+
+
+def _runs_outside_inference_mode(module: nn.Module, example: Tensor) -> bool:
+    with torch.inference_mode(False), torch.no_grad(), suppress(Exception):
+        module(example.clone())
+        return True
+    return False
 
 
 def _unreadable(name: str, captured: dict[str, Tensor], example: Tensor) -> str:

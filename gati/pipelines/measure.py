@@ -96,8 +96,6 @@ def measure_outcomes(
     turns = []
     for source in sources:
         engine = open_engine(source, images, device=device, threads=threads)
-        if engine.preprocessing is None:
-            raise AssertionError("engines are opened with their preprocessing")
         found = load_data(data, engine.preprocessing, what="pipeline data")
         turns.append(_Turn(engine, found if limit is None else found.subset(range(min(limit, len(found))))))
     count = len(turns[0].data)

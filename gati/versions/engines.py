@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition
-from gati.composition.engines import graph_backend, graphs_of
+from gati.composition.engines import base_graph_file, graph_backend
 from gati.composition.load import Served
 from gati.engine.backends import GraphBackend, get_backend
 from gati.engine.exits import EngineExit
@@ -156,6 +156,6 @@ def _opened(served: Served, setting: Setting, kept: Path, graphs: Graphs | None)
     backend = get_backend(composition.backend)
     if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
         graphs.write(kept, composition.backend, served, exits)
-    kept_base = graphs_of(served.library, composition)[1]
+    kept_base = base_graph_file(served.library, composition.backend)
     engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
     return replace(served, engine=engine, composition=composition)

@@ -94,6 +94,7 @@ def _composition(chosen: Composition, left: Sequence[ReplayExit], select: SplitO
         exits=exits,
         gap=None,
         headroom=None,
+        graph_sha256=None,  # its exits are others
         note=f"stricter than composition '{chosen.name}', whose certificate covers it",
         expected=replayed.expected(base_ms, exits),
         expected_from="replay",

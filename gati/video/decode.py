@@ -41,13 +41,9 @@ class Picture(NamedTuple):
 
 
 class DecodedVideo(Protocol):
-    """An opened stream. Iterate and close it in one thread; `corrupt` counts undecodable pictures.
-
-    `endless`: neither its size nor its duration is known, as of live streams.
-    """
+    """An opened stream. Iterate and close it in one thread; `corrupt` counts undecodable pictures."""
 
     corrupt: int
-    endless: bool
 
     def __iter__(self) -> Iterator[Picture]:
         """Pictures in order of time; VideoError when the stream breaks."""
@@ -77,7 +73,7 @@ def open_video(
     """Open what `address` means to FFmpeg within its `reach`, and show it as `name`; the caller closes it.
 
     `form` names the format where it cannot be guessed, `timeouts_s` bounds connecting and every read. `live`
-    None: if it is endless.
+    None: if it is `endless`.
     **Raises:** `VideoError`, which neither shows `address` nor is chained to an error that does.
     """
     av = import_av()
@@ -109,7 +105,7 @@ class Video:
 
     Pictures that do not decode, or that the decoder marks as damaged, are skipped and counted in `corrupt`.
     A truncated recording ends early; a live stream that breaks off raises VideoError. So does a recording
-    without any picture.
+    without any picture. `endless`: neither its size nor its duration is known, as of live streams.
     """
 
     def __init__(self, container: InputContainer, name: str, *, live: bool | None = False) -> None:
@@ -117,7 +113,11 @@ class Video:
         self._stream = container.streams.video[0]
         self._name = name
         self.corrupt = 0
-        self.endless = container.size <= 0 and (container.duration or 0) <= 0
+        self.endless = container.size <= 0 and (
+            (container.duration or 0) <= 0
+            # in fragments: what FFmpeg calls the duration is that of those it has read
+            or ("mp4" in container.format.name and self._stream.frames == 0)
+        )
         self._live = self.endless if live is None else live
 
     def __iter__(self) -> Iterator[Picture]:

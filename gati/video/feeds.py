@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gati.errors import VideoError
-from gati.video.decode import DecodedVideo, Picture
+from gati.video.decode import DecodedVideo, Picture, Video
 from gati.video.policies import Thinning
 from gati.video.status import Rate, SourceState
 
@@ -125,7 +125,7 @@ class Recording(Feed):
     def give_up_endless(self) -> DecodedVideo | None:
         """Return what was opened if no end of it is known, for another feed to read and close; else None."""
         with self._reading:
-            if self._closed or self._pictures is None or not self._pictures.endless:
+            if self._closed or not isinstance(self._pictures, Video) or not self._pictures.endless:
                 return None
             opened, self._pictures = self._pictures, None
             return opened

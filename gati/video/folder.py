@@ -34,7 +34,6 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.corrupt = 0
-        self.endless = False
 
     def __iter__(self) -> Iterator[Picture]:
         files = self._files()

@@ -30,7 +30,6 @@ class OpenCvVideo:
         self._cv2 = import_cv2()
         self._capture, self._name, self._live = capture, name, live
         self.corrupt = 0
-        self.endless = live
 
     def __iter__(self) -> Iterator[Picture]:
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)

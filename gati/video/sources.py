@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import sys
@@ -21,6 +22,8 @@ from gati.video.opencv import open_camera, open_recording
 from gati.video.policies import FramePolicy, Reconnect, Thinning, interval_s
 from gati.video.reach import Reach, reach_of_address, reach_of_file
 from gati.video.status import Rate, SourceState, SourceStatistics
+
+_log = logging.getLogger(__name__)
 
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv|ts|m2ts|mts|ogv|3gp)(\?|#|$)")
@@ -189,6 +192,11 @@ class Source:
             if self._if_endless is None or not isinstance(recording, Recording):
                 return
             if (opened := recording.give_up_endless()) is not None:
+                _log.warning(
+                    "%s tells neither its size nor its duration: it is read as live, with pictures left out; "
+                    "download it if it is a recording",
+                    self.name,
+                )
                 live, self.policy = self._if_endless(opened), FramePolicy.DROP_OLDEST
                 live.on_state, recording.on_state = recording.on_state, None
                 if recording.state is SourceState.PAUSED:

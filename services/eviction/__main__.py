@@ -110,13 +110,16 @@ def _alone(folder: Path) -> IO[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = path.open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.warning("another service fits predictors in this folder; this one waits until it ends")
-            fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise StorageError(f"cannot lock {path} ({error.strerror}); choose another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.warning("another service fits predictors in this folder; this one waits until it ends")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:  # such as a file system without locks
+        reason = f"cannot lock {path} ({error.strerror})"
+        _log.warning("start no other service in this folder: no lock stops it", extra={"reason": reason})
     return lock
 
 

@@ -3,10 +3,11 @@
 The file is `STATE/NAME.json`, by default in the library's folder `standing`. Further replicas have
 `NAME@1.json` and so on, with separate proofs and a share of the total error probability. If the guard of one
 replica stops caches or withdraws their looser settings, the other replicas must prove them again, too: they
-read its file at startup and every few seconds (`look`), and note what they have heeded. A process that cannot
-write its file reads it, keeps changes in memory only and logs a warning. So does one that finds it locked by
-another process, such as one that still drains, until that ends: then it takes the file over, with what the
-other one wrote last.
+read its file at startup and every few seconds (`look`), and note what they have heeded. So it is with the
+same caches under other promises, except that what broke a stricter promise may keep a looser one. A process
+that cannot write its file reads it, keeps changes in memory only and logs a warning. So does one that finds
+it locked by another process, such as one that still drains, until that ends: then it takes the file over,
+with what the other one wrote last.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from typing import IO, Any
 from gati.guard.proof import Duration
 from gati.guard.standing import Standing, of_rest
 from gati.guard.standing_file import Snapshot, read_saved
-from gati.guard.watch import OnEvent, Watch
+from gati.guard.watch import Event, OnEvent, Watch
 from services.inference.settings import InferenceSettings
 from services.inference.withdrawn import (
+    Withdrawn,
     WithdrawnElsewhere,
+    agreement_in,
     all_withdrawals,
     continued,
-    file_in,
     identity_in,
     name_of,
     source_of,
@@ -39,8 +41,9 @@ from services.locks import KEPT, hold
 
 _log = logging.getLogger("gati.inference")
 
-_PART = "heeded"
+_PART, _HERE = "heeded", "here"
 _DELTA = 0.05  # error probability of all proofs, scaled to that of each version
+_FILES_EACH_LOOK = 20  # more are read less often: all replicas read those of all others
 _SHARES_LEFT = 20  # of delta, that another process at the same file may take meanwhile
 
 
@@ -76,12 +79,13 @@ class ServedStanding(Standing):
         self.keep(_PART, lambda: {name: dict(each) for name, each in self._heeded.items()})
         self._before: dict[str, Any] = {}  # versions as another process had written them by now
         self._spent_before = self.spending.used
-        self._others = WithdrawnElsewhere(others)
+        self._others, self._looks = WithdrawnElsewhere(others), 0
         if path is not None and lock is not None:  # another process writes it
             self._others.paths.append(path)
             self._before = dict(self._kept)
             for name, withdrawals in all_withdrawals(self._before).items():
-                self._heeded.setdefault(name, {})[source_of(path.name, name)] = withdrawals[-1].number
+                number = withdrawals.withdrawals[-1].number
+                self._heeded.setdefault(name, {})[source_of(path.name, name)] = number
             self.spending.used += _SHARES_LEFT
         self._withdrawn = self._others.read()
 
@@ -118,7 +122,8 @@ class ServedStanding(Standing):
         own, delta = delta, min(delta, self._least_deltas.get(name, delta))
         self._least_deltas[name] = delta
         known = self._shared.get(name)
-        if known is None or known.agreement != agreement or known.settings != settings:
+        if known is None or known.settings != settings:
+            is_new = name not in self.names
             known = self._shared[name] = self.watch(
                 name,
                 agreement,
@@ -126,9 +131,10 @@ class ServedStanding(Standing):
                 settings=settings,
                 delta=delta,
                 created_s=created_s,
-                on_event=lambda event: self._listeners.get(name, on_event)(event),
+                on_event=partial(self._changed, name, on_event),
+                others=self._others_like(name),
             )
-            self._heed(name, known)
+            self._heed(name, known, is_new=is_new)
         else:
             if proven and own <= delta:
                 self.certify(name, known)
@@ -139,12 +145,22 @@ class ServedStanding(Standing):
     def _name(self, identity: str, agreement: float) -> str:
         """The name of the watch of caches with that promise.
 
-        Those that are loaded with another promise, too, as `gati certify --accuracy --write` makes them, have
-        a watch for each: else one would be judged and written down in place of the other.
+        Those that are known with another promise, as `gati certify --accuracy --write` makes them, have a
+        watch for each: else one would be judged and written down in place of the other.
         """
-        second, first = name_of(identity, agreement), self._shared.get(identity)
-        is_second = second in self.names or (first is not None and first.agreement != agreement)
+        second, first = name_of(identity, agreement), self._known(identity)
+        is_second = second in self.names or (first and agreement_in(first) not in (0.0, agreement))
         return second if is_second else identity
+
+    def _others_like(self, name: str) -> list[str]:
+        """The names of watches of the same caches with other promises."""
+        identity = identity_in(name)
+        return [each for each in self.names if each != name and identity_in(each) == identity]
+
+    def _changed(self, name: str, on_event: OnEvent, event: Event) -> None:
+        if event.tightened:
+            self._heed_all()
+        self._listeners.get(name, on_event)(event)
 
     def watch_only(self, identities: Collection[str]) -> None:
         """As `Standing.watch_only`; what versions with other caches asked for binds no later ones."""
@@ -165,38 +181,53 @@ class ServedStanding(Standing):
     async def look(self) -> None:
         """Heed what other replicas have stopped by now, and take the file over if it is free."""
         self._take_over()
-        if self._others.paths:
-            loop = asyncio.get_running_loop()
-            self._withdrawn = await loop.run_in_executor(self._thread, self._others.read)
-            self._heed_all()
+        self._looks += 1  # since the files were read
+        if self._others.paths and self._looks * _FILES_EACH_LOOK >= self._others.count:
+            self._looks = 0
+            loop, lock = asyncio.get_running_loop(), self._lock
+            withdrawn = await loop.run_in_executor(self._thread, self._others.read)
+            if lock == self._lock:  # else the file has been taken over meanwhile, and read since
+                self._withdrawn = withdrawn
+                self._heed_all()
 
     def _heed_all(self) -> None:
         for name, watch in tuple(self._shared.items()):  # what answers instead may need another watch
             self._heed(name, watch)
 
-    def _heed(self, name: str, watch: Watch) -> None:
-        """What the guard of another replica has withdrawn must be proven again here, too, each time once."""
-        own = self._path.name if self._path is not None and self._writable else None  # what was taken over
-        everywhere = self._withdrawn.get(identity_in(name), {})
-        there = {source: each for source, each in everywhere.items() if file_in(source) != own}
+    def _heed(self, name: str, watch: Watch, *, is_new: bool = False) -> None:
+        """What other guards of the same caches have withdrawn must be proven again here, each time once.
+
+        What broke a stricter promise counts only for a watch that `is_new`, as nothing is known of it yet.
+        """
+        there = {
+            source: each
+            for source, each in {**self._withdrawn.get(identity_in(name), {}), **self._here(name)}.items()
+            if is_new or each.agreement <= watch.agreement
+        }
         heeded = self._heeded.get(name, {})
         left = [
-            each.left
-            for source, withdrawals in there.items()
-            for each in withdrawals
-            if not each.number <= heeded.get(source, 0) <= withdrawals[-1].number  # above it, the file is new
+            left
+            for source, each in there.items()
+            for left in each.left(heeded.get(source, 0), watch.settings)
         ]
         if not left:
             return
-        self._heeded[name] = heeded | {source: each[-1].number for source, each in there.items()}
+        numbers = {source: each.withdrawals[-1].number for source, each in there.items()}
+        self._heeded[name] = heeded | numbers
         level, before = min(left), watch.level
         watch.restrict(level)
         if level < before:
             _log.warning(
-                "caches stopped by the guard of another replica",
+                "caches stopped by the guard of another replica or promise",
                 extra={"caches": name, "settings_left": level},
             )
-            self.on_heeded(watch)
+            if self._shared.get(name) is watch:
+                self.on_heeded(watch)
+
+    def _here(self, name: str) -> dict[str, Withdrawn]:
+        """What the guards of the same caches with other promises have withdrawn, by source."""
+        others = all_withdrawals({each: self._known(each) for each in self._others_like(name)})
+        return {source_of(_HERE, other): each for other, each in others.items()}
 
     def write(self, snapshot: Snapshot) -> None:
         """As `Standing.write`, if this process owns the file."""
@@ -235,6 +266,7 @@ class ServedStanding(Standing):
         self._held, self._lock = held, None
         self._take_in_all(path)
         self._heed_all()
+        self._withdrawn = self._others.read()  # without that file, which is written here now
         self._writable = True
         self.save()
         _log.info("the state of versions is written from now on", extra={"file": str(path)})
@@ -253,7 +285,8 @@ class ServedStanding(Standing):
 
         def heed(name: str, watch: Watch) -> None:
             self._heed(name, watch)
-            watch.withdrawals = continued(watch.withdrawals, before.get(name, ()), there.get(name, ()))
+            those = [each[name].withdrawals if name in each else () for each in (before, there)]
+            watch.withdrawals = continued(watch.withdrawals, *those)
 
         theirs = self.take_in(saved, self._before, heed)
         heeded = _numbers(self.kept(_PART, math.inf))

@@ -18,7 +18,7 @@ import torch
 from gati.adaptation.probe import Probe, can_probe
 from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
-from gati.composition.engines import graph_kind, graphs_of
+from gati.composition.engines import base_graph_file, graph_kind
 from gati.composition.load import Served
 from gati.composition.threads import as_measured
 from gati.engine.engine import Engine
@@ -199,7 +199,7 @@ def _engine(model: OpenedModel, chosen: Composition, folder: Path | None) -> Eng
     if model.library is None or kind is None or not kind.calibrated or not kept.is_file():
         return model.engine(chosen, folder / "caches")
     # It cannot be made here, where calibration inputs may be missing.
-    graphs = kept, graphs_of(model.library, chosen)[1]
+    graphs = kept, base_graph_file(model.library, chosen.backend)
     exits = model.exits(chosen, folder / "caches")
     return model.engine_of(exits, chosen.name, chosen.backend, graphs)
 

@@ -19,6 +19,7 @@ from gati.guard.standing import Standing, identity_of
 from gati.guard.watch import Event
 from services.inference.following import Answering
 from services.inference.proven_settings import ProvenSettings
+from services.inference.withdrawn import identity_in, name_of
 
 _log = logging.getLogger("gati.inference")
 
@@ -40,11 +41,11 @@ class LastRun:
 
     def goes_on(self, post: Post[Answering]) -> bool:
         """Whether the version keeps its proof, because it served or was on trial when the last run ended."""
-        return _identity(post) in self._left
+        return not self._left.isdisjoint(_names(post))
 
     def waited(self, post: Post[Answering]) -> bool:
         """Whether the version keeps its proof because it was on trial."""
-        return self.goes_on(post) and self._kept.get("serving") != _identity(post)
+        return self.goes_on(post) and self._kept.get("serving") not in _names(post)
 
     @property
     def is_known(self) -> bool:
@@ -54,7 +55,7 @@ class LastRun:
     def followed(self, roster: Roster[Answering], post: Post[Answering]) -> None:
         """Call when a version is activated or proven in this run, whose state counts from then on."""
         self._roster = roster
-        self._left = self._left - {_identity(post)} if self.goes_on(post) else set()
+        self._left = self._left - _names(post) if self.goes_on(post) else set()
 
     def answered(self, roster: Roster[Answering]) -> None:
         """Call after an answered request: what served last and does not now keeps its proof no longer."""
@@ -67,14 +68,20 @@ class LastRun:
         roster = self._roster
         if roster is None:
             return self._kept
-        trial = None if roster.trial is None else _identity(roster.trial)
-        return {"serving": _identity(roster.serving), "trial": trial}
+        trial = None if roster.trial is None else _name(roster.trial)
+        return {"serving": _name(roster.serving), "trial": trial}
 
 
-def _identity(post: Post[Answering]) -> str | None:
-    """The identity of its caches as published; None for a version without caches."""
+def _name(post: Post[Answering]) -> str | None:
+    """Its caches as published, and their promise; None for a version without caches."""
     composition = post.version.composition
-    return None if composition is None else identity_of(composition)
+    return None if composition is None else name_of(identity_of(composition), composition.accuracy_target)
+
+
+def _names(post: Post[Answering]) -> set[str | None]:
+    """That name, and the identity of the caches alone, as earlier versions of Gati wrote it."""
+    name = _name(post)
+    return {name} if name is None else {name, identity_in(name)}
 
 
 class ServedRoster(Roster[Answering]):

@@ -54,9 +54,9 @@ def _check_finite(array: NDArray[Any]) -> None:
 
 def rows_of(engine: Engine, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
-    if engine.preprocessing is not None and engine.preprocessing.tensors is not None:
+    if engine.preprocessing.tensors is not None:
         x = _as_taken(array, engine.traced.dtype)
-    elif array.dtype == np.uint8 and engine.preprocessing is not None:
+    elif array.dtype == np.uint8:
         if array.nbytes > LARGE_INPUT_BYTES:  # one by one: intermediate results of one image at a time
             images = (array[row : row + 1] for row in range(len(array)))
             return [engine.checked(engine.preprocessing(image)) for image in images]

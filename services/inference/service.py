@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 _LONG_TEXT_BYTES = 8 * 1024  # the same limit for text
 _HIGHEST, _LOWEST = 1, 10
 _HEEDED_EVERY_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_FILES_EACH_TIME = 20  # more are read less often: all replicas read those of all others
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -209,7 +208,7 @@ class InferenceService:
         await keep_on(
             "the state of other replicas",
             self._versions.heed_replicas,
-            every_s=_HEEDED_EVERY_S * max(1.0, self._settings.replicas / _FILES_EACH_TIME),
+            every_s=_HEEDED_EVERY_S,
             longest_s=_LONGEST_PAUSE_S,
         )
 
@@ -315,9 +314,8 @@ class InferenceService:
         """The array of a request: token ids for texts, spectrograms for recordings."""
         preprocessing = version.engine.preprocessing
         if tensor.datatype != BYTES:
-            given = from_tensor(tensor)
-            return given if preprocessing is None else preprocessing.padded(given)
-        if preprocessing is None or (preprocessing.text is None and preprocessing.sound is None):
+            return preprocessing.padded(from_tensor(tensor))
+        if preprocessing.text is None and preprocessing.sound is None:
             raise RequestError(
                 "the model takes neither text nor recordings; explore it with --tokenizer FILE, or with "
                 "--sample-rate and --seconds"

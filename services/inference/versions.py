@@ -356,7 +356,7 @@ class Versions:
         for version in self._loaded.values():
             self._leave(version)
         self._loaded.clear()
-        self._roster = None
+        self._roster, self._standing.on_heeded = None, lambda watch: None
         if self._leaving:
             await asyncio.wait(self._leaving)
         await self._proven.close()

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gati.errors import one_line
 from gati.guard.watch import Withdrawal, withdrawals_in
@@ -21,7 +21,21 @@ _log = logging.getLogger("gati.inference")
 
 _AT = " at "  # in no identity, and in no name of a file
 
-Withdrawn = dict[str, dict[str, tuple[Withdrawal, ...]]]  # by identity, and by source
+
+class Withdrawn(NamedTuple):
+    """What the guard of one watch, of that agreement, has withdrawn of that number of settings."""
+
+    agreement: float
+    settings: int
+    withdrawals: tuple[Withdrawal, ...] = ()
+
+    def left(self, heeded: int, settings: int) -> list[int]:
+        """How many of `settings` each withdrawal left, except those up to number `heeded`."""
+        return [
+            each.left if settings == self.settings else 0
+            for each in self.withdrawals
+            if not each.number <= heeded <= self.withdrawals[-1].number  # above it, the file is new
+        ]
 
 
 def name_of(identity: str, agreement: float) -> str:
@@ -39,9 +53,12 @@ def source_of(file: str, name: str) -> str:
     return file + name.removeprefix(identity_in(name))
 
 
-def file_in(source: str) -> str:
-    """The name of the file of a source."""
-    return source.partition(_AT)[0]
+def agreement_in(watch: Mapping[str, Any]) -> float:
+    """The agreement of a saved watch; 0 if it does not say so."""
+    try:
+        return float((watch["guards"][0] if "guards" in watch else watch["guard"])["agreement"])
+    except (ValueError, OverflowError, LookupError, TypeError):
+        return 0.0
 
 
 class WithdrawnElsewhere:
@@ -53,12 +70,17 @@ class WithdrawnElsewhere:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
-        self._known: dict[Path, tuple[tuple[int, ...], dict[str, tuple[Withdrawal, ...]]]] = {}
+        self._known: dict[Path, tuple[tuple[int, ...], dict[str, Withdrawn]]] = {}
         self._told: set[tuple[Path, str]] = set()
 
-    def read(self) -> Withdrawn:
-        """What the files say now."""
-        found: Withdrawn = {}
+    @property
+    def count(self) -> int:
+        """How many of the files have been there so far."""
+        return len(self._known)
+
+    def read(self) -> dict[str, dict[str, Withdrawn]]:
+        """What the files say now, by identity and by source."""
+        found: dict[str, dict[str, Withdrawn]] = {}
         for path in tuple(self.paths):
             try:
                 withdrawals = self._read(path)
@@ -71,7 +93,7 @@ class WithdrawnElsewhere:
                 found.setdefault(identity_in(name), {})[source_of(path.name, name)] = each
         return found
 
-    def _read(self, path: Path) -> dict[str, tuple[Withdrawal, ...]]:
+    def _read(self, path: Path) -> dict[str, Withdrawn]:
         with path.open(encoding="utf-8") as file:
             is_now = os.fstat(file.fileno())  # of the open file: a network file system may keep older ones
             version = is_now.st_ino, is_now.st_mtime_ns, is_now.st_size
@@ -94,17 +116,15 @@ class WithdrawnElsewhere:
 
 def all_withdrawals(
     versions: Mapping[str, Any], tell: Callable[[str], None] = lambda why: None
-) -> dict[str, tuple[Withdrawal, ...]]:
+) -> dict[str, Withdrawn]:
     """What guards have withdrawn, by name of watch, in `versions` of a file; `tell` gets what is damaged."""
     found = {}
     for name, each in versions.items():
         try:
-            withdrawals = _withdrawals_of(each)
+            if withdrawals := _withdrawals_of(each):
+                found[name] = Withdrawn(agreement_in(each), _settings_of(each), withdrawals)
         except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             tell(f"{name}: {one_line(error)}")
-            continue
-        if withdrawals:
-            found[name] = withdrawals
     return found
 
 
@@ -138,5 +158,8 @@ def _withdrawals_of(watch: Mapping[str, Any]) -> tuple[Withdrawal, ...]:
 def _left_before(watch: Mapping[str, Any]) -> int | None:
     """How many settings a guard may have left, in a file of before `withdrawn_to` was written."""
     level = watch.get("certified_level")
-    settings = len(watch["guards"]) if "guards" in watch else 1
-    return level if level is not None and level < settings else None
+    return level if level is not None and level < _settings_of(watch) else None
+
+
+def _settings_of(watch: Mapping[str, Any]) -> int:
+    return len(watch["guards"]) if "guards" in watch else 1

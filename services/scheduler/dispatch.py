@@ -65,7 +65,7 @@ class Dispatcher:
             except OverloadError:
                 self.on_outcome(None)
                 raise
-            self.on_outcome(response)
+            self.on_outcome(response)  # without the wait for one that was lost or asleep
             return _after_waiting(response, sent_s - began_s)
 
     def choose(self, inputs: int, version: str | None = None, place: str | None = None) -> Replica:

@@ -42,7 +42,7 @@ class _Recent(NamedTuple):
     """The demands of recent requests.
 
     `easiest` combines the longest SLO, the fewest inputs and the highest priority, each of any request;
-    `least_slo_ms` is the shortest SLO of an answered one: one that no service can meet sets no standard.
+    `least_slo_ms` is the shortest SLO that was met: one that no service can meet sets no standard.
     """
 
     easiest: Demand = Demand(0.0, 2**31, 2**31)
@@ -53,7 +53,7 @@ class _Recent(NamedTuple):
         return self if demand == self.easiest else self._replace(easiest=_easier(self.easiest, demand))
 
     def answered(self, demand: Demand) -> _Recent:
-        """With a request that was answered."""
+        """With a request that was answered in time."""
         shorter = demand.slo_ms < self.least_slo_ms
         return self._replace(least_slo_ms=demand.slo_ms) if shorter else self
 
@@ -75,7 +75,8 @@ class Entrance:
     refused costs as much as an answer. Each answer raises the bound a little; after a second without such a
     refusal there is no bound. Only the refusal of a request that was no harder than any other recent one sets
     the bound: a harder one may be refused when others would not be. If it `plans`, as a pipeline does, a
-    longer SLO may lead to another model, perhaps a busy one: its refusal counts only if no shorter was met.
+    longer SLO may lead to another model, perhaps a busy one: its refusal counts only if no shorter was met of
+    late, or one that was is refused now, too.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, plans: bool = False) -> None:
@@ -88,11 +89,12 @@ class Entrance:
         self._now = self._before = _Recent()  # in this window and in the one before
         self._began_s = -math.inf
         self._refused_s = -math.inf
+        self._hurried_refused_s = -math.inf  # the last refusal of one with the shortest SLO that was met
         self._retry_after_s: float | None = None
 
     @property
     def least_slo_ms(self) -> float:
-        """The smallest SLO of a recent answer, infinite if there was none."""
+        """The smallest SLO that was met of late, infinite if there was none."""
         self._turn()
         return self._now.and_(self._before).least_slo_ms
 
@@ -129,22 +131,28 @@ class Entrance:
         """Lower `outside` after a refusal: an estimate too high would refuse the requests that correct it."""
         self.outside.shrink(_RECOVERY)
 
-    def _ended(self, demand: Demand, error: BaseException | None) -> None:
+    def _ended(self, demand: Demand, error: BaseException | None, took_s: float) -> None:
         if error is None:
             self._most += 1.0 / self._most
-            self._now = self._now.answered(demand)
+            if 1e3 * took_s <= demand.slo_ms:
+                self._now = self._now.answered(demand)
         elif isinstance(error, OverloadError):
             self._learn(demand, error)
         self._asked -= 1
 
     def _learn(self, demand: Demand, error: OverloadError) -> None:
-        recent = self._now.and_(self._before)
-        if recent.easiest != demand or (self._plans and recent.least_slo_ms < demand.slo_ms):
+        recent, now_s = self._now.and_(self._before), self._clock()
+        if demand == recent.easiest._replace(slo_ms=recent.least_slo_ms):
+            self._hurried_refused_s = now_s
+        if demand != recent.easiest:
+            return
+        shorter_met = recent.least_slo_ms < demand.slo_ms and now_s - self._hurried_refused_s > _FORGOTTEN_S
+        if self._plans and shorter_met:
             return
         if self._forgotten:
             self._most = math.inf
         self._most = min(self._most, float(max(_FEW, self._asked - 1)))
-        self._refused_s, self._retry_after_s = self._clock(), error.retry_after_s
+        self._refused_s, self._retry_after_s = now_s, error.retry_after_s
 
     @property
     def _forgotten(self) -> bool:
@@ -163,11 +171,13 @@ class _Asking:
 
     def __init__(self, entrance: Entrance, demand: Demand) -> None:
         self._entrance, self._demand = entrance, demand
+        self._began_s = 0.0
 
     def __enter__(self) -> None:
         self._entrance._asked += 1
+        self._began_s = self._entrance._clock()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entrance._ended(self._demand, error)
+        self._entrance._ended(self._demand, error, self._entrance._clock() - self._began_s)

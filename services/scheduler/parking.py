@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from gati.errors import DeadlineError, OverloadError
@@ -132,7 +133,7 @@ class Parking:
         away = any(now_s - since_s <= _BACK_WITHIN_S for since_s in self._lost_s.values())
         if not away and now_s > self._behind_until_s:
             return False
-        ahead = sum(each.priority <= asked.priority for each in self._parked)
+        ahead = bisect.bisect_right(self._parked, asked.priority, key=attrgetter("priority"))
         ahead += sum(each.load.outstanding for each in ready)
         # Speeds are added: a replica that has just started may be slow, but does not slow down the others.
         inputs_a_s = sum(1.0 / each_s for each in ready if (each_s := each.load.seconds_an_input))

@@ -40,7 +40,7 @@ from gati.versions.engines import save_version
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
 from gati.video import Frame, SourceState
-from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream
+from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream, window_of
 from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
@@ -642,7 +642,12 @@ def test_where_too_little_was_sampled_it_is_told(served: Served, told: Told) -> 
 
 @pytest.mark.parametrize(("times", "kinds"), [(1.5, {"retraining"}), (0.5, {"retraining", "failed"})])
 def test_a_retraining_takes_no_more_memory_than_there_is(
-    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch, times: float, kinds: set[str]
+    served: Served,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    times: float,
+    kinds: set[str],
 ) -> None:
     """With a network as large as ResNet-50 the first retraining took 14 GB: the stream was killed."""
     blocks = ("blocks.0", "blocks.1", "blocks.2")  # tried, and of the composition
@@ -664,6 +669,41 @@ def test_a_retraining_takes_no_more_memory_than_there_is(
         assert "to train on 100 samples, 200 are needed" in told.first("failed").message and not trained
     else:
         assert trained == [300]
+        assert "memory is left to retrain on the newest 300 of 4" in caplog.text
+
+
+def test_original_data_that_are_held_already_are_counted_once(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were subtracted again from what is available, which they no longer are, and failed it."""
+    blocks = ("blocks.0", "blocks.1", "blocks.2")
+    sizes = [4 * prod(served.engine.traced.hidden_shapes[block]) for block in blocks]
+    copies, held = 2 * max(sizes), 0
+
+    def available() -> int:
+        free = 220 * (sum(sizes) + copies) + 100 * (sum(sizes) + copies) - held
+        return int((free + 1) / 0.7)
+
+    def originals(*_: Any, **__: Any) -> Window:
+        return window_of(served.engine.traced, stream(FAMILIAR, 100, seed=9))
+
+    trained: list[int] = []
+
+    def watched(network: Served, window: Window, **options: Any) -> Retrained:
+        nonlocal held
+        held = 100 * sum(sizes)
+        trained.append(len(window))
+        return retrain(network, window, **options)
+
+    monkeypatch.setattr("gati.adaptation.window.available_bytes", available)
+    monkeypatch.setattr(renewal, "original_sample", originals)
+    monkeypatch.setattr(renewal, "retrain", watched)
+    settings = replace(
+        SETTINGS, sampling=1.0, interval_s=25.0, falls_to=0.0, recall=False, original_inputs=100
+    )
+    with adapting(served, told, settings) as adaptation:
+        list(feed(adaptation, stream(FAMILIAR, 800, seed=3)))
+    assert trained[:2] == [220, 220] and "failed" not in told.kinds
 
 
 @pytest.mark.parametrize("accuracy", [0.99, 0.995])

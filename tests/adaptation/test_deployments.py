@@ -48,6 +48,21 @@ def test_versions_that_are_never_proven_do_not_fill_the_disk(served: Served, tmp
     assert len(list((tmp_path / "local").iterdir())) <= 6
 
 
+def test_versions_are_published_where_old_ones_cannot_be_deleted(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a bucket with a policy of retention: no version could be published any more."""
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise StorageError("access denied")
+
+    monkeypatch.setattr(repository, "collect_garbage", forbidden)
+    assert published(deployments, served).number == 1
+    assert "old versions of digits stay: access denied" in caplog.text
+
+
 def test_a_version_that_cannot_be_stored_leaves_nothing(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -625,7 +625,7 @@ def _with_noise(cache: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_after_a_change_the_library_is_tried_again_if_it_answers_more(
-    served: Served, retrained: Retrained, tmp_path: Path
+    served: Served, retrained: Retrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without waiting for enough samples to retrain on; and only if its answers are right."""
     first = make_deployed(tmp_path)
@@ -655,8 +655,16 @@ def test_after_a_change_the_library_is_tried_again_if_it_answers_more(
             samples.add(Sample(x, said, likely[number], float(number), number + 1))
         return renewal(serving, samples, "hit rate", 0)
 
+    run, batches = Engine.__call__, []
+
+    def watched(engine: Engine, x: Tensor) -> list[Prediction]:
+        batches.append(len(x))
+        return run(engine, x)
+
+    monkeypatch.setattr(Engine, "__call__", watched)
     found = after(silent, FAMILIAR)
     assert found is not None and (found.kind, found.deployed.number) == ("reused", 0)
+    assert sum(batches) == 2 * 60 and max(batches) <= 32, "hidden outputs of all may be gigabytes"
     assert after(current, STRANGE) is None  # the serving caches answer more
     assert after(silent, FAMILIAR, count=30) is None  # too few to tell
     assert after(silent, FAMILIAR, flipped=True) is None  # its answers are wrong

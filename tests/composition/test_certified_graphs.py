@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +19,21 @@ from gati.composition.composition import Composition
 from gati.composition.costs import CostedLibrary
 from gati.composition.engines import EngineAnswers, graphs_needed, graphs_of
 from gati.composition.ledger import composition_identity
-from gati.composition.load import load
+from gati.composition.load import load, open_served
 from gati.composition.problem import Candidate
+from gati.composition.stored_graphs import UNUSED_S, graph_folder, remove_unused_graphs
 from gati.engine.backends import BACKENDS, Graph, GraphBackend
 from gati.engine.exits import EngineExit
 from gati.errors import CompositionError
+from gati.evaluation.bench import bench
+from gati.evaluation.certify import certify
 from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.types import Trial
+from gati.versions.engines import open_version, save_version
+from gati.versions.setting import graph_in
 from tests.composition.test_costs import costs_of
 from tests.engine.networks import BLOCKS, CLASSES, traced_network
-from tests.engine.served import exit_at, rewrite
+from tests.engine.served import exit_at, images, rewrite
 
 
 class Network(bytes):
@@ -143,11 +149,9 @@ def test_composing_again_never_changes_what_another_composition_answers(
     monkeypatch.setattr(Coarse, "class_given", 1)
     second = compose(library, "second")
     assert [class_of(library, name) for name in ("first", "second")] == [0, 1]
-    engine = load(library.directory, composition="first")
-    assert engine.base(torch.zeros(1, 1, 6, 6))[0].class_index == 0
     assert composition_identity(library, first) != composition_identity(library, second)
     needed = {path.stem for each in (first, second) for path in graphs_of(library, each)}
-    assert needed <= graphs_needed(library) and len(needed) == 4
+    assert needed <= graphs_needed(library) and len(needed) == 3
 
 
 def test_another_version_of_gati_runs_the_network_that_was_certified(
@@ -165,7 +169,9 @@ def test_a_network_other_than_the_certified_one_is_refused(library: Library, cha
     composition = compose(library, "first")
     path = graphs_of(library, composition)[0]
     change(path)
-    with pytest.raises(CompositionError, match="'first' was certified, is missing or has changed") as caught:
+    with pytest.raises(
+        CompositionError, match="network of composition 'first', is missing, or one"
+    ) as caught:
         load(library.directory, composition="first")
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
@@ -178,7 +184,64 @@ def test_compositions_of_an_older_gati_open_the_network_named_by_their_setting(l
         path.write_bytes(b"2 [] []")
     assert class_of(library, "default") == 2
     compose(library, "first")
-    assert early.read_bytes() == base.read_bytes() == b"2 [] []"
+    assert early.read_bytes() == b"2 [] []"
+
+
+def test_a_composition_whose_thresholds_were_changed_is_refused(library: Library) -> None:
+    """Its engine would say that it uses them, and run the network with those that were certified."""
+    composition = compose(library, "first")
+    first, *others = composition.exits
+    changed = (replace(first, threshold=0.9), *others)
+    replace(composition, exits=changed).save(library.composition_path("first"))
+    with pytest.raises(CompositionError, match="or one of them has changed"):
+        load(library.directory, composition="first")
+
+
+def test_versions_share_the_network_without_exits_whatever_is_composed_later(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is missing, a backend that must be calibrated cannot make it."""
+    compose(library, "first")
+    served = open_served(library.directory, composition="first")
+    save_version(tmp_path / "2", served.composition, served.engine.exits)
+    kept = graph_in(tmp_path / "2", "coarse")
+    kept.parent.mkdir()
+    kept.write_bytes(b"3 [] []")
+    monkeypatch.setattr(Coarse, "class_given", 1)
+    compose(library, "first")
+    folder = graph_folder(library.directory)
+    remove_unused_graphs(folder, graphs_needed(library), now_s=time.time() + 2 * UNUSED_S)
+    monkeypatch.setattr(Coarse, "class_given", 2)
+    engine = open_version(served, tmp_path / "2").engine
+    x = torch.zeros(1, 1, 6, 6)
+    assert [ask(x)[0].class_index for ask in (engine, engine.base)] == [3, 1]
+
+
+@pytest.mark.slow
+def test_to_certify_a_composition_of_an_older_gati_binds_it_to_its_network(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version would make another network, of which the certificate says nothing."""
+    np.savez(tmp_path / "more.npz", images=images(20))
+    found = [certify(library.directory, tmp_path / "more.npz", write=write) for write in (False, True, False)]
+    assert {each.attempt.number for each in found} == {1}
+    monkeypatch.setattr("gati.composition.engines.__version__", "99.0")
+    monkeypatch.setattr(Coarse, "class_given", 1)
+    assert class_of(library, "default") == 0
+
+
+def test_bench_measures_the_network_that_serves(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Converted anew, without the cuts, it may answer and take otherwise."""
+    compose(library, "first")
+    monkeypatch.setattr(Coarse, "class_given", 1)
+    monkeypatch.setattr("gati.evaluation.bench.BACKENDS", {})
+    np.savez(tmp_path / "more.npz", images=images(4))
+    Coarse.compiled.clear()
+    found = bench(library.directory, tmp_path / "more.npz", composition="first", repetitions=1, seconds=0)
+    assert [row.name for row in found.rows] == ["base coarse", "gati coarse"]
+    assert {model[:1] for model in Coarse.compiled} == {b"0"}
 
 
 def test_the_network_that_answered_is_stored_wherever_others_are_cut(library: Library) -> None:
@@ -189,8 +252,8 @@ def test_the_network_that_answered_is_stored_wherever_others_are_cut(library: Li
     asked = list(Coarse.compiled)
     answers.announce([setting(0.5, 0.5)])
     answers.of_split(CERTIFY).ask([setting(0.5), setting(0.7)])
-    trial_id = exit_at(0, 0.5).trial_id
-    answers.keep([(trial_id, 0.5)])
+    chosen = Composition.load(library.composition_path())
+    answers.keep(replace(chosen, exits=(exit_at(0, 0.5),), backend="coarse"))
     stored = {path.read_bytes() for path in (library.directory / "graphs").iterdir()}
     assert stored == set(asked)
     assert not any(BLOCKS[1].encode() in model for model in Coarse.compiled)

@@ -10,6 +10,7 @@ import pytest
 
 from gati.composition import compose as composing
 from gati.composition.certified import plan_exact, propose
+from gati.composition.composition import Composition
 from gati.composition.costs import CostedLibrary
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes
 from gati.composition.plans import Settings
@@ -31,8 +32,8 @@ class Coarse:
         self._lost = np.arange(len(self._base)) % each == 0
         self.asked: list[tuple[str, ...]] = []
 
-    def keep(self, exits: object) -> tuple[str, str]:
-        return "0" * 64, "1" * 64  # of no graphs
+    def keep(self, composition: Composition) -> Composition:
+        return composition  # it has no graphs
 
     def of_split(self, split: int) -> Coarse:
         return self

@@ -115,7 +115,6 @@ def test_they_are_counted_beside_the_own_split_as_the_engine_answers(library: Li
     losses = 0
     inputs, split = held_out(library)
     with gati.load(library.directory) as engine:
-        assert engine.preprocessing is not None
         for x in (
             inputs.images(np.flatnonzero(split == CERTIFY)),
             engine.preprocessing(np.load(more_of(library))["images"]),

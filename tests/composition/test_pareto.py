@@ -174,9 +174,9 @@ class _Kept(Coarse):
 
     kept: Sequence[tuple[TrialId, float]] = ()
 
-    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> tuple[str, str]:
-        self.kept = exits
-        return "0" * 64, "1" * 64
+    def keep(self, composition: Composition) -> Composition:
+        self.kept = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+        return super().keep(composition)
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def test_a_program_that_gives_torch_fewer_threads_is_not_given_more(
     [
         pytest.param(None, id="not known"),
         pytest.param(measured(processor="another one"), id="on another processor"),
+        pytest.param(measured(processor=""), id="by an older Gati, on an unknown processor"),
         pytest.param(measured(threads=5), id="on more cores than there are"),
     ],
 )

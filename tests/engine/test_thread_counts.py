@@ -112,6 +112,28 @@ def test_overlapped_lookups_keep_to_the_one_core_they_have(monkeypatch: pytest.M
     assert list(counts.values()) == [1]
 
 
+def test_where_no_worker_can_be_started_the_calling_thread_keeps_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(placement, "usable_cores", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(placement, "_pin", pinned.append)
+    before, lookups = torch.get_num_threads(), WorkerLookups()
+
+    def no_more(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            lookups.open()
+        lookups.close()
+    assert torch.get_num_threads() == before
+    with lookups:
+        assert {0, 1, 2} in pinned
+    assert pinned[-1] == {0, 1, 2, 3} and torch.get_num_threads() == before
+
+
 def test_engines_that_take_turns_share_a_thread_and_close_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(traced_network(), exits(0.45))
     found: set[threading.Thread] = set()

@@ -13,6 +13,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import gati
@@ -27,6 +28,7 @@ from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError, DataError
 from gati.evaluation.timing import mixed_inputs, requests_of
 from gati.exploration.library import Library
+from gati.model.pictures import open_image
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
 from tests.engine.served import PREPROCESSING, images, make_served, rewrite
@@ -218,12 +220,29 @@ def test_the_inputs_of_one_turn_are_in_memory() -> None:
         assert inputs.in_use == 1
 
 
+def test_each_picture_is_decoded_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding between turns fills the processor's caches, and repetitions would decode all again."""
+    folder = library.parent / "pictures"
+    folder.mkdir()
+    for number, picture in enumerate(images(6)):
+        Image.fromarray(picture[:, :, 0]).save(folder / f"{number}.png")
+    decoded: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        decoded.append(path)
+        return open_image(path)
+
+    monkeypatch.setattr("gati.model.data.open_image", counted)
+    gati.bench(library, folder, repetitions=3, seconds=0)
+    assert len(decoded) <= 7
+
+
 def test_clients_send_inputs_in_random_order_as_many_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short run answers only the first: in data that is ordered by class, they would be of one class."""
     every = mixed_inputs(Numbers(200)).flatten().tolist()
     assert sorted(every) == list(range(200))
     assert np.mean(every[:20]) > 50
-    monkeypatch.setattr("gati.evaluation.timing._HELD_BYTES", 20 * 4)
+    monkeypatch.setattr("gati.evaluation.timing.HELD_BYTES", 20 * 4)
     assert mixed_inputs(Numbers(200)).flatten().tolist() == every[:20]
 
 
@@ -248,6 +267,13 @@ def test_inputs_of_another_size_are_named_before_anything_is_measured(verb: Any,
     wrong = r"large\.npz does not fit: .*6, 6\], got \[1, 1, 7, 7\]; give inputs like those of gati explore$"
     with pytest.raises(DataError, match=wrong):
         verb(library, library.parent / "large.npz")
+
+
+def test_a_damaged_first_input_is_no_misfit(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError) as caught:
+        gati.evaluate(library, tmp_path)
+    assert "a.png" in str(caught.value) and "fit" not in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", [gati.bench, gati.evaluate], ids=lambda verb: verb.__name__)

@@ -308,9 +308,13 @@ def test_the_command_line_takes_several(
         ("Missing", "has no 'Missing'"),
     ],
 )
-def test_what_cannot_stand_in_is_one_line(
-    source: str, message: str, files: dict[str, Path], library: Library, tmp_path: Path
+def test_what_cannot_stand_in_is_one_line_before_the_network_answers_all_inputs(
+    source: str, message: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def answered(*_: object) -> None:
+        raise AssertionError("answers are lost")
+
+    monkeypatch.setattr("gati.exploration.prepare.base_answers", answered)
     with pytest.raises(ModelError, match=message):
         explore(
             f"{NETWORKS}:Net",
@@ -320,6 +324,7 @@ def test_what_cannot_stand_in_is_one_line(
             companions=[(f"{__file__}:{source}", None)],
             variants=(),
         )
+    assert not list(tmp_path.iterdir()), "the next command may leave it out"
 
 
 def test_those_that_an_interrupted_run_has_measured_are_not_measured_again(

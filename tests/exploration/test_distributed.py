@@ -23,7 +23,7 @@ from gati.exploration.augment import Augmentation
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification, trial_name
 from gati.exploration.distributed import RayExecutor, opened_executor, trained_on
-from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, divided
+from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, begun_again, divided
 from gati.exploration.explore import explore
 from gati.exploration.groups import (
     Classroom,
@@ -43,6 +43,7 @@ from gati.model.segments import trace
 from gati.model.source import install_user_files, user_files
 from gati.types import Trial
 from tests.exploration.fake_ray import FakeRay
+from tests.exploration.killing import Killed
 from tests.exploration.networks import Net, write_digits
 
 NETWORKS = Path(__file__).parent / "networks.py"
@@ -228,6 +229,38 @@ def test_a_training_that_cannot_be_built_does_not_end_the_others(
     (failed,) = found[first.name]
     assert isinstance(failed, FailedTrial) and "RuntimeError: Error(s) in loading state_dict" in failed.reason
     assert isinstance(found[second.name][0], TrainedTrial)
+
+
+@pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])
+def test_a_training_whose_predictor_has_changed_since_it_was_saved_begins_again(
+    executor: Executor, classroom: Classroom, tmp_path: Path
+) -> None:
+    _, first, second = tasks()
+    item = first.specifications[0]
+    wider = replace(item, trial=replace(item.trial, variant="grid(16)"))
+    trained(LocalExecutor(), classroom, tmp_path, given=[replace(first, specifications=(wider,))])
+    said = _Notes()
+    found = trained(executor, classroom, tmp_path, said, given=[first, second])
+    assert_same(trained(executor, classroom, tmp_path / "anew", given=[first, second]), found)
+    if isinstance(executor, LocalExecutor):
+        assert "exits begin again: the code of a predictor has changed" in said.notes
+
+
+def test_a_run_that_ends_while_a_training_begins_again_keeps_no_state_of_another_plan(
+    classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, task = RunState(tmp_path), tasks()[1]
+    state.write_plan(task.name, task.plan)
+    state.training_path(task.name).write_bytes(b"of the old plan")
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(RunState, "write_plan", killed)
+    run = OngoingRun(state, Budget(None, lambda: 0.0, 0.0, state), SilentProgress(), 0.0)
+    with pytest.raises(Killed):
+        begun_again(classroom, task, run, torch.OutOfMemoryError("CUDA out of memory"))
+    assert not state.training_path(task.name).exists()
 
 
 @pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])

@@ -327,6 +327,9 @@ def test_grey_images_fit_a_network_without_convolutions(
     loaded, held = fitted(load_model(f"{__file__}:Flat", mean=[0.5]), given)
     assert (loaded.preprocessing.channels, loaded.preprocessing.mean) == (1, (0.5,))
     assert held.images(range(2)).shape == (2, 1, 8, 8)
+    assert ("--data are read as grey pictures: the network takes one channel" in loaded.note) == (
+        kind == "folder"
+    )
     with pytest.raises(DataError, match="have 1 channels .* and the network takes 3"):
         fitted(load_model(f"{__file__}:Flat", mean=[0.5, 0.4, 0.3]), files["data"])
 
@@ -415,9 +418,10 @@ def test_a_finished_exploration_of_inputs_that_have_changed_says_so(
         assert said.notes[-1].endswith(
             "with other inputs than val.npz has now: choose another --out to explore with these"
         )
-    np.savez(data, images=images)
-    explore(NET, **options, progress=said)
-    assert "with other inputs" not in said.notes[-1]
+    for labels in ({}, {"labels": np.zeros(len(images), dtype=np.int64)}):
+        np.savez(data, images=images, **labels)
+        explore(NET, **options, progress=said)
+        assert "with other inputs" not in said.notes[-1]
 
 
 @pytest.fixture
@@ -639,6 +643,34 @@ def test_a_run_does_not_go_on_with_another_network(files: dict[str, str], tmp_pa
         explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
     source.write_text(CHANGING.replace("SCALE", "1.0"))
     explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+
+
+UNSEEN = """
+import torch
+from tests.exploration.networks import Net
+
+class Changing(Net):
+    def forward(self, x):
+        found = super().forward(x)
+        return torch.where((x.amin((1, 2, 3)) < 0)[:, None], NOISE * found, SHOWN * found)
+"""
+
+
+def test_a_run_does_not_go_on_with_a_network_that_answers_its_inputs_otherwise(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    source = tmp_path / "unseen.py"
+    source.write_text(UNSEEN.replace("NOISE", "1.0").replace("SHOWN", "1.0"))
+    options: dict[str, Any] = {**files, "out": tmp_path / "out", "variants": ("grid(8)",), "epochs": 0.1}
+    with pytest.raises(Killed):
+        explore(f"{source}:Changing", **options, progress=KilledAfter(10))
+    began = (RunState(tmp_path / "out").costs() or {})["probe"]
+    source.write_text(UNSEEN.replace("NOISE", "1.0").replace("SHOWN", "-1.0"))
+    with pytest.raises(LibraryError, match="the same weights as when this exploration began, but computes"):
+        explore(f"{source}:Changing", **options)
+    source.write_text(UNSEEN.replace("NOISE", "1.001").replace("SHOWN", "1.001"))
+    probe = explore(f"{source}:Changing", **options).manifest.probe
+    assert probe is not None and list(probe.scores) == began["scores"], "the answers are of that network"
 
 
 def test_another_exploration_in_a_folder_leaves_nothing_of_the_one_before(

@@ -147,6 +147,23 @@ def test_a_failure_is_known_to_the_run_that_resumes(classroom: Classroom, tmp_pa
     assert second.failures == first.failures and len(second.failures) == 1
 
 
+def test_a_state_of_another_predictor_is_not_resumed_and_changes_nothing(
+    classroom: Classroom, tmp_path: Path
+) -> None:
+    first = training_of(classroom, good=None, other=None)
+    list(first.run())
+    first.save(tmp_path / "state.safetensors")
+    for changed in (training_of(classroom, good=None, other=raising), training_of(classroom, good=None)):
+        assert not changed.restore(tmp_path / "state.safetensors")
+        assert changed.step == 0 and not changed.finished
+        list(changed.run())
+        alone = training_of(classroom, good=None)
+        list(alone.run())
+        for name, tensor in weights(alone, "good").items():
+            assert torch.equal(tensor, weights(changed, "good")[name]), name
+    assert training_of(classroom, good=None, other=None).restore(tmp_path / "state.safetensors")
+
+
 def test_a_predictor_that_fails_on_the_held_out_inputs_leaves_the_others(classroom: Classroom) -> None:
     training = training_of(classroom, good=None, bad=raising_later)
     list(training.run())
@@ -346,3 +363,4 @@ def test_a_companion_that_gives_nan_is_refused_by_name(
             variants=(),
             companions=[(f"{__file__}:FailsInTheLight", None)],
         )
+    assert not (tmp_path / "out" / ".state").exists(), "the next command may leave it out"

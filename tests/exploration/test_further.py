@@ -24,6 +24,7 @@ from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
 from gati.exploration.further import explore_more, named_in_round, with_round
 from gati.exploration.library import Library
+from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.model.data import load_data
 from gati.types import Trial, TrialId
@@ -190,6 +191,54 @@ def test_an_older_library_which_held_out_all_copies_is_trained_further(
     assert told != library.manifest.data
     library.write_manifest(replace(library.manifest, data=told))
     explore_more(library.directory, epochs=0.05)
+
+
+HELD = """
+import numpy as np
+from torch.utils.data import Dataset
+
+
+class Pictures(Dataset):
+    def __init__(self, name):
+        self.images = np.load(FOLDER + "/" + name)["images"]
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+def held():
+    return Pictures("val.npz")
+
+
+def more():
+    return Pictures("more.npz")
+"""
+
+
+@pytest.mark.parametrize("more", [None, "inputs.py:more"])
+def test_inputs_of_a_callable_are_found_again_from_another_folder(
+    more: str | None, digit_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inputs.py").write_text(HELD.replace("FOLDER", repr(str(digit_files))))
+    monkeypatch.chdir(tmp_path)
+    library = shortly(digit_files, "inputs.py:held", tmp_path / "out", train_data=more)
+    monkeypatch.chdir(digit_files)
+    explore_more(library.directory, epochs=0.05)
+    said = Notes()
+    again = f"{tmp_path}/inputs.py:more" if more else None
+    shortly(digit_files, f"{tmp_path}/inputs.py:held", tmp_path / "out", train_data=again, progress=said)
+    assert "is already finished: gati explore --more" in said.notes[-1]
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_what_was_explored_from_an_object_needs_it_again(digit_files: Path, tmp_path: Path) -> None:

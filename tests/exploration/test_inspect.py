@@ -21,6 +21,23 @@ class Pair(nn.Module):
         return found.mean((2, 3))
 
 
+class Flat(nn.Module):
+    """Takes grey pictures; no convolution says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.blocks(x.flatten(1)))
+        return found
+
+
+def test_a_network_without_convolutions_may_take_grey_pictures() -> None:
+    assert blocks(f"{__file__}:Flat", pattern="blocks.*", size=(8, 8)).input_shape == (1, 8, 8)
+
+
 def test_a_network_of_two_arguments_is_one_line() -> None:
     with pytest.raises(ModelError) as error:
         blocks(f"{__file__}:Pair")

@@ -140,6 +140,35 @@ def test_a_damaged_version_is_on_probation(tmp_path: Path, field: str, value: An
     assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "probation"
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("audits", 1e999), ("heard_s", 1e999), ("heard_s", 10**400), ("delta", 10**400), ("part", 1e999)],
+)
+def test_a_number_that_no_file_can_have_ends_no_later_run(tmp_path: Path, where: str, value: float) -> None:
+    """In a version that is not loaded: the first save raised ValueError, so no version could be loaded."""
+    path = tmp_path / "standing.json"
+    stop(Standing(0.05, path))
+    document = json.loads(path.read_text())
+    if where == "part":
+        document["parts"]["other"] = {"saved_s": 0.0, "state": value}
+    else:
+        document["versions"]["a"][where] = value
+    path.write_text(json.dumps(document).replace("Infinity", "1e999"))
+    standing = Standing(0.05, path)
+    assert "is damaged" in standing.distrusted
+    for name in ("b", "a"):
+        assert standing.watch(name, 0.97, proven=True).state == "probation"
+    standing.save()
+    assert set(json.loads(path.read_text())["versions"]) == {"a", "b"}
+
+
+def test_a_delta_that_no_file_can_have_is_damage(tmp_path: Path) -> None:
+    """It was OverflowError."""
+    path = tmp_path / "standing.json"
+    path.write_text(json.dumps({"format": 1, "delta": 10**400, "spent": 3, "versions": {}}))
+    assert "field 'delta'" in Standing(0.05, path).distrusted
+
+
 def test_another_promise_is_proven_anew_and_a_stop_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     stop(Standing(0.05, path))

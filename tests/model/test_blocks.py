@@ -2,6 +2,8 @@
 
 import functools
 import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -23,10 +25,14 @@ def torchvision_network(name: str) -> nn.Module:
 
 
 def timm_network(name: str) -> nn.Module:
-    pytest.importorskip("timm")
-    with torch.device("meta"):
-        network: nn.Module = import_timm().create_model(name)
-    return network
+    if find_spec("timm") is None:
+        pytest.skip("needs timm")
+    create: Callable[[str], nn.Module] = import_timm().create_model
+    try:
+        with torch.device("meta"):
+            return create(name)
+    except RuntimeError:  # older versions read numbers from tensors on the way
+        return create(name)
 
 
 RESNET18 = [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]

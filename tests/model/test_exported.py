@@ -181,6 +181,22 @@ def test_a_fixed_batch_is_one_line_that_says_how_to_export(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("largest", [64, 250])
+def test_a_largest_batch_is_one_line_if_gati_gives_larger_ones(largest: int, tmp_path: Path) -> None:
+    path, shapes = tmp_path / "limited.pt2", ({0: torch.export.Dim("batch", max=largest)},)
+    torch.export.save(
+        torch.export.export(small_network(), (torch.zeros(2, 1, 8, 8),), dynamic_shapes=shapes), path
+    )
+    if largest == 250:
+        assert load_model(path).module(torch.zeros(250, 1, 8, 8)).shape == (250, 3)
+    else:
+        with pytest.raises(
+            ModelError, match="for batches of at most 64; export it for any batch: .*Dim"
+        ) as error:
+            load_model(path)
+        assert "\n" not in str(error.value)
+
+
 def test_several_inputs_are_one_line(tmp_path: Path) -> None:
     class Sum(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

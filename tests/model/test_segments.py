@@ -18,6 +18,7 @@ from gati import zoo
 from gati.errors import CutError, DataError, ModelError
 from gati.model.blocks import find_blocks
 from gati.model.flatten import export_program, flatten
+from gati.model.hooks import forward_order
 from gati.model.program import as_module
 from gati.model.segments import TracedModel, trace
 from gati.model.source import import_torchvision
@@ -280,6 +281,41 @@ def test_a_network_that_takes_large_batches_in_parts_is_told_so() -> None:
 
     with pytest.raises(ModelError, match="InParts runs otherwise for more than 4 inputs at a time"):
         small(InParts(), "first")
+
+
+@pytest.mark.parametrize("limit", [65_535, 4])
+def test_limits_that_only_an_operator_has_do_not_count(limit: int) -> None:
+    class Limited(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._check(x.shape[0] <= limit)  # as batch_norm on a GPU does, for 65,535
+            return super().forward(x)
+
+    if limit == 65_535:
+        assert export_program(ready(Limited()), torch.randn(2, 4)).range_constraints
+    else:
+        with pytest.raises(ModelError, match="Limited runs otherwise for more than 4 inputs at a time"):
+            export_program(ready(Limited()), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_lack_of_memory_is_not_taken_for_a_fault_of_the_network(error: Exception) -> None:
+    class Large(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    with pytest.raises(type(error)):
+        small(Large(), "first")
+    with pytest.raises(type(error)):
+        forward_order(Large(), ["first"], torch.randn(2, 4))
+
+
+def test_a_network_that_does_not_run_at_all_is_not_told_about_gradients() -> None:
+    class Failing(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("not today")
+
+    with pytest.raises(ModelError, match=r"inference mode \(ValueError: not today\); fix its forward"):
+        small(Failing(), "first")
 
 
 def test_weights_of_nan_are_told_so() -> None:

@@ -68,8 +68,9 @@ def _states(path: str) -> str:
     known = document["versions"]
     answering = (document["parts"].get("answering") or {}).get("state") or {}
     said = [
-        f"{role}: {known[name]['state'] if name in known else 'base'}"
+        f"{role}: {known[found]['state'] if found else 'base'}"
         for role in ("serving", "trial")
         if (name := answering.get(role))
+        for found in [next((each for each in (name, name.partition(" at ")[0]) if each in known), None)]
     ]
     return ", ".join(said) or "at first: " + ", ".join(sorted({each["state"] for each in known.values()}))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from gati.cli import run
 from gati.errors import RequestError, UnavailableError
 from gati.evict import ContinuationClient, PrefixCache
 from gati.evict.train import train_continuation
+from services.eviction import __main__ as fitter
 from tests.evict.learn.streams import CAPACITY, hot_and_cold
 from tests.evict.talking import talks
 from tests.services.running import Serving
@@ -141,3 +145,18 @@ def test_what_cannot_be_served_is_one_line(
     assert run(["evict", "serve", str(tmp_path), "--port", "0", *options]) == 2
     said = capsys.readouterr().err
     assert says in said and said.startswith("error: ") and len(said.splitlines()) == 1
+
+
+def test_where_the_file_system_has_no_locks_it_fits_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended at every start."""
+
+    def refused(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with caplog.at_level(logging.WARNING):
+        fitter._alone(tmp_path / "cache").close()
+    [record] = caplog.records
+    assert vars(record)["reason"] == f"cannot lock {tmp_path / 'cache' / 'lock'} (No locks available)"

@@ -260,6 +260,32 @@ def test_where_a_longer_slo_may_lead_to_a_slower_model_its_refusal_says_nothing_
     assert not lets_in(at)
 
 
+def test_where_hurried_queries_are_refused_too_longer_ones_tell_how_many_are_too_many() -> None:
+    """Under a flood of both, no bound was ever set: the easiest ones were never believed."""
+    clock = Clock(100.0)
+    at = Entrance(clock, plans=True)
+    answer(at, Demand(50.0))
+    crowd(at, 20, Demand(50.0))
+    refuse(at, Demand(20.0))  # which was never met
+    refuse(at, Demand(200.0))
+    assert lets_in(at)
+    refuse(at, Demand(50.0))
+    refuse(at, Demand(200.0))
+    assert not lets_in(at)
+    clock.now_s += 2.0
+    refuse(at, Demand(200.0))
+    assert lets_in(at), "the hurried ones are not refused any more"
+
+
+def test_an_slo_that_was_not_met_is_not_remembered() -> None:
+    """A late answer counted as one in time."""
+    at, clock = entrance()
+    for slo_ms, took_s in ((0.1, 0.05), (200.0, 0.15)):
+        with at.asking(Demand(slo_ms)):
+            clock.now_s += took_s
+    assert at.least_slo_ms == 200.0
+
+
 def test_who_has_waited_longer_than_any_slo_is_not_read() -> None:
     at, clock = entrance()
     at.check(1e6)  # nothing is known

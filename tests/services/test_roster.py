@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,25 @@ def test_what_serves_again_keeps_its_proof_whatever_is_answered(tmp_path: Path) 
     for _ in range(10):
         run.roster.give_up()
     assert five.may_hit and not run.activate(six) and run.roster.trial is six
+    run.standings.close()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_promise_tells_which_version_served_last(tmp_path: Path, earlier: bool) -> None:
+    """Of the same caches, one with another promise kept its proof, too. Earlier files do not tell it."""
+    path = tmp_path / "small.json"
+    run = Run(path)
+    run.proven("5")
+    run.standings.close()
+    if earlier:
+        path.write_text(re.sub(r'("serving": ?"\w+) at [\d.]+"', r'\1"', path.read_text()))
+    run = Run(path)
+    five = run.post("5")
+    other = copy(five)
+    assert five.version.composition is not None
+    strict = replace(five.version.composition, accuracy_target=0.99)
+    other.version = Answering("6", five.version.engine, five.version.queue, strict)
+    assert run.last.goes_on(five) and run.last.goes_on(other) == earlier
     run.standings.close()
 
 

@@ -251,8 +251,74 @@ def test_caches_that_are_loaded_again_with_another_promise_keep_what_their_guard
         while watch.may_hit:
             watch.audited(agreed=False)
         standing.watch_only(())
-    assert set(standing.names) == {"a"}
+    assert set(standing.names) == {"a", "a at 0.9"}
     standing.close()
+
+
+def promised(standing: ServedStanding, agreement: float, settings: int = 1) -> Watch:
+    return standing.of(
+        "a", agreement, proven=True, settings=settings, delta=0.05, on_event=lambda event: None
+    )
+
+
+@pytest.mark.parametrize("agreement", [0.99, 0.9])
+def test_a_new_promise_of_caches_that_are_stopped_must_be_proven(tmp_path: Path, agreement: float) -> None:
+    """They served with it at once, and others in their place after a restart, also with the old promise."""
+    standing = ServedStanding(tmp_path / "small.json")
+    stopped = promised(standing, 0.97)
+    while stopped.may_hit:
+        stopped.audited(agreed=False)
+    assert not promised(standing, agreement).may_hit and promised(standing, 0.97) is stopped
+    standing.close()
+
+    again = ServedStanding(tmp_path / "small.json")
+    first = promised(again, agreement)
+    prove_one(first)
+    assert promised(again, 0.97).state == "stopped"
+    again.close()
+    last = ServedStanding(tmp_path / "small.json")
+    assert promised(last, agreement).may_hit, "it was heeded once"
+    assert promised(last, 0.97).state == "stopped"
+    last.close()
+
+
+def test_after_a_restart_with_another_promise_what_was_stopped_stays_so(tmp_path: Path) -> None:
+    """The watch of the new promise was written in the place of the old one, which then served at once."""
+    path = tmp_path / "small.json"
+    standing = ServedStanding(path)
+    stopped = promised(standing, 0.97)
+    while stopped.may_hit:
+        stopped.audited(agreed=False)
+    standing.close()
+    again = ServedStanding(path)
+    assert promised(again, 0.9).state == "probation" and promised(again, 0.97).state == "stopped"
+    again.close()
+
+
+@pytest.mark.parametrize("settings", [1, 2])
+def test_what_breaks_a_promise_breaks_stricter_ones(tmp_path: Path, settings: int) -> None:
+    """Of the same caches, loaded here, in another replica, or unloaded meanwhile; looser ones go on."""
+    here = ServedStanding(tmp_path / "small.json")
+    there = ServedStanding(tmp_path / "other.json", others=[tmp_path / "small.json"])
+    unloaded = ServedStanding(tmp_path / "third.json", others=[tmp_path / "small.json"])
+    for standing in (here, there, unloaded):
+        for agreement in (0.97, 0.9, 0.99):
+            assert promised(standing, agreement, settings if agreement == 0.99 else 1).may_hit
+    unloaded.watch_only(())
+    heeded: list[Watch] = []
+    here.on_heeded = heeded.append
+    middle = promised(here, 0.97)
+    while middle.may_hit:
+        middle.audited(agreed=False)
+    recorded(here)
+    asyncio.run(there.look())
+    asyncio.run(unloaded.look())
+    for standing in (here, there, unloaded):
+        assert [promised(standing, each, 1).may_hit for each in (0.97, 0.9)] == [False, True]
+        assert promised(standing, 0.99, settings).state == "probation"
+    assert heeded == [promised(here, 0.99, settings)]
+    for standing in (here, there, unloaded):
+        standing.close()
 
 
 def test_a_file_of_another_replica_is_read_again_only_once_it_has_changed(
@@ -275,6 +341,32 @@ def test_a_file_of_another_replica_is_read_again_only_once_it_has_changed(
     (tmp_path / "new.json").replace(path)
     asyncio.run(standing.look())
     assert len(read) == 2
+    standing.close()
+
+
+def test_files_of_replicas_that_do_not_exist_delay_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `replicas_max = 1000`, what another one stopped went on for 50 s, however few were running."""
+    paths = [tmp_path / f"{number}.json" for number in range(1000)]
+    standing = ServedStanding(None, others=paths)
+    assert state_of(standing) == "serving"
+    stopped(paths[-1])
+    asyncio.run(standing.look())
+    assert state_of(standing) == "probation"
+
+    for path in paths[:100]:
+        path.write_bytes(paths[-1].read_bytes())
+    reads, read = [], standing._others.read
+
+    def noted() -> Any:
+        reads.append(1)
+        return read()
+
+    monkeypatch.setattr(standing._others, "read", noted)
+    for _ in range(13):  # one that finds 101 files, and every sixth from then on
+        asyncio.run(standing.look())
+    assert len(reads) == 3
     standing.close()
 
 

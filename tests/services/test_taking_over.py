@@ -119,6 +119,22 @@ def test_what_the_draining_process_stops_is_stopped(tmp_path: Path, when: str) -
     close(again, unlock_again)
 
 
+def test_only_what_is_loaded_is_told_of_a_stop_elsewhere(tmp_path: Path) -> None:
+    """As a service closed, what had been unloaded was stopped, and a version that was gone took over."""
+    draining, unlock = opened(tmp_path)
+    before = of(draining, proven=True)
+    started, unlock_started = opened(tmp_path)
+    heeded: list[Watch] = []
+    started.on_heeded = heeded.append
+    of(started, proven=True)
+    started.watch_only(())
+    while before.may_hit:
+        before.audited(agreed=False)
+    close(draining, unlock)
+    close(started, unlock_started)
+    assert not heeded and not of(ServedStanding(tmp_path / "small.json"), proven=True).may_hit
+
+
 def test_what_a_process_withdraws_after_the_draining_one_is_news_to_other_replicas(tmp_path: Path) -> None:
     """They had heeded a withdrawal of that number."""
     draining, unlock = opened(tmp_path, replicas=2)

@@ -66,7 +66,7 @@ def served_by(library: Outcomes, thresholds: list[float]) -> Any:
         name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.95,
         confidence=0.95, memory_limit_bytes=None, backend="torch", placement="inline", exits=described,
         expected=Expected(1.0, BASE_MS, 4.0, 0.8, 0.99, 2000), certificate=certify([(20, 1000)], 0.95, 0.05),
-        checkpoint_sha256="0" * 64, created="2026-01-01T00:00:00Z",
+        checkpoint_sha256="0" * 64, created="2026-01-01T00:00:00Z", graph_sha256="1" * 64,
     )  # fmt: skip
     exits = tuple(EngineExit(each.block, nn.Identity(), each.threshold) for each in described)
     return SimpleNamespace(composition=composition, engine=SimpleNamespace(exits=exits), library=library)
@@ -111,6 +111,7 @@ def test_each_exit_is_raised_in_steps_and_then_left_out() -> None:
         outcomes.score[:] = np.random.default_rng(1).random(4000)
     found = stricter_settings(served_by(library, [0.9, 0.2]))
     assert [len(each.exits) for each in found] == [1] * 4 + [2] * 4
+    assert {each.composition.graph_sha256 for each in found[:-1]} == {None}, "their networks are others"
     rows = library.base.split == SELECT
     hits = [answered(each, library)[0][rows].mean() for each in found]
     assert hits[3] == pytest.approx(hits[7] - (hits[7] - hits[3]))

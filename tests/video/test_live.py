@@ -354,27 +354,31 @@ class Unseekable:
 
 
 class Broadcast(Device):
-    """A live stream in FLV without its size or duration; the first connections end after it."""
+    """A live stream without its size, with a codec of that format; the first connections end after it."""
 
-    def __init__(self, pictures: int, hang_ups: int) -> None:
+    def __init__(self, form: str, codec: str, pictures: int, hang_ups: int) -> None:
         file = Unseekable()
-        with av.open(file, "w", format="flv") as container:
-            encode(container, pictures, 25, "flv", gop=1)
+        options = {"movflags": "frag_keyframe+empty_moov"} if form == "mp4" else {}
+        with av.open(file, "w", format=form, options=options) as container:
+            encode(container, pictures, 25, codec, gop=1)
         self.film, self.hang_ups, self.connections = file.written, hang_ups, 0
         super().__init__()
 
     def talk(self, connection: socket.socket) -> None:
         self.connections += 1
         connection.recv(65_536)
-        connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: video/x-flv\r\n\r\n" + self.film)
+        connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: video\r\n\r\n" + self.film)
         if self.connections > self.hang_ups:
             self._closed.wait()
 
 
-def test_a_live_stream_that_is_called_like_a_recording_is_live() -> None:
+@pytest.mark.parametrize(("form", "codec"), [("flv", "flv"), ("mp4", "mpeg4")])
+def test_a_live_stream_that_is_called_like_a_recording_is_live(
+    form: str, codec: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It was read picture by picture, ever further behind, and ended with its first connection."""
-    with Broadcast(200, hang_ups=2) as device:
-        source = open_source(f"http://{device.place}.flv", reconnect=PATIENT)
+    with Broadcast(form, codec, 200, hang_ups=2) as device:
+        source = open_source(f"http://{device.place}.{form}", reconnect=PATIENT)
         heard: list[str] = []
         source.listen(lambda state, reason: heard.append(state.value))
         with source:
@@ -383,6 +387,8 @@ def test_a_live_stream_that_is_called_like_a_recording_is_live() -> None:
             assert newest >= 589
             assert source.policy is FramePolicy.DROP_OLDEST
         statistics = source.statistics
+    told = f"{source.name} tells neither its size nor its duration: it is read as live"
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [told]
     assert (statistics.delivered, statistics.reconnects) == (1, 2)
     assert statistics.dropped >= newest
     assert device.connections == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ from gati.errors import StorageError
 from gati.evict.trace.files import append_line
 
 _log = logging.getLogger("gati.engine")
+
+_TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,24 @@ class AccessFile:
         """Open the file. Raises StorageError if it cannot be written."""
         self._path = path
         try:
-            self._file = _opened(path)
+            self._file, self._last_ms = _opened(path)
         except OSError as error:
             raise StorageError(
                 f"cannot write the access log {path} ({error.strerror}); name another"
             ) from error
         self._failed = False
-        self._last_ms = 0
 
     def accessed(self, access: PrefixAccess) -> None:
         """Write a line."""
         if not access.names or self._failed:
             return
-        self._last_ms = last_ms = max(self._last_ms, access.time_ms)  # the system's clock may be set back
         try:
             self._follow()
+            self._last_ms = max(self._last_ms, access.time_ms)  # the system's clock may be set back
             length = os.fstat(self._file.fileno()).st_size
             try:
-                append_line(self._file, access_line(replace(access, time_ms=last_ms)).encode() + b"\n")
+                line = access_line(replace(access, time_ms=self._last_ms))
+                append_line(self._file, line.encode() + b"\n")
             except OSError:
                 with suppress(OSError):  # a line written in part would spoil the trace
                     self._file.truncate(length)
@@ -100,18 +103,41 @@ class AccessFile:
         with suppress(FileNotFoundError):
             if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
                 return
-        file = _opened(self._path)
+        file, last_ms = _opened(self._path)
         self._file.close()
-        self._file = file
+        self._file, self._last_ms = file, max(self._last_ms, last_ms)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """A file to append lines to; a last line that was written in part, as by a crash, is ended."""
+def _opened(path: Path) -> tuple[IO[bytes], int]:
+    """A file to append lines to, and the time of its last record.
+
+    A last line that was written in part, as by a crash, is ended.
+    """
     file = path.open("ab", buffering=0)
     status = os.fstat(file.fileno())
-    if S_ISREG(status.st_mode) and status.st_size:
-        with path.open("rb") as written:
-            written.seek(-1, os.SEEK_END)
-            if written.read(1) != b"\n":
-                append_line(file, b"\n")
-    return file
+    if not S_ISREG(status.st_mode) or not status.st_size:
+        return file, 0
+    with path.open("rb") as written:
+        line = _last_line(written, status.st_size)
+    if not line.endswith(b"\n"):
+        append_line(file, b"\n")
+    return file, _time_ms(line)
+
+
+def _last_line(file: IO[bytes], size: int) -> bytes:
+    length = _TAIL_BYTES
+    while True:
+        file.seek(max(0, size - length))
+        tail = file.read()
+        begin = tail.rfind(b"\n", 0, -1) + 1
+        if begin or length >= size:
+            return tail[begin:]
+        length *= 8
+
+
+def _time_ms(line: bytes) -> int:
+    try:
+        time_ms: int = math.ceil(json.loads(line)["timestamp"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # no record
+        return 0
+    return time_ms

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -460,7 +461,14 @@ def test_an_access_log_stays_a_trace_when_the_clock_is_set_back(tmp_path: Path) 
     for number in (2, 1, 3):
         log.accessed(access(number))
     log.close()
-    assert stamps(tmp_path / "accesses.jsonl") == [2.0, 2.0, 3.0]
+    again = AccessFile(tmp_path / "accesses.jsonl")
+    long = [(number << 20).to_bytes(8, "little") for number in range(10_000)]
+    again.accessed(replace(access(1), names=long))
+    again.close()
+    last = AccessFile(tmp_path / "accesses.jsonl")
+    last.accessed(access(2))
+    last.close()
+    assert stamps(tmp_path / "accesses.jsonl") == [2.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def test_an_access_log_begins_after_the_last_line_of_its_file(tmp_path: Path) -> None:
