@@ -209,7 +209,7 @@ def test_efficientnet_and_a_folder_of_imagenette(tmp_path: Path) -> None:
     }  # fmt: skip
     library = gati.explore(
         "timm:tf_efficientnet_lite0", weights, data=tmp_path / "val", out=tmp_path / "out", resize=224,
-        blocks="blocks.4.0", variants=["grid(8)"], epochs=0.5, budget_s=30,
+        blocks="blocks.4.0", variants=["grid(8)"], epochs=0.5, budget_s=90,
     )  # fmt: skip
     names = library.manifest.class_names
     assert names is not None and len(names) == 1000 and names[701].startswith("parachute")

@@ -134,7 +134,9 @@ class InferenceService:
         self._refuse_when_draining()
         folder = None if source.folder is None else self._published(source.folder)
         # What is open by the time the caller is gone must be closed by someone: it stays loaded.
-        version = await asyncio.shield(self._versions.load(source.version, source.composition, folder))
+        loading = asyncio.ensure_future(self._versions.load(source.version, source.composition, folder))
+        loading.add_done_callback(_taken_note_of)
+        version = await asyncio.shield(loading)
         return next(each for each in self._versions.describe() if each.version == version.name)
 
     @_once_recorded
@@ -345,6 +347,12 @@ class InferenceService:
             raise UnavailableError(
                 f"model '{self._settings.name}' is shutting down; try again", retry_after_s=1.0
             )
+
+
+def _taken_note_of(loading: asyncio.Future[Any]) -> None:
+    """The caller gets the error; if there is none any more, asyncio must not log it as lost."""
+    if not loading.cancelled():
+        loading.exception()
 
 
 def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:

@@ -586,7 +586,8 @@ def in_reduced_precision(served: Served, monkeypatch: pytest.MonkeyPatch) -> Ser
     monkeypatch.setattr(references, "base_of", lambda _: base())
     for module in (references, adaptation_module):
         monkeypatch.setattr(module, "reference_of", lambda _: reference())
-    return replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
+    given = {"outputs_kind": "logits", "preprocessing": served.engine.preprocessing}
+    return replace(served, engine=Blurred(traced, served.engine.exits, **given))
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +18,7 @@ from gati.adaptation.recall import Recall
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
 from gati.engine.exits import Prediction
-from gati.errors import CancelledError, DeadlineError, UnavailableError
+from gati.errors import CancelledError, DeadlineError, RequestError, UnavailableError
 from gati.exploration.library import Library
 from gati.guard.standing import identity_of
 from services.inference.following import Following
@@ -415,6 +416,37 @@ def test_a_version_whose_caller_is_gone_before_it_is_loaded_is_loaded_all_the_sa
         await service.unload("certified")
 
     run(made, test)
+
+
+@pytest.mark.slow
+def test_a_load_that_fails_after_its_caller_is_gone_is_no_error_of_the_service(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio logged a traceback: that of a request for a composition that does not exist."""
+    logged: list[dict[str, Any]] = []
+
+    async def test(service: InferenceService) -> None:
+        is_gone = asyncio.Event()
+
+        async def fails(*_: object) -> None:
+            await is_gone.wait()
+            raise RequestError("there is no such composition")
+
+        monkeypatch.setattr(versions_of(service), "load", fails)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        loading = asyncio.create_task(service.load(VersionSource("none", composition="none")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        is_gone.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gc.collect()  # what was never asked for its error is logged when it goes
+
+    run(made, test)
+    assert not logged
 
 
 def test_the_first_promise_is_the_loosest(made: Path) -> None:
