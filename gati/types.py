@@ -16,6 +16,7 @@ RECALL = "recall"  # exit of an answer from memory
 
 NAME_RULE = "letters, digits and . _ -, beginning with a letter or digit, at most 128 characters"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def is_name(text: str) -> bool:
@@ -24,6 +25,11 @@ def is_name(text: str) -> bool:
     `NAME_RULE` says the same in words.
     """
     return _NAME.fullmatch(text) is not None
+
+
+def name_like(text: str, longest: int = 128) -> str:
+    """A valid name that resembles `text`, of at most `longest` characters."""
+    return _NOT_IN_NAMES.sub("-", text).lstrip("._-")[:longest] or "model"
 
 
 @dataclass(frozen=True)

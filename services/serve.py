@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import os
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from gati.pipelines import (
     Planner,
     load_pipeline,
 )
+from gati.types import name_like
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.collecting import keep_for_good
@@ -52,7 +52,6 @@ _log = logging.getLogger("gati.serve")
 _LOOK_AGAIN_S = 60.0
 _SAMPLES_KEPT_S = 3600.0  # shortest time that samples are kept
 _STUCK_FACTOR = 2.0  # an engine that takes this many times the default request timeout hangs
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_WISH = 100  # characters of a model's name from a pipeline, before a number
 
 
@@ -306,7 +305,7 @@ def _resolved(path: Path | None) -> Path | None:
 
 def _free(wish: str, taken: dict[str, ModelConfig]) -> str:
     """A valid name like `wish` that is not taken."""
-    name = _NOT_IN_NAMES.sub("-", wish).lstrip("._-")[:_LONGEST_WISH] or "model"
+    name = name_like(wish, _LONGEST_WISH)
     candidate, number = name, 2
     while candidate in taken:
         candidate, number = f"{name}-{number}", number + 1

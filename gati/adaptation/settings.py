@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gati.errors import AdaptError
 from gati.guard.watch import State
+from gati.types import name_like
 from gati.variants import SCENE
 
 if TYPE_CHECKING:
@@ -208,5 +208,4 @@ class Status(NamedTuple):
 
 def model_name(directory: str | Path) -> str:
     """The name of a library's model in a repository: its folder's name, without invalid characters."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).resolve().name).lstrip("._-")
-    return name[:128] or "model"
+    return name_like(Path(directory).resolve().name)
