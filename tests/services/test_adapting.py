@@ -16,6 +16,7 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.renewal import RenewalOutcome
 from gati.composition import engines
+from gati.composition.load import Served
 from gati.errors import DataError
 from gati.exploration.library import SELECT, Library
 from gati.samples.record import Record
@@ -33,6 +34,16 @@ from services.wire.gen import Adaptation
 from services.wire.server import WireServer
 from tests.adaptation.deployed import FAMILIAR, make_deployed, stream
 from tests.waiting import LONG_S
+
+
+def adapted(served: Served, folder: Path) -> AdaptedModel:
+    return AdaptedModel(
+        name="digits",
+        library=served.library.directory,
+        composition="default",
+        records=f"sqlite:///{folder}/records.db",
+        repository=str(folder / "versions"),
+    )
 
 
 def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +73,9 @@ def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.Monkey
 def test_a_clock_that_is_set_back_postpones_no_attempt(tmp_path: Path) -> None:
     """An hour back, and nothing was tried for more than an hour."""
     served = make_deployed(tmp_path)
-    records = f"sqlite:///{tmp_path}/records.db"
-    began_s = time.time()
-    with RecordStore.open(records) as store:
+    model, began_s = adapted(served, tmp_path), time.time()
+    with RecordStore.open(model.records) as store:
         store.add([Record(np.zeros((1, 8, 8), np.float32), "input", 1, began_s, "digits", source="default")])
-    model = AdaptedModel(
-        name="digits",
-        library=served.library.directory,
-        composition="default",
-        records=records,
-        repository=str(tmp_path / "versions"),
-    )
     settings = AdaptationSettings(models=(model,), interval_s=600.0)
     now_s, steady_s = began_s, 50.0
     adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: steady_s)
@@ -91,13 +94,7 @@ def test_a_version_that_never_came_to_answer_is_not_brought_back_again_and_again
     served, now_s = make_deployed(tmp_path), time.time()
     kept: list[Record] = []
     tried: list[set[int]] = []
-    model = AdaptedModel(
-        name="digits",
-        library=served.library.directory,
-        composition="default",
-        records=f"sqlite:///{tmp_path}/records.db",
-        repository=str(tmp_path / "versions"),
-    )
+    model = adapted(served, tmp_path)
     settings = AdaptationSettings(models=(model,), interval_s=600.0)
     adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
     adaptation._store.window = lambda *_, **__: list(kept)  # type: ignore[method-assign]
@@ -131,13 +128,7 @@ def test_after_a_rollback_the_version_that_answers_is_the_one_that_is_renewed(tm
     served, now_s = make_deployed(tmp_path), time.time()
     kept: list[Record] = []
     renewed: list[int] = []
-    model = AdaptedModel(
-        name="digits",
-        library=served.library.directory,
-        composition="default",
-        records=f"sqlite:///{tmp_path}/records.db",
-        repository=str(tmp_path / "versions"),
-    )
+    model = adapted(served, tmp_path)
     repository = ModelRepository(tmp_path / "versions")
     for folder in (tmp_path / "v1", tmp_path / "v2"):
         save_version(folder, served.composition, served.engine.exits)
