@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gati.errors import EvictError, TraceError
-from gati.evict.index.tree import DEPENDS, BlockRun, RunTree
+from gati.evict.index.tree import DEPENDS, BlockRun, RunTree, blocks_down_to
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
@@ -92,7 +92,7 @@ class BlockCache:
         ids = handle.ids
         path, hits = self._find(ids)  # other requests may have come in between
         count = self.tree.used + len(ids) - hits - self.capacity
-        if count > 0 and (spare := self.tree.used - self._needed(path)) < count:
+        if count > 0 and (spare := self.tree.used - blocks_down_to([*path, *self._locked])) < count:
             raise EvictError(
                 f"{count} blocks must be evicted, but only {spare} of {self.capacity} are not locked by "
                 "active requests: release some, or make the cache larger"
@@ -109,6 +109,11 @@ class BlockCache:
         if handle.open:
             handle.open = False
             self._drop(handle)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts of the policy and of the predictor, as JSON values."""
+        predicted = {} if self.predictor is None else self.predictor.figures()
+        return {**self.policy.figures(), **predicted}
 
     def _find(self, ids: list[int]) -> tuple[list[BlockRun], int]:
         path, hits, upper, lower = self.tree.match(ids)
@@ -195,16 +200,6 @@ class BlockCache:
                 del self._locked[run]
             self.policy.settle(run)
         handle.locked = []
-
-    def _needed(self, path: list[BlockRun]) -> int:
-        """Number of blocks that cannot be evicted: locked blocks, this path, and all their ancestors."""
-        kept: set[BlockRun] = set(path)
-        for locked in self._locked:
-            run: BlockRun | None = locked
-            while run is not None and run not in kept:
-                kept.add(run)
-                run = run.parent
-        return sum(len(run.ids) for run in kept)
 
 
 def _assign(

@@ -11,12 +11,8 @@ from typing import Any, cast
 
 from gati.errors import EvictError
 from gati.evict.cache import Handle
-from gati.evict.learn.following import LearningLink, following
-from gati.evict.policy.registry import POLICIES
-from gati.evict.policy.weighed import PathCosts
-from gati.evict.predict.conversing import HintedContinuation, hinted
-from gati.evict.predict.named import predictor_named
-from gati.evict.replays.replay import build
+from gati.evict.live import LiveCacheSettings
+from gati.evict.predict.conversing import HintedContinuation
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,10 @@ class PrefixCache:
 
     `service` is the folder of `gati evict serve`: accesses are logged there, and predictors are loaded from
     there instead of being fitted here. Calls take equally long whether the service runs or not; `close` stops
-    the threads that log and load. With policies that do not predict reuse, accesses are only logged. Raises
-    EvictError for sizes below one, unknown policies and predictors, and a growth below zero; if predictions
-    are learned here, also for a seed out of range, and without LightGBM.
+    the threads that log and load. With policies that do not predict reuse, accesses are only logged.
+
+    Raises EvictError for sizes below one, policies and predictors that are unknown or need the future, a
+    growth below zero and a seed out of range; if predictions are learned here, also without LightGBM.
     """
 
     def __init__(
@@ -67,15 +64,9 @@ class PrefixCache:
     ) -> None:
         if blocks < 1:
             raise EvictError(f"blocks is {blocks}; give at least 1")
-        if policy == "lpc-oracle":
-            raise EvictError("lpc-oracle needs a whole trace in advance; use lpc")
-        converses = policy in POLICIES and POLICIES[policy].converses
-        if service is not None and predictor != "reuse":
-            raise EvictError(f"give either predictor ({predictor!r}) or service, not both")
-        named = following if service is not None else predictor_named(predictor, apart=True)
-        maker = hinted(gap_s) if converses else named
-        self._cache = build(policy, blocks, maker, seed=seed, cost_growth=PathCosts(cost_growth).growth)
-        self._link = None if service is None else LearningLink(self._cache, service)
+        settings = LiveCacheSettings(policy, predictor, seed, gap_s, cost_growth, service)
+        self._cache = settings.cache(blocks)
+        self._link = settings.link(self._cache)
         self._clock = clock
         self._now_s = -math.inf
 
@@ -113,9 +104,8 @@ class PrefixCache:
 
     def figures(self) -> dict[str, Any]:
         """Counts of the policy and of the predictor."""
-        counts = dict(self._cache.policy.figures())
-        counts |= self._cache.predictor.figures() if self._cache.predictor is not None else {}
-        return counts if self._link is None else counts | self._link.figures()
+        linked = {} if self._link is None else self._link.figures()
+        return {**self._cache.figures(), **linked}
 
     def close(self) -> None:
         """Stop logging and loading versions; writes pending log entries for two seconds at most."""

@@ -56,7 +56,9 @@ def test_bailians_json_lines_have_seconds(tmp_path: Path) -> None:
         {"chat_id": 1, "timestamp": 61.114, "turn": 1, "hash_ids": [11, 12]},
         {"chat_id": 2, "timestamp": 62, "turn": 1, "hash_ids": [11]},
     ]
-    assert read_trace(written(tmp_path, "t.jsonl", lines(records))).time_s.tolist() == [61.114, 62.0]
+    for first in (61.114, "61.114"):  # numbers in text, too
+        records[0]["timestamp"] = first
+        assert read_trace(written(tmp_path, "t.jsonl", lines(records))).time_s.tolist() == [61.114, 62.0]
 
 
 def test_tables_have_the_same_units_as_json_lines(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -100,6 +101,42 @@ def test_a_block_that_occurs_twice_is_refused_before_anything_changes(policy: st
     assert len(cache) == 2 and all(run.locks == 0 for run in cache._cache.tree)
     again = cache.match([7, 8, 9, 10])
     assert again.hits == 2 and cache.insert(again) == []
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=6, unique=True), min_size=2, max_size=30),
+    st.sampled_from(["lru", "fpb", "laru+lpc"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_blocks_that_are_named_without_those_before_are_refused(requests: list[list[int]], name: str) -> None:
+    """As by hashes of their own tokens alone: what was no tree failed later, with any request."""
+    cache = PrefixCache(8, name)
+    tree = cache._cache.tree
+    paths: list[list[int]] = []
+    for ids in requests:
+        try:
+            match = cache.match(ids)
+        except TraceError as error:
+            assert "give every block an identifier that depends on all blocks before it" in str(error)
+            continue
+        assert match.hits == 0 or any(ids[: match.hits] == path[: match.hits] for path in paths)
+        with suppress(TraceError):
+            cache.insert(match)
+            paths.append(ids)
+        cache.release(match)
+        check(tree)
+
+
+def test_a_block_of_an_earlier_request_is_named_as_such() -> None:
+    """The refused request was said to have it."""
+    cache = PrefixCache(8, "lru")
+    for ids in ([1, 2, 3], [3]):
+        cache.insert(cache.match(ids))
+    with pytest.raises(TraceError) as raised:
+        cache.match([1, 2, 4])
+    said = "in earlier requests, block 3 follows block 2, but also began one: give"
+    assert str(raised.value).startswith(said)
 
 
 def test_a_request_that_the_policy_refuses_leaves_no_lock() -> None:
@@ -220,6 +257,13 @@ def test_a_released_request_cannot_be_inserted() -> None:
 def test_a_cache_of_nothing_is_refused(blocks: int) -> None:
     with pytest.raises(EvictError, match=f"blocks is {blocks}; give at least 1"):
         PrefixCache(blocks, "lru")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("opt-leaf", "gati"), ("lpc-oracle", "lpc")])
+def test_policies_that_need_the_future_are_refused(name: str, instead: str) -> None:
+    """One of them followed a predictor instead, under the name of a limit."""
+    with pytest.raises(EvictError, match=f"{name} needs a whole trace in advance; use {instead}"):
+        PrefixCache(8, name)
 
 
 def test_the_deepest_run_keeps_those_above() -> None:

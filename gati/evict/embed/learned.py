@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -58,7 +59,7 @@ class LaruRows(RowPolicy):
     def observe(self, batch: RequestedRows) -> RequestedRows:
         """Have the predictor see it."""
         self._now = float(batch.end)
-        return batch.of(self._returns.observe(batch))
+        return replace(batch, cells=self._returns.observe(batch))
 
     def limits(self, batch: RequestedRows, slots: Ids) -> tuple[EvictionLimits, Callable[[], None]]:
         """Begin phases, and count caught predictions."""

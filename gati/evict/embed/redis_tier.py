@@ -12,7 +12,7 @@ import torch
 
 from gati.errors import EvictError
 from gati.evict.embed.redis_rows import AT_ONCE, commands, read_rows
-from gati.evict.embed.tiers import Ids
+from gati.evict.embed.tiers import Ids, checked_table
 
 _TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
 
@@ -48,6 +48,7 @@ class RedisTier:
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
         """Write a table [rows, width], replacing any of this name; its shape last. Raises EvictError."""
+        content = checked_table(weight).contiguous().view(torch.uint8).numpy()
         rows, width = weight.shape
         tier = cls.__new__(cls)
         tier._url, tier._name = _without_secrets(url), name
@@ -57,7 +58,6 @@ class RedisTier:
         tier._asked("DEL", name)
         for begin in range(rows, former, AT_ONCE):
             tier._asked("DEL", *tier._keys(np.arange(begin, min(begin + AT_ONCE, former))))
-        content = weight.detach().contiguous().view(torch.uint8).numpy()
         for begin in range(0, rows, AT_ONCE):
             ids = np.arange(begin, min(begin + AT_ONCE, rows))
             pairs = zip(tier._keys(ids), content[ids], strict=True)

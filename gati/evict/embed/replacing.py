@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -32,10 +32,6 @@ class RequestedRows:
         return RequestedRows(
             self.ids[which], places, self.counts[which], self.recency[which], self.begin, self.end
         )
-
-    def of(self, cells: NDArray[np.int16]) -> RequestedRows:
-        """A copy with the cells of its ids."""
-        return replace(self, cells=cells)
 
 
 class EvictionLimits(NamedTuple):

@@ -17,6 +17,7 @@ from gati.evict.embed.replacing import RequestedRows
 from gati.evict.embed.returns import RowReturns
 from gati.evict.embed.sets import hashed
 from gati.evict.embed.tiers import Ids
+from gati.evict.seeds import check_seed
 
 _LONGEST = 2.0**40  # requested ids: no row is worth waiting longer for
 
@@ -35,6 +36,8 @@ class RowScores:
     """
 
     def __init__(self, rows: int, *, seed: int = 0) -> None:
+        """Raises EvictError for a table without rows, and for a seed out of range."""
+        check_seed(seed)
         if rows < 1:
             raise EvictError(f"rows is {rows}; a table holds at least 1")
         self._rows = rows

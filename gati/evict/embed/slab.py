@@ -36,11 +36,6 @@ class RowSlab:
         self._free = np.zeros(0, dtype=np.int64)
 
     @property
-    def capacity(self) -> int:
-        """Capacity of the held pages in rows."""
-        return len(self._pages) * self.page_rows
-
-    @property
     def pages(self) -> int:
         """Number of pages held."""
         return len(self._pages)

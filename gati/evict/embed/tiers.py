@@ -46,16 +46,22 @@ class AskedTier(SlowTier, Protocol):
         """
 
 
+def checked_table(weight: torch.Tensor) -> torch.Tensor:
+    """The table without its gradient. Raises EvictError for what is no table of rows."""
+    if weight.ndim != 2 or 0 in weight.shape or weight.device.type != "cpu" or not weight.is_floating_point():
+        raise EvictError(
+            f"the table has shape {tuple(weight.shape)}, type {weight.dtype}, on {weight.device}; give a "
+            "tensor [rows, width] of floating-point numbers on the CPU"
+        )
+    return weight.detach()
+
+
 class MemoryTier:
     """A table in memory. If rows of `weight` change later, call `forget` on the caches in front of it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        if weight.ndim != 2 or weight.device.type != "cpu" or not weight.is_floating_point():
-            raise EvictError(
-                f"the table has shape {tuple(weight.shape)}, type {weight.dtype}, on {weight.device}; give a "
-                "tensor [rows, width] of floating-point numbers on the CPU"
-            )
-        self._weight = weight.detach()
+        """Raises EvictError for what is no table."""
+        self._weight = checked_table(weight)
         self.rows, self.width = weight.shape
         self.dtype = weight.dtype
 
@@ -87,8 +93,8 @@ class FileTier:
 
     @classmethod
     def write(cls, path: str | Path, weight: torch.Tensor) -> FileTier:
-        """Write a table [rows, width] atomically, and map it. Raises StorageError."""
-        content = weight.detach().contiguous().view(torch.uint8).numpy()
+        """Write a table [rows, width] atomically, and map it. Raises StorageError, EvictError."""
+        content = checked_table(weight).contiguous().view(torch.uint8).numpy()
         atomic_write(Path(path), lambda part: content.tofile(part))
         return cls(path, width=weight.shape[1], dtype=weight.dtype)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, Protocol
+from typing import IO
 
 from gati.errors import StorageError
 from gati.evict.trace.files import append_line
@@ -31,16 +31,6 @@ class PrefixAccess:
     names: Sequence[bytes]
     hits: int  # leading pages that were cached
     capacity_pages: int
-
-
-class AccessSink(Protocol):
-    """Receives records in the order of requests. It must not block, because the engine waits for it."""
-
-    def accessed(self, access: PrefixAccess) -> None:
-        """A request was admitted."""
-
-    def close(self) -> None:
-        """No more records will follow."""
 
 
 def access_line(access: PrefixAccess) -> str:

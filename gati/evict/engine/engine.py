@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gati.errors import EvictError, GatiError, OverloadError, RequestError, UnavailableError
 from gati.evict.embed.pool import PagePool
-from gati.evict.engine.access import AccessSink, PrefixAccess
+from gati.evict.engine.access import AccessFile, PrefixAccess
 from gati.evict.engine.decoder import Decoder
 from gati.evict.engine.generation import Ending, Generation, GenerationRequest, NextToken
 from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
@@ -75,7 +75,7 @@ class PrefixEngine:
         *,
         page_tokens: int = 16,
         share: float = 1.0,
-        sink: AccessSink | None = None,
+        sink: AccessFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Join the pool. Raises EvictError for an unknown policy or predictor, and sizes that do not fit."""

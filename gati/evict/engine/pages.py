@@ -24,8 +24,6 @@ from gati.evict.engine.decoder import DecoderSettings
 from gati.evict.plugins.books import EngineBooks
 from gati.evict.plugins.settings import PluginSettings
 from gati.evict.policy.registry import policy_named
-from gati.evict.predict.conversing import HintedContinuation
-from gati.evict.predict.hazard import lightgbm_module
 
 
 @dataclass(frozen=True)
@@ -50,35 +48,18 @@ class KeptPrefixes:
     @property
     def only_logs(self) -> bool:
         """Whether there is a service whose predictors the policy cannot use; accesses are logged there."""
-        return self.service is not None and not self._predicts_reuse
+        policy = policy_named(self.policy, flat=False)
+        return self.service is not None and (policy.converses or not policy.predicts)
 
     def books(self, capacity: int, cost_growth: float = 0.0) -> EngineBooks:
         """The index of a cache of `capacity` pages; `cost_growth` is that of the network.
 
-        Raises EvictError for unknown or uninstalled names, for a predictor next to a service, and for a
-        growth below zero.
+        Raises EvictError as `LiveCacheSettings` does.
         """
-        policy = policy_named(self.policy, flat=False)
-        if policy.name in ("lpc-oracle", "opt-leaf"):
-            raise EvictError(f"{policy.name} needs a whole trace in advance; use lru or gati")
-        if self.service is not None and self.predictor != "reuse":
-            raise EvictError(f"give either a predictor ({self.predictor}) or a service, not both")
-        if self._predicts_reuse and self.predictor == "reuse":
-            lightgbm_module()  # fail now, not at the first fit, hours later
         growth = cost_growth if self.cost_growth is None else self.cost_growth
-        return PluginSettings(
-            self.policy,
-            self.predictor,
-            self.seed,
-            service=self.service,
-            gap_s=self.gap_s,
-            cost_growth=growth,
-        ).books(capacity)
-
-    @property
-    def _predicts_reuse(self) -> bool:
-        policy = policy_named(self.policy, flat=False)
-        return policy.predicts and not policy.converses
+        return PluginSettings(self.policy, self.predictor, self.seed, self.gap_s, growth, self.service).books(
+            capacity
+        )
 
 
 @dataclass(eq=False)
@@ -304,8 +285,7 @@ class PrefixPages:
         books = self._books
         locked = 0
         if names:
-            if isinstance(books.predictor, HintedContinuation):
-                books.predictor.hint(math.nan if goes_on is None else goes_on)
+            books.hint(goes_on)
             locked = books.begin(names, time_s)  # until `finish`
         self._unnamed += total - len(names)
         self._limit()

@@ -10,7 +10,7 @@ A flat cache is the same tree with runs of one block and without parents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gati.errors import TraceError
@@ -23,13 +23,12 @@ class BlockRun:
     """Consecutive blocks of a path, all accessed by the same requests since they were loaded.
 
     `slot` is its index in arrays that run parallel to the tree. `start` is the number of blocks above it;
-    `end` also counts its own. `last` and `created` are numbers of requests, `accesses` counts requests.
+    `end` also counts its own. `last` is the number of a request, `accesses` counts requests.
     """
 
     __slots__ = (
         "accesses",
         "children",
-        "created",
         "ids",
         "last",
         "locks",
@@ -47,7 +46,7 @@ class BlockRun:
         self.children = 0
         self.locks = 0
         self.accesses = 0
-        self.created = self.last = request
+        self.last = request
         self.turns: int = 1 if parent is None else parent.turns + 1
 
     @property
@@ -99,7 +98,7 @@ class RunTree:
             if run is None:
                 break
             if run.parent is not parent:
-                raise _no_tree(ids, at, run)
+                raise _no_tree(ids, at, _above(run))
             held = run.ids
             length = len(held)
             if held == ids[at : at + length]:
@@ -107,10 +106,11 @@ class RunTree:
                 parent = run
                 at += length
                 continue
-            common = _common(held, ids, at)
+            common = self._parting(run, ids, at)
             upper = self._split(run, common)
             path.append(upper)
             return Match(path, at + common, upper, run)
+        self._check_new(ids, at)
         return Match(path, at, None, None)
 
     def missing(self, ids: list[int], matched: int) -> list[int]:
@@ -160,7 +160,8 @@ class RunTree:
             if at == len(path):
                 break
             run = path[at]
-            if run.start < end:
+            # blocks with two parents: predictions are for the whole run
+            if run.start < end and run.ids[end - run.start] not in self.heads:
                 upper = self._split(run, end - run.start)
                 path.insert(at, upper)
                 made.append((upper, run))
@@ -202,10 +203,33 @@ class RunTree:
         self.slots += 1
         return self.slots - 1
 
+    def _parting(self, run: BlockRun, ids: Sequence[int], at: int) -> int:
+        """Number of blocks of a run that a request shares, from `at` on, before it goes another way.
+
+        Raises TraceError if a block has another parent than before.
+        """
+        held = run.ids
+        common = _common(held, ids, at)
+        if held[:common] != ids[at : at + common]:  # they meet again, as in no tree
+            apart = next(place for place in range(common) if held[place] != ids[at + place])
+            place = next(place for place in range(apart, common) if held[place] == ids[at + place])
+            raise _no_tree(ids, at + place, held[:place])
+        if held[common] in self.heads:
+            raise _no_tree(held, common, _above(self.heads[held[common]]), stored=True)
+        self._check_new(ids, at + common)
+        return common
+
+    def _check_new(self, ids: Sequence[int], first: int) -> None:
+        """Raise TraceError if one of these blocks, which no run above has, begins another run."""
+        if self.heads.keys().isdisjoint(ids[first:]):
+            return
+        at = next(at for at in range(first, len(ids)) if ids[at] in self.heads)
+        raise _no_tree(ids, at, _above(self.heads[ids[at]]))
+
     def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Move the first `at` blocks of `run` into a new run above it."""
-        upper = BlockRun(self._slot(), run.ids[:at], run.parent, run.start, run.created)
-        upper.last, upper.accesses, upper.turns = run.last, run.accesses, run.turns
+        upper = BlockRun(self._slot(), run.ids[:at], run.parent, run.start, run.last)
+        upper.accesses, upper.turns = run.accesses, run.turns
         upper.children = 1  # locks stay with the lower part, and protect this one, too
         run.ids = run.ids[at:]
         run.parent = upper
@@ -213,6 +237,17 @@ class RunTree:
         self.heads[upper.ids[0]] = upper
         self.heads[run.ids[0]] = run
         return upper
+
+
+def blocks_down_to(runs: Iterable[BlockRun]) -> int:
+    """Number of blocks in these runs and in all runs above them."""
+    found: set[BlockRun] = set()
+    for each in runs:
+        run: BlockRun | None = each
+        while run is not None and run not in found:
+            found.add(run)
+            run = run.parent
+    return sum(len(run.ids) for run in found)
 
 
 def _common(held: list[int], ids: Sequence[int], at: int) -> int:
@@ -230,9 +265,18 @@ def _common(held: list[int], ids: Sequence[int], at: int) -> int:
     return low
 
 
-def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
+def _above(run: BlockRun) -> list[int]:
+    return NO_BLOCKS if run.parent is None else run.parent.ids
+
+
+def _no_tree(ids: Sequence[int], at: int, other: Sequence[int], *, stored: bool = False) -> TraceError:
+    """The block at that place follows another one than `other`, or begins a request as it did not there.
+
+    `other` is of an earlier request; `ids`, too, if they are `stored`.
+    """
     before = f"follows block {ids[at - 1]}" if at else "begins a request"
-    above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
+    above = f"followed block {other[-1]}" if other else "began one"
+    where, when = ("in earlier requests, ", "also") if stored else ("", "earlier")
     return TraceError(
-        f"block {ids[at]} {before}, but earlier {above}: {DEPENDS}, or treat the trace as flat (--flat)"
+        f"{where}block {ids[at]} {before}, but {when} {above}: {DEPENDS}, or treat the trace as flat (--flat)"
     )

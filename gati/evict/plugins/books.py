@@ -13,12 +13,13 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
+from numbers import Real  # NumPy's numbers, too
 from threading import Thread
 from typing import Any, cast
 
 from gati.errors import TraceError
 from gati.evict.cache import BlockCache, Serving
-from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.index.tree import BlockRun, RunTree, blocks_down_to
 from gati.evict.learn.following import LearningLink
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
@@ -70,8 +71,8 @@ class EngineBooks(BlockCache):
     def hint(self, probability: Any) -> None:
         """Set the continuation probability for the next request; invalid values count as unknown."""
         if isinstance(self.predictor, HintedContinuation):
-            known = type(probability) in (int, float) and 0.0 <= probability <= 1.0
-            self.predictor.hint(probability if known else math.nan)
+            known = isinstance(probability, Real) and not isinstance(probability, bool)
+            self.predictor.hint(float(probability) if known and 0.0 <= probability <= 1.0 else math.nan)
 
     def stored(self, ids: Iterable[Hashable]) -> None:
         """Record that the engine holds these blocks now."""
@@ -205,9 +206,8 @@ class EngineBooks(BlockCache):
 
     def figures(self) -> Mapping[str, Any]:
         """Counts of the policy, of the predictor and of this index."""
-        predicted = {} if self.predictor is None else self.predictor.figures()
         books = {"held": len(self), "strays": len(self._strays), "conflicts": self._conflicts}
-        return {**self.policy.figures(), **predicted, **books}
+        return {**super().figures(), **books}
 
     def _choose(self, count: int, incoming: list[int]) -> list[int] | None:
         free = [block for block in self._strays if block not in self._pinned]
@@ -234,16 +234,10 @@ class EngineBooks(BlockCache):
 
     def _fixed(self) -> int:
         """Number of blocks of the tree that cannot be evicted: in locked runs and their ancestors."""
-        locked = {self._run_of[block] for block in self._pinned if block in self._run_of}
+        locked = [self._run_of[block] for block in self._pinned if block in self._run_of]
         if self._serving is not None:
-            locked.update(self._serving.held)
-        kept: set[BlockRun] = set()
-        for each in locked:
-            run: BlockRun | None = each
-            while run is not None and run not in kept:
-                kept.add(run)
-                run = run.parent
-        return sum(len(run.ids) for run in kept)
+            locked += self._serving.held
+        return blocks_down_to(locked)
 
     def _prune(self, block: int) -> None:
         """Move a block and all blocks below it from the tree to the strays."""

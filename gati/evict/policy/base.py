@@ -33,6 +33,7 @@ class EvictionPolicy(ABC):
     converses: ClassVar[bool] = (
         False  # whether it predicts continuations of conversations, not reuse of blocks
     )
+    foresees: ClassVar[bool] = False  # whether it needs a whole trace in advance
     tree_only: ClassVar[bool] = False  # whether it needs requests to be paths
     flat_only: ClassVar[bool] = False  # whether it supports only blocks without parents
     weighs_costs: ClassVar[bool] = False  # whether blocks may cost different times to compute

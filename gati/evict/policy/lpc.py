@@ -200,6 +200,7 @@ class LpcOracle(Lpc):
     """LPC that knows which conversations continue: evicts the others first, then the least recent."""
 
     name = "lpc-oracle"
+    foresees = True
 
 
 class LaruLpc(_Conversing, Gati):

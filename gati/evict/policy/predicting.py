@@ -34,6 +34,7 @@ class OptimalLeaf(FurthestPredicted):
     """Evicts the leaf whose actual next use is furthest: what an engine gains from perfect predictions."""
 
     name = "opt-leaf"
+    foresees = True
 
 
 class Windowed(PredictingPolicy):

@@ -20,7 +20,7 @@ class ShadowLru:
         self.left: list[int] = []  # those evicted by the last call
         self._gone: set[int] = set()  # cached blocks that it would not have, see `forget`
 
-    def access(self, ids: list[int], request: int = 0) -> list[int]:
+    def access(self, ids: list[int]) -> list[int]:
         """Serve a request; return its blocks that LRU has cached (in a tree, leading ones)."""
         tree, order = self._tree, self._order
         path, hits, upper, _ = tree.match(ids)
@@ -34,7 +34,7 @@ class ShadowLru:
             self._gone.difference_update(ids)
         missing = tree.missing(ids, hits)
         if missing:
-            path = path + tree.extend(path, missing, request)
+            path = path + tree.extend(path, missing, 0)
         for run in reversed(path):
             order[run] = None
             order.move_to_end(run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from numbers import Real  # NumPy's numbers, too
 from typing import Any
 
 import numpy as np
@@ -105,11 +106,11 @@ class HintedContinuation(ContinuationSource):
 
     def hint(self, probability: float) -> None:
         """Set the probability for the next request; NaN if unknown. Raises EvictError for other values."""
-        if not isinstance(probability, (int, float)) or probability < 0.0 or probability > 1.0:
+        if not isinstance(probability, Real) or probability < 0.0 or probability > 1.0:
             raise EvictError(
                 f"the hint continue={probability!r} is not a probability; give a number from 0 to 1"
             )
-        self._next = probability
+        self._next = float(probability)
 
     def _log_odds(self, request: int) -> float:
         probability, self._next = self._next, math.nan
@@ -117,5 +118,6 @@ class HintedContinuation(ContinuationSource):
 
 
 def hinted(gap_s: float) -> Callable[[int, int], HintedContinuation]:
-    """A factory of sources that use hints, for any capacity and seed."""
+    """A factory of sources that use hints, for any capacity and seed. Raises EvictError for a wrong gap."""
+    HintedContinuation(gap_s)
     return lambda capacity, seed: HintedContinuation(gap_s)

@@ -27,7 +27,7 @@ from gati.evict.predict.named import (
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.seeds import check_seed
 from gati.evict.trace.future import belady_hits
-from gati.evict.trace.records import Trace
+from gati.evict.trace.records import Ints, Trace
 
 Progress = Callable[[int, int], None]  # blocks replayed so far, total blocks
 _SAMPLES = 200
@@ -70,11 +70,12 @@ def replay(
     asked = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
     makers = {"predictor": predictor_named(predictor, trace, flat=flat)}
     labels: dict[str, str | None] = {"predictor": predictor}
-    if "opt-leaf" in asked:
-        makers["opt-leaf"] = predictor_named("oracle", trace, flat=flat)
-    if "lpc-oracle" in asked:
-        makers["lpc-oracle"] = continuation_oracle(trace, gap_s=gap_s)
-    if any(policy.converses and name not in makers for name, policy in asked.items()):
+    for name, policy in asked.items():
+        if policy.foresees and policy.converses:
+            makers[name] = continuation_oracle(trace, gap_s=gap_s)
+        elif policy.foresees:
+            makers[name] = predictor_named("oracle", trace, flat=flat)
+    if any(policy.converses and not policy.foresees for policy in asked.values()):
         makers["continuation"] = continuation_source(trace, continuation, gap_s=gap_s)
         labels["continuation"] = (
             "probabilities" if isinstance(continuation, np.ndarray) else str(continuation)
@@ -149,50 +150,36 @@ def _one(
 ) -> PolicyOutcome:
     flat = trace.kind == "flat"
     cache = build(name, size, maker, flat=flat, seed=seed, cost_growth=costs.growth)
-    predicts = cache.predictor is not None
     hits = np.zeros(len(trace), dtype=np.int64)
     clock: list[int] = []
-    evictions = 0
     excess: list[tuple[int, int, float, bool]] = []
     every = max(len(trace) // _SAMPLES, 1)
     policy, starts, times = cache.policy, trace.starts, trace.time_s.tolist()
-    requested = 0
     timer = _timed(cache, clock)
     began = time.perf_counter()
     for number, ids in enumerate(trace.requests):
-        served = cache.access(ids, times[number])
-        hits[number] = served.hits
-        evictions += len(served.evicted)
-        requested += len(ids)
+        hits[number] = cache.access(ids, times[number]).hits
         if isinstance(policy, (Gati, SampledGati)) and number % every == 0:
+            requested = int(starts[number + 1])
             excess.append((requested, policy.excess, EXCESS_SHARE * requested, policy.following))
         if number % _TOLD_EVERY == 0:
             tell(int(starts[number]))
     seconds = time.perf_counter() - began
     timer()
-    figures = dict(policy.figures())
-    if cache.predictor is not None:
-        figures.update(cache.predictor.figures())
     return _outcome(
         trace,
         hits,
-        PolicyOutcome(
-            policy=name,
-            capacity_blocks=size,
-            predictor=predictor if predicts else None,
-            seed=seed,
-            hit_rate=0.0,
-            hit_rate_beyond_shared=0.0,
-            hits=0,
-            requested=0,
-            truncated=int((trace.lengths > size).sum()),
-            evictions=evictions,
-            blocks_per_s=len(trace.blocks) / max(seconds, 1e-9),
-            decision_us=_spread(clock),
-            figures=figures,
-            excess=excess,
-            time_saved=sum(map(costs.upto, hits.tolist())) / sum(map(costs.upto, trace.lengths.tolist())),
-        ),
+        seconds,
+        policy=name,
+        capacity_blocks=size,
+        predictor=None if cache.predictor is None else predictor,
+        seed=seed,
+        truncated=int((trace.lengths > size).sum()),
+        evictions=cache.evicted,
+        decision_us=_spread(clock),
+        figures=cache.figures(),
+        excess=excess,
+        time_saved=sum(map(costs.upto, hits.tolist())) / sum(map(costs.upto, trace.lengths.tolist())),
     )
 
 
@@ -217,21 +204,21 @@ def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
 def _limit(trace: Trace, size: int) -> PolicyOutcome:
     began = time.perf_counter()
     hits = belady_hits(trace, size)
-    speed = len(trace.blocks) / max(time.perf_counter() - began, 1e-9)
-    empty = PolicyOutcome(LIMIT, size, None, 0, 0.0, 0.0, 0, 0, 0, 0, speed, _spread([]))
-    return _outcome(trace, hits, empty)
+    seconds = time.perf_counter() - began
+    return _outcome(trace, hits, seconds, policy=LIMIT, capacity_blocks=size, decision_us=_spread([]))
 
 
-def _outcome(trace: Trace, hits: np.ndarray, outcome: PolicyOutcome) -> PolicyOutcome:
-    """Fill in the hit rates."""
+def _outcome(trace: Trace, hits: Ints, seconds: float, **others: Any) -> PolicyOutcome:
+    """The outcome with these hits of each request, and its `others` fields."""
     requested, shared = len(trace.blocks), int(trace.shared.sum())
     beyond = int(np.maximum(hits - trace.shared, 0).sum())
-    return replace(
-        outcome,
+    return PolicyOutcome(
         hits=int(hits.sum()),
         requested=requested,
         hit_rate=float(hits.sum() / requested),
         hit_rate_beyond_shared=beyond / max(requested - shared, 1),
+        blocks_per_s=requested / max(seconds, 1e-9),
+        **others,
     )
 
 

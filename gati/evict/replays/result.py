@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyOutcome:
     """One policy at one capacity. `gap_closed` is (hit rate - LRU's) / (opt-leaf's - LRU's).
 
@@ -19,14 +19,14 @@ class PolicyOutcome:
 
     policy: str
     capacity_blocks: int
-    predictor: str | None
-    seed: int
+    predictor: str | None = None
+    seed: int = 0
     hit_rate: float
     hit_rate_beyond_shared: float
     hits: int
     requested: int
-    truncated: int  # requests longer than the capacity
-    evictions: int
+    truncated: int = 0  # requests longer than the capacity
+    evictions: int = 0
     blocks_per_s: float
     decision_us: dict[str, float]
     figures: dict[str, Any] = field(default_factory=dict)

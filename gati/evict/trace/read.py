@@ -23,21 +23,20 @@ _SUFFIXES = (
 )
 
 
-class Row(NamedTuple):
+class _Stamp(NamedTuple):
+    """The time of a request as a file has it: its column and value, and whether it may have fractions."""
+
+    key: str
+    value: float
+    fractions: bool
+
+
+class _Row(NamedTuple):
     """The content of a line."""
 
     line: int
     blocks: list[int | str]
-    time_s: float | None = None
-    talk: Talk | None = None
-
-
-class _Undated(NamedTuple):
-    """The same before the unit of times is known: the column of the time, and its value."""
-
-    line: int
-    blocks: list[int | str]
-    stamp: tuple[str, float] | None
+    stamp: _Stamp | None = None
     talk: Talk | None = None
 
 
@@ -58,13 +57,14 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     rows = list(_rows(path, content))
     if not rows:
         raise TraceError(f"{path} has no requests")
+    units = _units(rows)
     if limit is not None:
         if limit < 1:
             raise TraceError(f"--limit is {limit}; keep at least one request")
         rows = rows[:limit]
-    known = [row.time_s for row in rows if row.time_s is not None]
+    known = [row.stamp for row in rows if row.stamp is not None]
     if known and len(known) < len(rows):
-        line = next(row.line for row in rows if row.time_s is None)
+        line = next(row.line for row in rows if row.stamp is None)
         raise TraceError(
             f"{path} line {line} has no time, but others have; give times to all requests or to none"
         )
@@ -72,7 +72,7 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     try:
         return make_trace(
             [row.blocks for row in rows],
-            known or None,
+            [stamp.value * units[stamp.key] for stamp in known] or None,
             kind=kind,
             name=path.name,
             sha256=hashlib.sha256(content).hexdigest(),
@@ -83,11 +83,11 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
         raise TraceError(f"{path}: {error}") from error
 
 
-def _rows(path: Path, content: bytes) -> Iterator[Row]:
+def _rows(path: Path, content: bytes) -> Iterator[_Row]:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix == ".parquet":
-        yield from _table(path, enumerate(_parquet(path, content), start=1))
+        yield from _of_records(path, enumerate(_parquet(path, content), start=1))
         return
     try:
         text = text_of(content)
@@ -96,30 +96,22 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
         ) from None
     if suffix in (".jsonl", ".json", ".ndjson"):
-        yield from _json_lines(path, text)
+        yield from _of_records(path, _json_lines(path, text), json=True)
     elif suffix == ".csv":
-        yield from _table(path, _csv(path, text))
+        yield from _of_records(path, _csv(path, text))
     elif suffix == ".txt":
         for number, line in enumerate(lines_of(text), start=1):
             if line.strip():
-                yield Row(number, [*line.split()])
+                yield _Row(number, [*line.split()])
     else:
         raise TraceError(f"{path}: unknown format {suffix or 'without a suffix'}; give {_SUFFIXES}")
 
 
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    found: list[_Undated] = []
-    fractions = False
-    same_size = _SameSize()
+def _json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file, with their lines. Raises TraceError for anything else."""
     for number, line in enumerate(lines_of(text), start=1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        record = json_object(line, where)
-        same_size.check(record, where)
-        fractions |= isinstance(record.get("timestamp"), float)
-        found.append(_Undated(number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
-    yield from _dated(found, fractions)
+        if line.strip():
+            yield number, json_object(line, f"{path} line {number}")
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -139,26 +131,24 @@ def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         csv.field_size_limit(usual)
 
 
-def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
-    found: list[_Undated] = []
-    fractions = False
+def _of_records(
+    path: Path, records: Iterable[tuple[int, dict[str, Any]]], *, json: bool = False
+) -> Iterator[_Row]:
+    """The content of rows of a table, or of JSON lines, which may have conversations."""
     same_size = _SameSize()
-    for number, record in rows:
+    for number, record in records:
         where = f"{path} line {number}"
         same_size.check(record, where)
-        stamp = _stamp(record, where)
-        # a column of whole numbers may have become floats, as where some were missing
-        fractions |= stamp is not None and stamp[0] == "timestamp" and not stamp[1].is_integer()
-        found.append(_Undated(number, _blocks(record, where), stamp))
-    yield from _dated(found, fractions)
+        blocks, stamp = _blocks(record, where), _stamp(record, where, json=json)
+        yield _Row(number, blocks, stamp, _talk(record, where) if json else None)
 
 
-def _dated(found: Iterable[_Undated], fractions: bool) -> Iterator[Row]:
-    """The same with times in seconds; `fractions` says whether any `timestamp` is not a whole number."""
+def _units(rows: Iterable[_Row]) -> dict[str, float]:
+    """What one of each column of times is in seconds."""
+    stamps = (row.stamp for row in rows if row.stamp is not None)
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
-    units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
-    for line, blocks, stamp, talk in found:
-        yield Row(line, blocks, None if stamp is None else stamp[1] * units[stamp[0]], talk)
+    fractions = any(stamp.key == "timestamp" and stamp.fractions for stamp in stamps)
+    return {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
 
 
 class _SameSize:
@@ -196,7 +186,7 @@ def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
     return list(parts)
 
 
-def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
+def _stamp(record: dict[str, Any], where: str, *, json: bool) -> _Stamp | None:
     key = next((key for key in _TIMES if record.get(key) not in (None, "")), None)
     if key is None:
         return None
@@ -206,7 +196,8 @@ def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
         raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, not a number") from None
     if not math.isfinite(value):
         raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
-    return key, value
+    # in a table, a column of whole numbers may have become floats, as where some were missing
+    return _Stamp(key, value, not value.is_integer() or (json and isinstance(record[key], float)))
 
 
 def _talk(record: dict[str, Any], where: str) -> Talk | None:

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gati.errors import EvictError
 from gati.evict.trace.dialogues import Dialogue, prompts_of
@@ -99,7 +99,7 @@ def synthesise(dialogues: Sequence[Dialogue], settings: StreamSettings | None = 
         if request.time_s >= warm_s + settings.duration_s:
             break
         if request.time_s >= warm_s and request.blocks:
-            found.append(_moved(request, request.time_s - warm_s))
+            found.append(replace(request, time_s=request.time_s - warm_s))
     if not found:
         raise EvictError(
             "the stream has no request that fills a block: let it last longer, or make blocks smaller"
@@ -151,7 +151,7 @@ def _stream(
             continue
         now_s, number, conversation = heapq.heappop(due)
         request = conversation.requests[conversation.at]
-        yield _moved(request, now_s)
+        yield replace(request, time_s=now_s)
         conversation.at += 1
         if conversation.at < len(conversation.requests):
             response_s = request.output_tokens / settings.tokens_per_s
@@ -179,15 +179,9 @@ def _requests(dialogue: Dialogue, number: int, blocks: _Blocks) -> list[TimedReq
             found.append(TimedRequest(0.0, blocks.of(tokens), len(tokens), 0, talk))
         elif found:
             last = found[-1]
-            found[-1] = TimedRequest(
-                0.0, last.blocks, last.input_tokens, last.output_tokens + len(words), last.talk
-            )
+            found[-1] = replace(last, output_tokens=last.output_tokens + len(words))
     return found
 
 
 def _prompts(dialogue: Dialogue) -> int:
     return sum(message.user for message in dialogue.messages)
-
-
-def _moved(request: TimedRequest, time_s: float) -> TimedRequest:
-    return TimedRequest(time_s, request.blocks, request.input_tokens, request.output_tokens, request.talk)

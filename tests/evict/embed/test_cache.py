@@ -19,6 +19,7 @@ from gati.errors import EvictError
 from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.policies import ROW_POLICIES
 from gati.evict.embed.pool import PagePool
+from gati.evict.embed.redis_tier import RedisTier
 from gati.evict.embed.tiers import FileTier, Ids, MemoryTier
 from tests.evict.embed.naive import NaiveLru
 
@@ -339,6 +340,28 @@ def test_rows_of_a_file_are_those_of_memory(tmp_path: object) -> None:
     cache = EmbeddingCache(slow, 50, mode="sum")
     for _ in range(3):
         assert same_bits(cache(ids), bag(weight, "sum")(ids))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        MemoryTier,
+        lambda weight: FileTier.write("nowhere/table.rows", weight),
+        lambda weight: RedisTier.write("redis://nowhere", "items", weight),
+    ],
+    ids=["memory", "file", "redis"],
+)
+@pytest.mark.parametrize(
+    "weight",
+    [torch.ones(3), torch.ones(0, 4), torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, device="meta")],
+)
+def test_what_is_no_table_is_refused_before_anything_is_written(
+    write: Callable[[torch.Tensor], object], weight: torch.Tensor
+) -> None:
+    with pytest.raises(
+        EvictError, match=r"give a tensor \[rows, width\] of floating-point numbers on the CPU"
+    ):
+        write(weight)
 
 
 ONE = torch.tensor([1])

@@ -55,6 +55,8 @@ def test_without_anything_learned_what_was_requested_later_scores_more() -> None
     assert len(scores.scores(np.zeros(0, dtype=np.int64))) == 0
     with pytest.raises(EvictError, match="rows is 0; a table holds at least 1"):
         evict.RowScores(0)
+    with pytest.raises(EvictError, match="seed is -1; give a number from 0"):
+        evict.RowScores(10, seed=-1)
 
 
 def test_ids_of_all_64_bits_are_told_apart_with_and_without_sign() -> None:

@@ -43,9 +43,7 @@ from tests.waiting import LONG_S, returns, until
 pytestmark = pytest.mark.slow
 
 POLICIES = sorted(
-    name
-    for name, policy in evict.POLICIES.items()
-    if not policy.flat_only and name not in ("opt-leaf", "lpc-oracle")
+    name for name, policy in evict.POLICIES.items() if not (policy.flat_only or policy.foresees)
 )
 NOTHING_KEPT = KeptPrefixes("lru", reuse=False)
 SINGLE = Decoder.random(SETTINGS, seed=1)
@@ -588,7 +586,8 @@ def test_the_guard_counts_what_an_engine_with_lru_would_hit(pages: int, running:
 def test_how_likely_a_conversation_goes_on_decides_under_lpc() -> None:
     def found(policy: str) -> int:
         running = engine(6, KeptPrefixes(policy, gap_s=1e9))
-        for prompt, goes_on in ([1] * 9, 0.9), ([2] * 9, 0.1), ([3] * 9, 0.5):
+        asked = ([1] * 9, np.float64(0.9)), ([2] * 9, np.float32(0.1)), ([3] * 9, 0.5)
+        for prompt, goes_on in asked:  # as models of continuation return them
             running.submit(GenerationRequest(tuple(prompt), 1, goes_on=goes_on))
             running.run_until_idle()
         return generated(running, [1] * 9).hit_tokens

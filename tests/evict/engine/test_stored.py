@@ -43,7 +43,7 @@ def test_a_network_is_what_it_was_when_it_was_saved(tmp_path: Path, tied: bool) 
         ({"attention_bias": True}, "attention_bias = True"),
         ({"head_dim": 7}, "head_dim = 7"),
         ({"hidden_size": "many"}, "does not describe a network"),
-        ({"vocab_size": 14, "eos_token_id": 14}, "end-of-text token 14 is not below vocabulary, 14"),
+        ({"vocab_size": 14, "eos_token_id": 14}, r"config.json has eos_token_id = 14; give .* from 0 to 13"),
     ],
 )
 def test_networks_of_another_kind_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -66,6 +66,43 @@ def test_a_text_ends_at_any_of_the_networks_end_tokens(tmp_path: Path) -> None:
         running.run_until_idle()
         assert {each.generated[-1] for each in found if each.ending is Ending.STOP} == set(ends)
         assert not any(set(ends) & set(each.generated[:-1]) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": 12}, {"eos_token_id": [4, 7]}, (4, 7)),
+        ({"eos_token_id": 12}, {"eos_token_id": 4}, (4,)),
+        ({"eos_token_id": [12, 3]}, {"eos_token_id": None, "temperature": 0.6}, (12, 3)),
+        ({"eos_token_id": None}, {"eos_token_id": [4]}, (4,)),
+        ({"eos_token_id": None}, {}, ()),
+    ],
+)
+def test_the_settings_of_generation_say_which_tokens_end_a_text(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    """Instruct networks have the token that ends a turn there alone, and generated beyond it."""
+    save_decoder(Decoder.random(SETTINGS, seed=0), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_decoder(tmp_path).settings.ends == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "generation_config.json cannot be read"),
+        ("[4]", "generation_config.json cannot be read"),
+        ('{"eos_token_id": [4, 13]}', r"generation_config.json has eos_token_id = \[4, 13\]; .* 0 to 12"),
+        ('{"eos_token_id": "</s>"}', "generation_config.json has eos_token_id = '</s>'"),
+    ],
+)
+def test_settings_of_generation_that_are_wrong_are_told(tmp_path: Path, text: str, words: str) -> None:
+    save_decoder(Decoder.random(SETTINGS, seed=0), tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=words):
+        load_decoder(tmp_path)
 
 
 def test_rotations_that_older_files_have_are_left_out(tmp_path: Path) -> None:
