@@ -56,8 +56,8 @@ def measure(
 
     counter = render.counter("measured")
     measure_pipeline(file, data, limit=limit, device=device, threads=threads, progress=counter)
-    _show(load_pipeline(file))
     typer.echo(f"wrote {measurements_file(file)}")
+    _show(load_pipeline(file))
 
 
 @pipeline.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, Self, TypeVar
 
 from gati.errors import PipelineError
@@ -129,10 +129,11 @@ class DecayedHistogram(DecayedCounts[int]):
 
     def distribution(self) -> Distribution | None:
         """The distribution, with one atom per bin; None without values."""
-        atoms = [(value, share) for value, share in self._atoms() if share > 0.0]
-        if not atoms:
+        shares = {key: share for key, share in sorted(self.shares().items()) if share > 0.0}
+        if not shares:
             return None
-        return Distribution(tuple(value for value, _ in atoms), tuple(share for _, share in atoms))
+        values = tuple(self._sums[key] / self._weights[key] for key in shares)
+        return Distribution(values, tuple(shares.values()))
 
     def copy(self) -> Self:
         """An independent copy."""
@@ -146,13 +147,6 @@ class DecayedHistogram(DecayedCounts[int]):
         super().merge(other)
         for key, value in other._sums.items():
             self._sums[key] = self._sums.get(key, 0.0) + factor * value
-
-    def _atoms(self) -> Iterator[tuple[float, float]]:
-        total = sum(self._weights.values())
-        for key in sorted(self._weights):
-            weight = self._weights[key]
-            if weight > 0.0:
-                yield self._sums[key] / weight, weight / total
 
     def _scale(self, factor: float) -> None:
         super()._scale(factor)

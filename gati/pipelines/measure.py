@@ -188,6 +188,8 @@ def _summarize_option(
         spread(outcomes.latency_ms[among], KEPT_SAMPLES),
         {name: times / int(among.sum()) for name, times in left.items()},
         outcomes.backend,
+        levels=(),
+        behaviours=(),
     )
     if labels is None:
         return measured

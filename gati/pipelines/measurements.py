@@ -6,16 +6,15 @@ each is the mean of an equal part of the measured latencies.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gati.documents import DocumentKind
+from gati.documents import DocumentKind, values_of
 from gati.errors import PipelineError
-from gati.pipelines.fields import number, table, text
 
-FORMAT = 1
-_MEASUREMENTS = DocumentKind(FORMAT, PipelineError, "run gati pipeline measure")
+_CURE = "run gati pipeline measure"
+_MEASUREMENTS = DocumentKind(1, PipelineError, _CURE)
 KEPT_SAMPLES = 1000
 
 
@@ -44,10 +43,10 @@ class OptionMeasurement:
     source: str
     accuracy: float | None
     latency_ms: tuple[float, ...]
-    exits: dict[str, float] = field(default_factory=dict)
-    backend: str = ""
-    levels: tuple[float, ...] = ()
-    behaviours: tuple[BehaviourMeasurement, ...] = ()
+    exits: dict[str, float]
+    backend: str
+    levels: tuple[float, ...]
+    behaviours: tuple[BehaviourMeasurement, ...]
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,22 @@ class Measurements:
 
     def save(self, path: Path) -> None:
         """Write strict JSON, atomically. Raises `StorageError`."""
-        _MEASUREMENTS.write(path, asdict(self))
+        _MEASUREMENTS.write(path, values_of(self))
 
     @classmethod
     def load(cls, path: Path) -> Measurements:
         """Read what `save` wrote. Raises `PipelineError` for a damaged file or a newer format."""
         document = _MEASUREMENTS.read(path)
-        with _MEASUREMENTS.reading(str(path)):
-            if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']} was written by an older Gati")
-            return _measurements(document, str(path))
+        if document["format"] < _MEASUREMENTS.format:
+            raise PipelineError(f"{path} has format {document['format']}, an older one; {_CURE}")
+        found = _MEASUREMENTS.record(cls, document, str(path))
+        if not found.stages:
+            raise PipelineError(f"{path} has no stages; {_CURE}")
+        for name, stage in found.stages.items():
+            _check_shares(stage.shares.values(), f"{path}: stage '{name}': shares")
+            for key, option in stage.options.items():
+                _check(option, f"{path}: stage '{name}', option '{key}'")
+        return found
 
 
 def measurements_file(path: Path) -> Path:
@@ -96,60 +101,32 @@ def measurements_file(path: Path) -> Path:
     return path.with_suffix(".measured.json")
 
 
-def _measurements(raw: dict[str, Any], where: str) -> Measurements:
-    stages = {
-        name: StageMeasurement(
-            int(stage["inputs"]),
-            {label: number(share, f"{where}: share", 0.0, 1.0) for label, share in stage["shares"].items()},
-            {
-                option: _option(values, f"{where}: stage '{name}', option '{option}'")
-                for option, values in stage["options"].items()
-            },
-            _classes(stage.get("classes")),
-            None if stage.get("after") is None else tuple(map(str, stage["after"])),
-        )
-        for name, stage in table(raw["stages"], f"{where}: stages").items()
-    }
-    return Measurements(
-        raw["pipeline"],
-        raw["data"],
-        raw["data_sha256"],
-        raw["device"],
-        int(raw["threads"]),
-        raw["created"],
-        stages,
-    )
+def _check(option: OptionMeasurement, where: str) -> None:
+    if not option.source:
+        raise PipelineError(f"{where}: source is empty; {_CURE}")
+    levels = len(option.levels) + 1
+    _check_shares(option.levels, f"{where}: levels")
+    _check_shares(() if option.accuracy is None else (option.accuracy,), f"{where}: accuracy")
+    _check_latencies(option.latency_ms, f"{where}: latency_ms")
+    for at, each in enumerate(option.behaviours):
+        here = f"{where}: behaviours[{at}]"
+        if {len(each.shares), len(each.accuracies), len(each.latencies_ms)} != {levels}:
+            raise PipelineError(f"{here} needs one entry for each of {levels} levels; {_CURE}")
+        _check_shares(each.shares, f"{here}: shares")
+        _check_shares(each.accuracies, f"{here}: accuracies")
+        for latencies_ms in each.latencies_ms:
+            _check_latencies(latencies_ms, f"{here}: latencies_ms")
 
 
-def _classes(raw: dict[str, list[int]] | None) -> dict[str, tuple[int, ...]] | None:
-    return None if raw is None else {label: tuple(map(int, indices)) for label, indices in raw.items()}
+def _check_shares(values: Iterable[float], where: str) -> None:
+    for value in values:
+        if not 0.0 <= value <= 1.0:
+            raise PipelineError(f"{where} has {value:g}, not from 0 to 1; {_CURE}")
 
 
-def _option(raw: dict[str, Any], where: str) -> OptionMeasurement:
-    accuracy = raw["accuracy"]
-    levels = tuple(number(level, f"{where}: levels", 0.0, 1.0) for level in raw["levels"])
-    return OptionMeasurement(
-        text(raw["source"], f"{where}: source"),
-        None if accuracy is None else number(accuracy, f"{where}: accuracy", 0.0, 1.0),
-        tuple(number(value, f"{where}: latency_ms", 0.0, float("inf")) for value in raw["latency_ms"]),
-        dict(raw["exits"]),
-        str(raw["backend"]),
-        levels,
-        tuple(_behaviour(entry, len(levels) + 1, where) for entry in raw["behaviours"]),
-    )
-
-
-def _behaviour(raw: dict[str, Any], levels: int, where: str) -> BehaviourMeasurement:
-    after, level = raw["after"], raw["level"]
-    found = BehaviourMeasurement(
-        None if after is None else text(after, f"{where}: after"),
-        None if level is None else int(level),
-        tuple(number(share, f"{where}: shares", 0.0, 1.0) for share in raw["shares"]),
-        tuple(number(value, f"{where}: accuracies", 0.0, 1.0) for value in raw["accuracies"]),
-        tuple(tuple(float(value) for value in values) for values in raw["latencies_ms"]),
-    )
-    if {len(found.shares), len(found.accuracies), len(found.latencies_ms)} != {levels}:
-        raise PipelineError(
-            f"{where}: a behaviour needs one entry for each of {levels} levels; run gati pipeline measure"
-        )
-    return found
+def _check_latencies(values_ms: Sequence[float], where: str) -> None:
+    if not values_ms:
+        raise PipelineError(f"{where} is empty; {_CURE}")
+    for value in values_ms:
+        if value <= 0.0:
+            raise PipelineError(f"{where} has {value:g}, not above 0; {_CURE}")

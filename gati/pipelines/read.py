@@ -157,6 +157,11 @@ def _option(
     )
     option = _with_measurements(option, kept, folder, where, measured)
     if measured and (option.accuracy is None or option.latency is None):
+        if kept is not None and option.latency is not None:
+            raise PipelineError(
+                f"{where} was measured on data without labels, so its accuracy is unknown; run gati pipeline "
+                "measure on labelled data, or write accuracy into the file"
+            )
         missing = "latency_ms" if option.latency is None else "accuracy"
         raise PipelineError(
             f"{where} has no measurements ({missing}); run gati pipeline measure, or write it into the file"

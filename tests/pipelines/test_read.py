@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -304,6 +305,21 @@ def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> Non
     assert load_pipeline(file, measured=False).stages["only"].options["one"].accuracy is None
 
 
+def test_measurements_without_labels_say_that_these_are_missing(tmp_path: Path) -> None:
+    """It was said to run the command that had just ended."""
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    found = measured()
+    only = found.stages["only"]
+    only.options["one"] = replace(only.options["one"], accuracy=None, levels=(), behaviours=())
+    replace(found, stages={"only": replace(only, shares={})}).save(measurements_file(file))
+    with pytest.raises(PipelineError, match="without labels, .* on labelled data, or write"):
+        load_pipeline(file)
+    file.write_text(TOML.replace('"c" }', '"c", accuracy = 0.5 }'), encoding="utf-8")
+    option = load_pipeline(file).stages["only"].options["one"]
+    assert (option.accuracy, option.measured_latency.values_ms) == (0.5, (1.0, 2.0, 3.0))
+
+
 def test_measurements_with_other_labels_or_classes_do_not_count(tmp_path: Path) -> None:
     """The accuracy was that of other groups; other names of labels were said to be wrong shares."""
     file = tmp_path / "p.toml"
@@ -369,22 +385,51 @@ def test_damaged_measurements(tmp_path: Path, text: str) -> None:
         load_pipeline(file)
 
 
+ONE = ("stages", "only", "options", "one")
+LATER = (*ONE, "behaviours", 1)
+IN_ONE = ": stage 'only', option 'one': "
+
+
 @pytest.mark.parametrize(
-    "change",
-    [{"shares": (1.0,)}, {"accuracies": (0.9,) * 3}, {"latencies_ms": ((1.0,),)}, {"after": ("a", "b")}],
-)
-def test_a_behaviour_that_does_not_fit_its_levels_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Planning ended in a traceback, while the server ran in one that was not logged."""
-    found = measured()
-    option = found.stages["only"].options["one"]
-    found.stages["only"].options["one"] = replace(
-        option, behaviours=(option.behaviours[0], replace(option.behaviours[1], **change))
-    )
+    ("change", "message"),
+    [
+        (put(0, "format"), " has format 0, an older one; "),
+        (put({}, "stages"), " has no stages; "),
+        (put({"x": 1.5}, "stages", "only", "shares"), ": stage 'only': shares has 1.5, not from 0 to 1; "),
+        (put("", *ONE, "source"), f"{IN_ONE}source is empty; "),
+        (remove(*ONE, "exits"), ": stages: only: options: one: has no field 'exits'; "),
+        (remove(*ONE, "backend"), ": stages: only: options: one: has no field 'backend'; "),
+        (remove(*ONE, "levels"), ": stages: only: options: one: has no field 'levels'; "),
+        (remove(*ONE, "behaviours"), ": stages: only: options: one: has no field 'behaviours'; "),
+        (put(-0.5, *ONE, "accuracy"), f"{IN_ONE}accuracy has -0.5, not from 0 to 1; "),
+        (put([2.0], *ONE, "levels"), f"{IN_ONE}levels has 2, not from 0 to 1; "),
+        (put([1.0, -2.0], *ONE, "latency_ms"), f"{IN_ONE}latency_ms has -2, not above 0; "),
+        (put([], *ONE, "latency_ms"), f"{IN_ONE}latency_ms is empty; "),
+        (put([1.0], *LATER, "shares"), f"{IN_ONE}behaviours[1] needs one entry for each of 2 levels; "),
+        (put([0.9] * 3, *LATER, "accuracies"), f"{IN_ONE}behaviours[1] needs one entry for each of 2 "),
+        (put([[1.0]], *LATER, "latencies_ms"), f"{IN_ONE}behaviours[1] needs one entry for each of 2 "),
+        (put([0.0, 7.0], *LATER, "shares"), f"{IN_ONE}behaviours[1]: shares has 7, not from 0 to 1; "),
+        (put([0.0, 7.0], *LATER, "accuracies"), f"{IN_ONE}behaviours[1]: accuracies has 7, not from 0 "),
+        (put([[3], [0]], *LATER, "latencies_ms"), f"{IN_ONE}behaviours[1]: latencies_ms has 0, not above "),
+        (put([[3], []], *LATER, "latencies_ms"), f"{IN_ONE}behaviours[1]: latencies_ms is empty; "),
+        (put(["a", "b"], *LATER, "after"), ": stages: only: options: one: behaviours[1]: field 'after' is ["),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_measurements_is_named(
+    tmp_path: Path, change: Callable[[Document], None], message: str
+) -> None:
+    """Planning ended in a traceback, or another file was said to be wrong."""
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
-    found.save(measurements_file(file))
-    with pytest.raises(PipelineError, match=r"p\.measured\.json: stage .only., option .one.: "):
+    kept = measurements_file(file)
+    measured().save(kept)
+    document = json.loads(kept.read_text(encoding="utf-8"))
+    change(document)
+    kept.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(PipelineError) as raised:
         load_pipeline(file)
+    assert str(raised.value).startswith(f"{kept}{message}")
+    assert str(raised.value).endswith("; run gati pipeline measure")
 
 
 def test_a_network_in_a_file_is_relative_to_the_pipeline_and_described_so(
