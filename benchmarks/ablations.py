@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.composition.certified import Proposal, plan_exact, propose
+from gati.composition.certified import Proposal, propose
 from gati.composition.contests import STEPS, Contest, candidates_of
 from gati.composition.costs import CostedLibrary, on_backend
 from gati.composition.exact import SEARCH, ExactChoice
@@ -90,8 +90,8 @@ def rows_of(library: Library, other: Library, settings: Settings) -> list[dict[s
     select, certify = (SplitOutcomes(library, split) for split in (SELECT, CERTIFY))
 
     def exact(of: Library, asked: Settings) -> CandidatePlan:
-        splits = (SplitOutcomes(of, split) for split in (SELECT, CERTIFY))
-        return plan_exact(of, asked, ["inline"], *splits)
+        select, certify = (SplitOutcomes(of, split) for split in (SELECT, CERTIFY))
+        return propose(of, asked, ["inline"], select, certify.copies.evidence).deploy(certify)
 
     whole = exact(library, settings)
     rows = [row("everything", whole)]

@@ -117,6 +117,7 @@ class Profile:
     # The packages that run networks, with versions; an older Gati did not store them, and ledgers know
     # profiles by their `repr`.
     software: str = field(default="", repr=False)
+    lookup_cores: int = field(default=1, repr=False)  # those reserved for overlapped lookups
 
     @property
     def conditions(self) -> Conditions:

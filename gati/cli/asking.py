@@ -56,6 +56,8 @@ class AskedServer:
                 timeout=timeout_s,
             )
             document = reply.json()
+            if not isinstance(document, dict):
+                raise ValueError("its reply is no JSON object")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise UnavailableError(
                 f"no gati serve responds at {self.url} ({error}); start one with gati serve"

@@ -136,7 +136,7 @@ def compose(
     placement: Annotated[
         Literal["auto", "inline", "overlapped"],
         typer.Option(
-            help="inline: the next segment waits for each lookup; overlapped: lookups have their own core."
+            help="inline: the next segment waits for each lookup; overlapped: lookups have their own cores."
         ),
     ] = "auto",
     backend: Annotated[
@@ -229,6 +229,8 @@ def compose(
     render.composition(chosen, directory, gati.explain(chosen, directory))
     if threads is not None and chosen.measured_on is not None:
         print(f"threads: {chosen.measured_on.threads}, for which all latencies were measured")
+    if chosen.lookup_cores > 1:
+        print(f"lookups: on {chosen.lookup_cores} cores of their own, as they were measured")
 
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
@@ -265,7 +267,7 @@ def evaluate(
         progress=render.counter("evaluated"),
     )
     render.evaluation(evaluation)
-    render.promise(Composition.load(Library(directory).composition_path(composition)))
+    render.promise(Composition.of(Library(directory), composition))
     if per_class:
         render.classes(evaluation)
     if json_file is not None:

@@ -32,6 +32,7 @@ MODEL = "gati.zoo:digits_resnet"
 SHARES = {"train": 0.5, "val": 0.3, "test": 0.2}
 ACCURACY = 0.97
 EXPLORE_BUDGET_S = 80.0
+_BATCH_SIZE = 32
 
 
 def demo(
@@ -70,7 +71,7 @@ def _demo(
     else:
         say(f"1. Training {MODEL}, a network of 9 blocks, on scans of handwritten digits.")
         write_digits(folder, seed)
-        accuracy = train_digits(folder, epochs, seed)
+        accuracy = train_digits(folder, epochs, seed, render.counter("passes over the digits"))
         say(f"   {accuracy:.1%} accuracy on unseen digits, after {time.monotonic() - started_s:.0f} s.")
 
     say("2. Training and measuring learned caches, at the input and after some blocks:")
@@ -122,8 +123,13 @@ def _write_npz(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[np
     atomic_write(path, write)
 
 
-def train_digits(folder: Path, epochs: int, seed: int = 0) -> float:
-    """Train `digits_resnet` on `train.npz`, save `model.safetensors`, return its accuracy on `val.npz`."""
+def train_digits(
+    folder: Path, epochs: int, seed: int = 0, progress: Callable[[int, int], None] | None = None
+) -> float:
+    """Train `digits_resnet` on `train.npz`, save `model.safetensors`, return its accuracy on `val.npz`.
+
+    `progress(done, of)` counts passes over the digits.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -133,7 +139,7 @@ def train_digits(folder: Path, epochs: int, seed: int = 0) -> float:
         torch.manual_seed(seed)
         model = digits_resnet()
         images, labels = _tensors(folder / "train.npz")
-        _fit(model, images, labels, epochs)
+        _fit(model, images, labels, epochs, progress)
     model.eval()
     images, labels = _tensors(folder / "val.npz")
     with torch.inference_mode():
@@ -152,17 +158,23 @@ def _tensors(path: Path) -> tuple[Tensor, Tensor]:
         return PRESETS[digits_resnet](arrays["images"]), torch.from_numpy(arrays["labels"])
 
 
-def _fit(model: ResNet, images: Tensor, labels: Tensor, epochs: int, batch_size: int = 32) -> None:
+def _fit(
+    model: ResNet,
+    images: Tensor,
+    labels: Tensor,
+    epochs: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
     """Stochastic gradient descent on a one-cycle schedule, with images shifted by up to a pixel."""
     import torch
     from torch.nn import functional
 
-    steps = epochs * -(-len(images) // batch_size)
+    steps = epochs * -(-len(images) // _BATCH_SIZE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
     model.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(len(images)).split(batch_size):
+    for epoch in range(epochs):
+        for batch in torch.randperm(len(images)).split(_BATCH_SIZE):
             down, right = torch.randint(-1, 2, (2,)).tolist()
             shifted = images[batch].roll((down, right), (2, 3))  # the margins of digits are empty
             loss = functional.cross_entropy(model(shifted), labels[batch])
@@ -170,6 +182,8 @@ def _fit(model: ResNet, images: Tensor, labels: Tensor, epochs: int, batch_size:
             loss.backward()
             optimizer.step()
             schedule.step()
+        if progress is not None:
+            progress(epoch + 1, epochs)
 
 
 def _next_steps(folder: Path, library: Path, seconds: float) -> str:

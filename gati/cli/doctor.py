@@ -128,7 +128,7 @@ def _show_network(found: Diagnosis) -> None:
     console().print(table)
     shape = "x".join(map(str, found.input_shape or ()))
     print(
-        f"{found.model} ({size}) can be cut at {len(profile.blocks)} places; "
+        f"{found.model} ({size}) can be cut at {_counted(len(profile.blocks), 'place')}; "
         f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, {threads(profile.threads)})"
     )
     if profile.disturbance:
@@ -157,9 +157,11 @@ def _show_bound(best: CheapestLookup | None) -> None:
 
 def _show_explore(forecast: ExploreForecast) -> None:
     places = len({block for block, _ in forecast.exits})
-    first = ", ".join(forecast.at_the_input) or "nothing"
+    trained = [f"{', '.join(forecast.at_the_input)} at the input"] if forecast.at_the_input else []
+    if forecast.exits:
+        trained.append(f"{_counted(len(forecast.exits), 'exit')} at {_counted(places, 'block')}")
     print(
-        f"explore would train {first} at the input and {len(forecast.exits)} exits at {places} blocks; "
+        f"explore would train {' and '.join(trained) or 'nothing'}; "
         f"measuring takes about {_duration(forecast.measuring_s)}"
     )
     passes = [
@@ -202,7 +204,11 @@ def _certifiable(losses: int | None) -> str:
         return "no"
     if losses == 0:
         return "without a different answer"
-    return f"with up to {losses} different answer{'s' if losses > 1 else ''}"
+    return f"with up to {_counted(losses, 'different answer')}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _duration(seconds: float) -> str:

@@ -95,6 +95,14 @@ def explore(
         int, typer.Option(metavar="N", help="Cores of each worker. The number affects the trained weights.")
     ] = 1,
     ray_gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each worker.")] = 0,
+    lookup_cores: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            help="Cores that overlapped lookups have on the CPU, while measured here and when served; the "
+            "network keeps the others.",
+        ),
+    ] = 1,
 ) -> None:
     """Train and measure learned caches, and write the cache library DIR.
 
@@ -175,6 +183,7 @@ def explore(
         ray=ray,
         ray_cores=ray_cores,
         ray_gpus=ray_gpus,
+        lookup_cores=lookup_cores,
         progress=open_progress(),
     )
     render.library(library)

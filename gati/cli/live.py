@@ -259,7 +259,7 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
     from services import live
 
     state = live.LiveState(_title(name))
-    running = live.serve_page(state, "127.0.0.1", port)
+    running = live.serve_page(state, port)
     stack.callback(running.close)
     sinks.append(live.LiveSink(state))
     print(f"page at {running.url}", file=sys.stderr)

@@ -194,6 +194,8 @@ class Certificate:
         target = f"{100.0 * self.accuracy:g} %"
         if self.by_class:
             return self._sentence_by_class(target, confidence)
+        if not self.tested:
+            return "Without caches all answers are the base model's, so there was nothing to certify."
         if self.deployed is not None:
             return (
                 f"With {confidence} confidence at least {target} of answers are the base model's: "

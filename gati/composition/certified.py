@@ -39,12 +39,21 @@ from gati.composition.verdicts import (
     counts_of,
     replay_of,
     walk_through,
+    walked_on,
     with_certificate,
 )
 from gati.composition.walk import certify, certify_every_class
 from gati.errors import CompositionError
 from gati.exploration.library import Library
 from gati.types import Placement
+
+
+class TooCoarseError(CompositionError):
+    """An engine loses more than allowed even without exits, as counted for this certificate."""
+
+    def __init__(self, message: str, certificate: Certificate) -> None:
+        super().__init__(message)
+        self.certificate = certificate
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,11 @@ class Proposal:
         certificate = walk_through(self.library, self.settings, counts, len(self.path), share)
         return certificate, None if certificate.deployed is None else counted[certificate.deployed]
 
+    def uncounted(self, share: float = 1.0) -> Certificate:
+        """Return a certificate without any count of this engine's own, to keep those of other engines."""
+        nothing = certify([], self.settings.accuracy, self._delta, share=share)
+        return replace(nothing, walked_on=walked_on(self.library, self.candidates))
+
     def _counts_along(
         self, split: SplitOutcomes, share: float, counted: list[int]
     ) -> Iterator[Sequence[LossCounts]]:
@@ -130,12 +144,14 @@ class Proposal:
     def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> CandidatePlan:
         """Return the plan for the setting at which the walk on the certify split ends.
 
-        Raises CompositionError if the engine loses more than allowed even without exits.
+        Raises TooCoarseError if the engine loses more than allowed even without exits.
         """
         library, settings, contest = self.library, self.settings, self.contest
         certificate, position = self.walk(certified_on, share)
         if certificate.deployed is None and self.select.coarse:
-            raise _too_coarse(library, settings, certificate.losses, certificate.inputs)
+            message = _too_coarse(library, settings, certificate.losses, certificate.inputs)
+            message += "; this was a use of the certify split"
+            raise TooCoarseError(message, replace(certificate, walked_on=walked_on(library, self.candidates)))
         if position is None:
             nothing = ExactChoice((), contest.instance.outcome(()), 0.0, SEARCH)
             plan = plan_of(library, settings, contest, self.select, nothing)
@@ -159,23 +175,16 @@ def _expected_counts(lost: float, size: int, scale: float, losses_scale: float) 
     return LossCounts(losses, max(losses, round(scale * size + (losses_scale - scale) * lost)))
 
 
-def plan_exact(
-    library: Library,
-    settings: Settings,
-    placements: Sequence[Placement],
-    select: SplitOutcomes,
-    certified_on: SplitOutcomes | None,
+def plan_uncertified(
+    library: Library, settings: Settings, placements: Sequence[Placement], select: SplitOutcomes
 ) -> CandidatePlan:
-    """Return the exact plan: placement and path chosen on `select`, the setting on `certified_on`.
+    """Return the exact plan that just meets the target on `select`, for a composition without a confidence.
 
-    Without a confidence, plan the composition that just meets the target on `select`. Raises SolverError.
+    Raises SolverError, and CompositionError if the engine loses more than allowed even without exits.
     """
-    if settings.confidence is not None:
-        count = 0 if certified_on is None else certified_on.copies.evidence
-        return propose(library, settings, placements, select, count).deploy(certified_on)
     budget = _budget(settings, select)
     if budget < 0.0:
-        raise _too_coarse(library, settings, select.lost_without_exits, len(select))
+        raise CompositionError(_too_coarse(library, settings, select.lost_without_exits, len(select)))
     contest, target = _best_contest(library, settings, placements, select, budget)
     return plan_of(library, settings, contest, select, worthwhile(contest, target, _allowed(budget)))
 
@@ -238,9 +247,9 @@ def _check_inputs(library: Library, settings: Settings, count: int) -> None:
         )
 
 
-def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) -> CompositionError:
+def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) -> str:
     backend = library.manifest.profile.backend
-    return CompositionError(
+    return (
         f"on backend '{backend}' the whole network, without any cache, answers {losses} of {inputs} inputs "
         f"differently than in float32: {settings.accuracy:g} cannot be certified there; lower --accuracy, or "
         "use another backend"

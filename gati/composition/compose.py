@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 from gati.composition.backends import choose_backend, reduced_precisions
 from gati.composition.binomial import check_confidence
 from gati.composition.candidates import has_placement
-from gati.composition.certified import Proposal, plan_exact, propose
+from gati.composition.certified import Proposal, TooCoarseError, plan_uncertified, propose
 from gati.composition.composition import Composition, Objective
 from gati.composition.costs import CostedLibrary, disturbance, other_processor
-from gati.composition.further import Further, further_inputs
-from gati.composition.ledger import Attempt, Ledger, enter_use
+from gati.composition.further import Further, conclude, further_inputs
+from gati.composition.ledger import enter_use
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
 from gati.composition.plans import (
@@ -110,12 +110,18 @@ def compose(
         chosen = choose_backend(opened, settings, progress, pieces)
         others = reduced_precisions(opened, chosen, settings, progress, pieces)
         attempt = None if further is None else further.enter(opened, settings, [chosen, *others])
-        library, composition = compose_best(
-            chosen, others, settings, further, 1.0 if attempt is None else attempt.share
-        )
+        share = 1.0 if attempt is None else attempt.share
+        try:
+            library, composition = compose_best(chosen, others, settings, further, share)
+        except TooCoarseError as refusal:  # what was counted is told
+            counted = enter_use(opened, "compose", refusal.certificate)
+            if attempt is not None:
+                conclude(opened, attempt, counted, name, written=False)
+            raise
         composition = keep_graphs(library, composition)
         if further is not None and attempt is not None:
-            composition = _concluded(library, further, attempt, composition)
+            composition = further.told(composition, attempt)
+            conclude(library, attempt, composition.certificate, name, written=True)
         return written(library, "compose", composition)
 
 
@@ -140,7 +146,9 @@ def keep_graphs(library: Library, composition: Composition) -> Composition:
 
 def written(library: Library, kind: Literal["compose", "latency"], composition: Composition) -> Composition:
     """Enter the use of the certify split as a use of that kind; write the composition and return it."""
-    composition = with_headroom(enter_use(library, kind, composition), library)
+    if composition.certificate is not None:
+        composition = composition.certified_by(enter_use(library, kind, composition.certificate))
+    composition = with_headroom(composition, library)
     library.check_unchanged()
     composition.save(library.composition_path(composition.name))
     _remove_unused_graphs(library)
@@ -158,14 +166,6 @@ def _remove_unused_graphs(library: Library) -> None:
         remove_unused_graphs(folder, graphs_needed(library), saved_s=saved_s)
     except (CompositionError, FileNotFoundError) as error:  # what that composition needs is not known
         _log.info("no stored graph is removed: %s", error)
-
-
-def _concluded(library: Library, further: Further, attempt: Attempt, composition: Composition) -> Composition:
-    composition = further.told(composition, attempt)
-    counted = {} if composition.certificate is None else composition.certificate.to_json()
-    verdict = {**counted, "composition": composition.name}
-    Ledger(library.directory).conclude(attempt, verdict, written=True)
-    return composition
 
 
 def compose_best(
@@ -262,6 +262,7 @@ def to_composition(
         expected_from="replay" if best.replayed else "table",
         per_class=settings.per_class,
         measured_on=library.manifest.profile.conditions,
+        lookup_cores=library.manifest.profile.lookup_cores if best.placement == "overlapped" else 1,
     )
     warning = composition.warning if composition.exits else ""
     notes = (composition.note, _copies_warning(library, best), other_processor(library), warning)
@@ -280,9 +281,10 @@ def plan(
                 "objective 'exact' needs the per-input outcomes, which this library does not have "
                 "(outcomes/); use --objective full, or explore again"
             )
-        if further is None:
-            return plan_exact(library, settings, tried, select, certify)
-        count = (0 if certify is None else certify.copies.evidence) + further.copies.evidence
+        if settings.confidence is None:
+            return plan_uncertified(library, settings, tried, select)
+        count = 0 if certify is None else certify.copies.evidence
+        count += 0 if further is None else further.copies.evidence
         proposal = propose(library, settings, tried, select, count)
         return proposal.deploy(_to_certify_on(library, further, proposal.candidates), share)
     plans = [plan_published(library, settings, placement, select) for placement in tried]
@@ -378,14 +380,17 @@ def _copies_warning(library: Library, plan: CandidatePlan) -> str:
 def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
     if not any(trial.status == "trained" for trial in library.trials):
         return "no caches: the library holds no trained variant; see the reasons in trials.csv"
-    if not plan.exits and plan.certificate is not None and not plan.certificate.certified:
-        reason = plan.certificate.sentence().removesuffix(".")
+    found = plan.certificate
+    if not plan.exits and found is not None and found.tested and not found.certified:
+        reason = found.sentence().removesuffix(".")
         return f"no caches: {reason}; give more inputs with --certify-data, or lower --accuracy"
     if not plan.exits:
-        return (
+        refused = () if found is None else found.engines
+        nothing = (
             f"no caches: none both reaches agreement {settings.accuracy:g} and saves enough time within the "
             "limits; lower --accuracy, raise --memory, or explore longer"
         )
+        return "; ".join([nothing, *(each.reason for each in refused if each.tested and each.reason)])
     if settings.objective != "exact" and plan.expected.agreement < settings.accuracy:
         return (
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "

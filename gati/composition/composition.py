@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gati.composition.certificate import Certificate
 from gati.composition.headroom import Headroom
@@ -18,8 +18,11 @@ from gati.files import atomic_write_text
 from gati.types import Conditions, Placement, TrialId
 from gati.variants import as_called_now
 
+if TYPE_CHECKING:
+    from gati.exploration.library import Library
+
 FORMAT = 2  # in format 1, variants had older names; see `as_called_now`
-_DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
+_DOCUMENT = DocumentKind(FORMAT, CompositionError, "run gati compose again")
 REDUCED = ("-bf16", "-int8")  # suffixes of backends on which the network itself changes some answers
 COARSE_LOOKUPS = "-int8-lookups"  # suffix of backends on which only lookups differ from the tables
 _ROUNDING = 1e-9
@@ -74,7 +77,8 @@ class Composition:
     whether `expected` was replayed input by input or estimated from the table. `per_class` says that the
     target holds in every class, by the base model's answers. `headroom` is the gain of perfect exits; None
     without exits, and in files of older versions. `measured_on` is where the latencies that it was chosen by
-    were measured; None in files of older versions. If the engine's own answers were counted, as in reduced
+    were measured; None in files of older versions. `lookup_cores` is how many cores are reserved for lookups
+    that are overlapped. If the engine's own answers were counted, as in reduced
     precision, `graph_sha256` is of the network that gave them; None otherwise, and in older files.
     """
 
@@ -99,6 +103,7 @@ class Composition:
     headroom: Headroom | None = None
     measured_on: Conditions | None = None
     graph_sha256: str | None = None
+    lookup_cores: int = 1
 
     @property
     def certified(self) -> bool:
@@ -185,6 +190,14 @@ class Composition:
             raise CompositionError(f"{source}: cannot be read as a composition ({problem})") from problem
         return cls.from_json(document, where=str(source))
 
+    @classmethod
+    def of(cls, library: Library, name: str) -> Composition:
+        """Read the composition that a library has under `name`, which its file may be a copy of another's.
+
+        Raises as `load`.
+        """
+        return replace(cls.load(library.composition_path(name)), name=name)
+
 
 def _composition(values: dict[str, Any], where: str) -> Composition:
     certificate = values.get("certificate")
@@ -193,10 +206,15 @@ def _composition(values: dict[str, Any], where: str) -> Composition:
     if "per_class" not in values:  # files of earlier versions have it only in the certificate
         values["per_class"] = certificate is not None and bool(certificate.by_class)
     found = _DOCUMENT.record(Composition, values, where, certificate=certificate)
+    if found.lookup_cores < 1:
+        raise CompositionError(
+            f"{where}: lookup_cores is {found.lookup_cores}, expected at least 1; run gati compose again"
+        )
     blocks = [leaving.block_index for leaving in found.exits]
     if blocks != sorted(set(blocks)):
         raise CompositionError(
-            f"{where}: exits are at blocks {blocks}, expected forward order, one per block; compose again"
+            f"{where}: exits are at blocks {blocks}, expected forward order, one per block; "
+            "run gati compose again"
         )
     names = (as_called_now(leaving.variant, values["format"]) for leaving in found.exits)
     exits = (replace(each, variant=name) for each, name in zip(found.exits, names, strict=True))

@@ -115,7 +115,11 @@ def _every(library: Library, backend: str) -> list[BackendCosts]:
 
 
 def _read(path: Path) -> BackendCosts | None:
-    return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with _COSTS.reading(str(path)):
+        text = path.read_text(encoding="utf-8")
+    return BackendCosts.from_json(text, str(path))
 
 
 def _called_now(key: str, families: int) -> str:

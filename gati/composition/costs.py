@@ -23,7 +23,7 @@ from gati.composition.pieces import Pieces
 from gati.costs.hardware import is_from_here, processor_name
 from gati.errors import LibraryError
 from gati.exploration.library import Library, Manifest
-from gati.types import Conditions, Profile, Trial
+from gati.types import Conditions, Trial
 from gati.variants import ITSELF
 
 if TYPE_CHECKING:
@@ -126,15 +126,6 @@ def as_composed(library: Library, backend: str, measured_on: Conditions | None =
     if backend == own.backend:
         return library
     raise LibraryError(f"{older_path(library, backend)} is missing; run gati compose again")
-
-
-def kept_profile(library: Library, backend: str) -> Profile | None:
-    """Return the profile of `backend` that was stored before and is of use here, as in `on_backend`, or None.
-
-    Raises LibraryError if it is damaged.
-    """
-    costs = kept_costs(library, backend)
-    return None if costs is None else costs.profile
 
 
 def on_backend(

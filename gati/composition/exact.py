@@ -4,9 +4,9 @@
     subject to disagreements <= budget, one variant per block, memory, and, overlapped, one lookup at a time
 
 Small instances are solved to optimality as a mixed-integer program. Larger ones are solved by local search
-(`search`), without a proof of optimality. `bound` and `priced_bound` give lower bounds on the latency of any
-composition. The reported gap is the distance to the higher of the two, so part of it is due to their
-relaxation rather than to the search.
+(`search`), without a proof of optimality. `priced_bound` gives a lower bound on the latency of any
+composition. The reported gap is the distance to it, so part of it is due to the relaxation rather than to the
+search.
 
 Saved latency is not submodular in the set of exits: an early exit takes inputs from a later one and may waste
 the budget. So the guarantee of greedy algorithms does not hold here.
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.bound import lower_bound_ms
 from gati.composition.instance import Chosen, Instance, ReplayOutcome
 from gati.composition.priced_bound import priced_bound_ms
 from gati.composition.search import ROUNDING, Frontier, search_frontier
@@ -76,7 +75,7 @@ def solve_exact(
                 _log.warning("the result is that of the search, since a solver was wrong: %s", error)
     frontier = frontier or search_frontier(instance)
     chosen = frontier.within(budget, thorough=thorough)
-    bound = max(lower_bound_ms(instance, budget), priced_bound_ms(instance, budget)) if prove else 0.0
+    bound = priced_bound_ms(instance, budget) if prove else 0.0
     outcome = instance.outcome(chosen)
     _check(instance, chosen, outcome, budget, SEARCH)
     return ExactChoice(chosen, outcome, bound, SEARCH)

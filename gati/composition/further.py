@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.certificate import AttemptCount, FurtherCount
+from gati.composition.certificate import AttemptCount, Certificate, FurtherCount
 from gati.composition.composition import Composition
 from gati.composition.ledger import Attempt, Ledger, split_identity
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, cost_of
 from gati.composition.plans import Settings
 from gati.composition.problem import Candidate, Problem
 from gati.composition.replay import Replay, summarise
-from gati.errors import CompositionError
+from gati.errors import CompositionError, DataError
 from gati.exploration.library import Library, TrialOutcomes
 from gati.model.identity import CopyCounts, Identities
 from gati.types import TrialId
@@ -181,8 +181,9 @@ class ExtendedOutcomes(SplitOutcomes):
 def further_inputs(library: Library, data: Any) -> Further:
     """Open further inputs and find what explore has seen.
 
-    Raises DataError if there are no inputs, no new ones, or inputs that the network does not take, and
-    CompositionError for a library without outcomes.
+    The base model answers the first ones, so that what it cannot answer costs no attempt. Raises as
+    `load_network`; DataError if there are no inputs, no new ones, or inputs that the network does not take;
+    ModelError if it returns NaN; and CompositionError for a library without outcomes.
     """
     from gati.exploration.fresh import fresh_inputs
     from gati.model.data import load_data
@@ -194,6 +195,13 @@ def further_inputs(library: Library, data: Any) -> Further:
         )
     given = load_data(data, library.preprocessing, what="further certification data")
     fresh = fresh_inputs(library, given)
+    shape, wanted = tuple(fresh.inputs.images([0]).shape[1:]), library.manifest.input_shape
+    if shape != wanted:
+        raise DataError(
+            f"further certification data: {given.name} does not fit: the network takes inputs of shape "
+            f"{list(wanted)}, got {list(shape)}; give inputs like those of gati explore"
+        )
+    _answers(library, fresh.inputs.subset(range(min(_BATCH, len(fresh.inputs)))), ())
     return Further(
         inputs=fresh.inputs,
         copies=fresh.copies,
@@ -205,6 +213,14 @@ def further_inputs(library: Library, data: Any) -> Further:
     )
 
 
+def conclude(
+    library: Library, attempt: Attempt, certificate: Certificate | None, name: str, *, written: bool
+) -> None:
+    """Record the result of an attempt to compose `name`. Raises LibraryError, StorageError."""
+    counted = {} if certificate is None else certificate.to_json()
+    Ledger(library.directory).conclude(attempt, {**counted, "composition": name}, written=written)
+
+
 def _answers(
     library: Library, inputs: Data, trials: Sequence[TrialId]
 ) -> tuple[NDArray[np.int64], dict[TrialId, TrialOutcomes]]:
@@ -214,6 +230,7 @@ def _answers(
     from gati.caches import load_cache
     from gati.exploration.network import load_network
     from gati.model.hooks import collect_hidden
+    from gati.model.outputs import check_base_outputs
 
     device = torch.device(library.manifest.profile.device)
     module = load_network(library, device).module
@@ -224,7 +241,8 @@ def _answers(
     with torch.inference_mode(), collect_hidden(module, sorted({blocks[each] for each in trials})) as hidden:
         for start in range(0, len(inputs), _BATCH):
             rows = np.arange(start, min(start + _BATCH, len(inputs)))
-            base.append(module(inputs.images(rows).to(device)).argmax(1).cpu().numpy())
+            outputs = check_base_outputs(module(inputs.images(rows).to(device)))
+            base.append(outputs.argmax(1).cpu().numpy())
             for trial_id, cache in caches.items():
                 probabilities, score = cache(hidden[blocks[trial_id]])
                 predicted = probabilities.argmax(1).cpu().numpy()

@@ -54,7 +54,3 @@ class Headroom:
     free: Prospect  # free lookups everywhere
     oracle: Prospect  # knowing everywhere, lookups paid for
     free_oracle: Prospect  # both
-
-    def of(self, trial_id: TrialId) -> ExitHeadroom:
-        """Return the headroom of the exit with that trial, which must exist."""
-        return next(each for each in self.exits if each.trial_id == trial_id)

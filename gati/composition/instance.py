@@ -68,10 +68,6 @@ class Instance:
         window_ms = float(self.reach_ms[later] - self.reach_ms[earlier])
         return not self.one_lookup_at_a_time or float(self.lookup_ms[earlier]) <= window_ms + SLACK_MS
 
-    def slowdown_fits(self, penalty_ms: float) -> bool:
-        """Whether a request that misses every cache may take `penalty_ms` longer than without caches."""
-        return self.slowdown_limit_ms is None or penalty_ms <= self.slowdown_limit_ms + SLACK_MS
-
     def outcome(self, chosen: Chosen) -> ReplayOutcome:
         """Replay `chosen` on every input."""
         inside = np.ones(self.inputs, dtype=bool)
@@ -90,11 +86,11 @@ class Instance:
         """Whether `chosen` satisfies one trial per block, memory, slowdown, and one lookup at a time."""
         trials = [trial for trial, _ in chosen]
         blocks = [int(self.block[trial]) for trial in trials]
-        limit = self.memory_limit_bytes
+        limit, slowest_ms = self.memory_limit_bytes, self.slowdown_limit_ms
         return (
             blocks == sorted(set(blocks))
             and (limit is None or int(self.memory_bytes[trials].sum()) <= limit)
-            and self.slowdown_fits(float(self.penalty_ms[trials].sum()))
+            and (slowest_ms is None or float(self.penalty_ms[trials].sum()) <= slowest_ms + SLACK_MS)
             and all(self.compatible(a, b) for i, a in enumerate(trials) for b in trials[i + 1 :])
         )
 

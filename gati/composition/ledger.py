@@ -53,6 +53,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gati.composition.certificate import Certificate, EngineWalk, WalkedOn
 from gati.composition.composition import Composition
 from gati.composition.counted_inputs import CountedInputs, part_to_count, sharing_inputs
 from gati.documents import DocumentKind, values_of
@@ -179,20 +180,32 @@ class Ledger:
         """Attempts on other data, oldest first. Raises LibraryError for a damaged file."""
         return self._read().attempts
 
-    def use(self, split: str, verb: str, look: Mapping[str, Any], verdict: Mapping[str, Any]) -> int:
+    def use(
+        self,
+        split: str,
+        verb: str,
+        look: Mapping[str, Any],
+        verdict: Mapping[str, Any],
+        older: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+    ) -> int:
         """Enter a use of the certify split `split`, and return its number, from 1.
 
         `look` is everything that determines the counts, such as settings and candidates; `verdict` is the
-        result. A repetition by any verb keeps its first number. Raises LibraryError, StorageError.
+        result; `older` is both as an earlier version entered them. A repetition by any verb keeps its first
+        number. Raises LibraryError, StorageError.
         """
-        key = _digest({"split": split, "look": look, "verdict": verdict})
+        keys = [
+            _digest({"split": split, "look": looked, "verdict": found})
+            for looked, found in ((look, verdict), older or (look, verdict))
+        ]
         with self._locked():
             entries = self._read()
             known = [entry.key for entry in entries.uses if entry.split == split]
-            if key in known:
-                return known.index(key) + 1
+            for key in keys:
+                if key in known:
+                    return known.index(key) + 1
             new = EnteredUse(
-                key=key, split=split, verb=verb, at=self._now(), look=dict(look), verdict=dict(verdict)
+                key=keys[0], split=split, verb=verb, at=self._now(), look=dict(look), verdict=dict(verdict)
             )
             self._write(replace(entries, uses=(*entries.uses, new)))
             return len(known) + 1
@@ -295,32 +308,46 @@ class Ledger:
         return self._clock().isoformat(timespec="seconds")
 
 
-def enter_use(library: Library, verb: str, composition: Composition) -> Composition:
-    """Enter the counts of a composition as a use; its certificate then says which use it is.
+def enter_use(library: Library, verb: str, certificate: Certificate) -> Certificate:
+    """Enter the counts of a certificate that `verb` made as a use; it then says which use it is.
 
-    A composition without counts is returned unchanged. Raises LibraryError, StorageError.
+    Without counts it is returned unchanged. Raises LibraryError, StorageError.
     """
-    certificate = composition.certificate
-    if certificate is None or not certificate.inputs:
-        return composition
     on = certificate.walked_on
+    walks = [certificate.tested, *(each.tested or () for each in certificate.engines)]
+    if on is None or not any(setting.inputs for walk in walks for setting in walk):
+        return certificate
+    before = replace(certificate, engines=tuple(map(_as_once_entered, certificate.engines)))
+    look, verdict = _look(certificate, on), _verdict(certificate, on)
+    older = _look(before, on), _verdict(before, on)
+    number = Ledger(library.directory).use(split_identity(library), verb, look, verdict, older)
+    return replace(certificate, use=number)
+
+
+def _as_once_entered(engine: EngineWalk) -> EngineWalk:
+    # earlier versions did not keep what they had counted of an engine that they refused
+    return replace(engine, path_sha256=None, tested=None) if engine.reason else engine
+
+
+def _look(certificate: Certificate, on: WalkedOn) -> Values:
     walked: list[list[str | float | None]] = [
         [each.backend, each.share_of_delta, each.path_sha256] for each in certificate.engines
-    ] or [[composition.backend if on is None else on.backend, 1.0, None if on is None else on.path_sha256]]
-    look = {
+    ] or [[on.backend, 1.0, on.path_sha256]]
+    return {
         "accuracy": certificate.accuracy,
         "delta": certificate.delta,
-        "per_class": composition.per_class,
+        "per_class": bool(certificate.by_class),
         "walked": walked,
     }
-    verdict = {
-        "backend": composition.backend,
+
+
+def _verdict(certificate: Certificate, on: WalkedOn) -> Values:
+    return {
+        "backend": on.backend,
         "certified": certificate.certified,
         "deployed": certificate.deployed,
         "counted": values_of([each.tested for each in certificate.engines] or [certificate.tested]),
     }
-    number = Ledger(library.directory).use(split_identity(library), verb, look, verdict)
-    return composition.certified_by(replace(certificate, use=number))
 
 
 def composition_identity(library: Library, composition: Composition) -> str:

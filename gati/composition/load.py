@@ -15,7 +15,7 @@ from torch import nn
 from gati.caches import load_cache
 from gati.composition.composition import Composition, Exit
 from gati.composition.engines import graphs_of
-from gati.composition.threads import as_measured
+from gati.composition.threads import as_measured, lacking_cores
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, CompositionError, LibraryError
@@ -53,7 +53,7 @@ class OpenedModel:
         graphs = None
         if caches is None and self.library is not None:
             graphs = graphs_of(self.library, composition)
-        return self.engine_of(exits, composition.name, composition.backend, graphs)
+        return self.engine_of(exits, composition.name, composition.backend, graphs, composition.lookup_cores)
 
     def base(self) -> Engine:
         """An engine without caches, on backend `torch`."""
@@ -85,8 +85,9 @@ class OpenedModel:
         name: str,
         backend: str,
         graphs: tuple[Path, Path] | None = None,
+        lookup_cores: int = 1,
     ) -> Engine:
-        """An engine with these exits. `graphs` are files of converted networks, as `Engine` takes them.
+        """An engine with these exits. `graphs` and `lookup_cores` are as `Engine` takes them.
 
         The version in its answers consists of `name` and the checkpoint's hash.
 
@@ -102,6 +103,7 @@ class OpenedModel:
             preprocessing=self.preprocessing,
             graphs=graphs,
             threads=self.threads,
+            lookup_cores=lookup_cores,
         )
 
     def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
@@ -188,7 +190,7 @@ def open_served(
 ) -> Served:
     """As `load`, but also returns the module, the library and the composition."""
     library = Library.open(directory)
-    chosen = Composition.load(library.composition_path(composition))
+    chosen = Composition.of(library, composition)
     model = open_model(directory, device=device, threads=threads)
     measured = None if threads is not None else as_measured(chosen.measured_on, model.traced.device.type)
     if measured is not None:  # a program that gives torch fewer threads shares the cores with others
@@ -200,6 +202,8 @@ def open_served(
             "those expected; give threads=%d, or call torch.set_num_threads",
             *(composition, measured, engine.threads, measured),
         )
+    if lacking := lacking_cores(chosen, model.traced.device.type):
+        _log.warning("%s", lacking)
     return Served(engine, model, library, chosen)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.composition.cost_files import costs_path, is_valid_here, kept_paths
-from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
+from gati.composition.cost_files import costs_path, is_valid_here, kept_costs, kept_paths
+from gati.composition.costs import FEW_INPUTS, on_backend, to_measure
 from gati.composition.pieces import Pieces
 from gati.costs.hardware import conditions_here
 from gati.documents import DocumentKind, values_of
@@ -53,8 +53,8 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
     names, here = set(backends), conditions_here(library.manifest.profile.device)
     kept = _read(library, here)
     if not kept.covers(names):
-        profiles = {name: kept_profile(library, name) for name in names}
-        kept = _Compared(base_ms={n: profile.base_ms for n, profile in profiles.items() if profile})
+        costs = {name: kept_costs(library, name) for name in names}
+        kept = _Compared(base_ms={name: each.profile.base_ms for name, each in costs.items() if each})
     if not kept.covers(names):
         try:
             kept = _compare(library, names, pieces)

@@ -72,6 +72,8 @@ def pareto(
     each limit gets an equal share of delta (Bonferroni). With `settings.per_class` the limits are those of
     the worst class. The ledger counts one use of the split. Raises as `compose`.
     """
+    if points < 1:
+        raise CompositionError(f"points is {points}; give at least 1")
     with _opened(directory, settings or Settings()) as (library, settings, select, certified_on):
         contest = _best_contest(library, settings, select)
         chosen = frontier_of(contest, select, points)

@@ -54,7 +54,7 @@ def priced_bound_ms(instance: Instance, budget: int, *, steps: int = STEPS) -> f
         return instance.base_ms
     relaxation = _Relaxation(instance, budget)
     steps = max(1, min(steps, int(WORK / instance.order.size)))
-    best_ms = -np.inf
+    best_ms = min(instance.base_ms, float((instance.reach_ms + instance.lookup_ms).min()))  # none is faster
     at, ascent = relaxation.start(), _Ascent(relaxation.scale)
     longest_ms = STEP_MS * instance.base_ms / len(at.worth) ** 0.5
     for step in range(steps):

@@ -141,19 +141,19 @@ class Searcher:
         return fits
 
 
+Cost = Callable[[Floats, Floats], Floats]  # of summed latencies and disagreements, element by element
+
+
 def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chosen:
     """Return a composition that neither a move, nor dropping an exit and then a move, makes cheaper.
 
     The cost is latency plus `price_ms` for each disagreement, both summed over the inputs.
     """
 
-    def pick(moves: Moves) -> tuple[float, int, int]:
-        return _least(moves.latency_ms + price_ms * moves.disagreements, moves, price_ms)
+    def cost(latency_ms: Floats, disagreements: Floats) -> Floats:
+        return latency_ms + price_ms * disagreements
 
-    def value(outcome_ms: float, disagreements: float) -> float:
-        return outcome_ms + price_ms * disagreements
-
-    return _descend(searcher, chosen, pick, value, tighten=False)
+    return _descend(searcher, chosen, cost, tighten=False)
 
 
 def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thorough: bool = True) -> Chosen:
@@ -162,14 +162,10 @@ def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thoroug
     `chosen` must be within the budget. `thorough` also tightens one exit so that others can be loosened.
     """
 
-    def pick(moves: Moves) -> tuple[float, int, int]:
-        allowed = moves.disagreements <= budget + ROUNDING
-        return _least(np.where(allowed, moves.latency_ms, np.inf), moves, 0.0, budget)
+    def cost(latency_ms: Floats, disagreements: Floats) -> Floats:
+        return np.where(disagreements <= budget + ROUNDING, latency_ms, np.inf)
 
-    def value(outcome_ms: float, disagreements: float) -> float:
-        return outcome_ms if disagreements <= budget + ROUNDING else np.inf
-
-    return _descend(searcher, chosen, pick, value, tighten=thorough)
+    return _descend(searcher, chosen, cost, tighten=thorough)
 
 
 def improve_own(instance: Instance, chosen: Chosen, budget: float, *, only_loosen: bool = False) -> Chosen:
@@ -181,41 +177,29 @@ def improve_own(instance: Instance, chosen: Chosen, budget: float, *, only_loose
     return improve_within(Searcher(replace(instance, may_cut=may_cut)), chosen, budget, thorough=False)
 
 
-Pick = Callable[[Moves], tuple[float, int, int]]
-Value = Callable[[float, float], float]
-
-
-def _least(
-    costs: Floats, moves: Moves, price_ms: float, budget: float | None = None
-) -> tuple[float, int, int]:
+def _least(moves: Moves, cost: Cost) -> tuple[float, int, int]:
     """Return (cost, trial, cut) of the best move; cut 0 removes the exit at the trial's block."""
-    without = moves.without_ms + price_ms * moves.without_disagreements
-    if budget is not None:
-        without = np.where(moves.without_disagreements <= budget + ROUNDING, without, np.inf)
-    at = int(costs.argmin())
-    trial, position = divmod(at, costs.shape[1])
+    costs = cost(moves.latency_ms, moves.disagreements)
+    without = cost(moves.without_ms, moves.without_disagreements)
+    trial, position = divmod(int(costs.argmin()), costs.shape[1])
     if without.min() <= costs[trial, position]:
         trial = int(without.argmin())
         return float(without[trial]), trial, 0
     return float(costs[trial, position]), trial, position + 1
 
 
-def _descend(searcher: Searcher, chosen: Chosen, pick: Pick, value: Value, *, tighten: bool) -> Chosen:
+def _descend(searcher: Searcher, chosen: Chosen, cost: Cost, *, tighten: bool) -> Chosen:
     instance = searcher.instance
-
-    def worth(option: Chosen) -> float:
-        outcome = instance.outcome(option)
-        return value(outcome.mean_latency_ms * instance.inputs, outcome.disagreements)
-
     if instance.trials == 0:  # no lookup can pay off, so there are no moves
         return chosen
-    best = worth(chosen)
+    outcome = instance.outcome(chosen)
+    best = float(cost(np.array(outcome.mean_latency_ms * instance.inputs), np.array(outcome.disagreements)))
     while True:
         for start in _starts(instance, chosen, tighten):
             let_requests_pass()
-            cost, trial, cut = pick(searcher.moves(start))
-            if cost < best - EPSILON * max(1.0, abs(best)):
-                chosen, best = _apply(instance, start, trial, cut), cost
+            least, trial, cut = _least(searcher.moves(start), cost)
+            if least < best - EPSILON * max(1.0, abs(best)):
+                chosen, best = _apply(instance, start, trial, cut), least
                 break
         else:
             return chosen

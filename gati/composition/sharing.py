@@ -33,8 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gati.composition.certificate import EngineWalk
-from gati.composition.certified import Proposal
+from gati.composition.certificate import Certificate, EngineWalk
+from gati.composition.certified import Proposal, TooCoarseError
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan
 from gati.errors import BackendError, CompositionError
@@ -106,18 +106,25 @@ def _same(proposal: Proposal) -> Proposal:
     return proposal
 
 
+def _with_counts(walk: EngineWalk, found: Certificate | None) -> EngineWalk:
+    if found is None:
+        return walk
+    digest = None if found.walked_on is None else found.walked_on.path_sha256
+    return replace(walk, certified=found.certified, path_sha256=digest, tested=found.tested)
+
+
 def deploy_one(
     entrants: Sequence[Entrant], certified_on: Callable[[Proposal], SplitOutcomes | None]
 ) -> tuple[Proposal, CandidatePlan]:
     """Walk the engines' paths on the certify split, in order; return the one to deploy with its plan.
 
     If several took part, the plan's certificate lists them under "engines". Float32 always has a plan, if
-    necessary one without caches.
+    necessary one without caches, with a certificate if anything was counted for another engine.
     """
-    best: tuple[Proposal, CandidatePlan] | None = None
+    best: tuple[Entrant, Proposal, CandidatePlan] | None = None
     tried: list[EngineWalk] = []
     for entrant in entrants:
-        if best is not None and best[1].expected.mean_latency_ms <= entrant.hoped_ms:
+        if best is not None and best[2].expected.mean_latency_ms <= entrant.hoped_ms:
             continue
         walk = EngineWalk(
             backend=entrant.backend, share_of_delta=entrant.share, hoped_ms=entrant.hoped_ms, certified=False
@@ -126,17 +133,17 @@ def deploy_one(
             proposal = entrant.proposal()
             plan = proposal.deploy(certified_on(proposal), entrant.share)
         except (BackendError, CompositionError) as refusal:
-            tried.append(replace(walk, reason=str(refusal)))
+            counted = refusal.certificate if isinstance(refusal, TooCoarseError) else None
+            tried.append(replace(_with_counts(walk, counted), reason=str(refusal)))
             continue
-        if (found := plan.certificate) is not None:
-            digest = None if found.walked_on is None else found.walked_on.path_sha256
-            walk = replace(walk, certified=found.certified, path_sha256=digest, tested=found.tested)
-        tried.append(walk)
-        if best is None or plan.expected.mean_latency_ms < best[1].expected.mean_latency_ms:
-            best = proposal, plan
+        tried.append(_with_counts(walk, plan.certificate))
+        if best is None or plan.expected.mean_latency_ms < best[2].expected.mean_latency_ms:
+            best = entrant, proposal, plan
     if best is None:
         raise CompositionError(f"no engine can be certified: {tried[-1].reason}")
-    proposal, plan = best
+    entrant, proposal, plan = best
+    if plan.certificate is None and any(each.tested for each in tried):
+        plan = replace(plan, certificate=proposal.uncounted(entrant.share))
     if len(entrants) > 1 and plan.certificate is not None:
         plan = replace(plan, certificate=replace(plan.certificate, engines=tuple(tried)))
     return proposal, plan

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.backends import backends_to_time
+from gati.composition.composition import Composition
 from gati.composition.cost_files import costs_path
 from gati.composition.costs import to_measure
 from gati.composition.networks import plain_graph
@@ -65,6 +66,32 @@ def as_measured(measured_on: Conditions | None, device: str) -> int | None:
     if measured_on.processor != processor_name(device):
         return None
     return measured_on.threads if 0 < measured_on.threads <= len(usable_cores()) else None
+
+
+def lacking_cores(composition: Composition, device: str, part: int | None = None) -> str:
+    """A warning if overlapped lookups get fewer cores here than they were measured with, else empty.
+
+    Also if they leave the network none of a process's `part` of the cores. A single core serves both.
+    """
+    from gati.engine.cores import most_lookup_cores
+
+    wanted = composition.lookup_cores
+    if not device.startswith("cpu") or wanted == 1:
+        return ""
+    what = (
+        f"overlapped lookups of composition '{composition.name}' were measured on {wanted} cores of their own"
+    )
+    if wanted > (most := most_lookup_cores()):
+        return (
+            f"{what}, but have {most} here: its latencies will differ from those expected; make more cores "
+            "usable, or compose with placement inline"
+        )
+    if part is not None and wanted >= part:
+        return (
+            f"{what} and take as many here, though this process should use {part} in all: give the model "
+            "more threads, or compose with placement inline"
+        )
+    return ""
 
 
 def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:

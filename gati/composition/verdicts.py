@@ -91,12 +91,7 @@ def with_certificate(
 
     The certificate stores a hash of `path`, the settings of the walk, so that repetitions are recognised.
     """
-    on = WalkedOn(
-        backend=library.manifest.profile.backend,
-        split_seed=library.manifest.seed,
-        path_sha256=_fingerprint(path),
-    )
-    drop = None
+    on, drop = walked_on(library, path), None
     if split is not None:
         # if nothing is deployed, the counts are those of the strictest setting
         setting = plan.choice.candidates if plan.exits else tuple(path[0])
@@ -140,6 +135,11 @@ def _of_new_inputs(
     return summarise(costs, outcome.left_at[new], outcome.answer[new], split.base_class[new], problem.base_ms)
 
 
-def _fingerprint(path: Sequence[Sequence[Candidate]]) -> str:
+def walked_on(library: Library, path: Sequence[Sequence[Candidate]]) -> WalkedOn:
+    """Return what identifies a walk through `path` on the engine of `library`, without figures."""
     settings = [[(each.trial_id, each.threshold) for each in candidates] for candidates in path]
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    return WalkedOn(
+        backend=library.manifest.profile.backend,
+        split_seed=library.manifest.seed,
+        path_sha256=hashlib.sha256(json.dumps(settings).encode()).hexdigest(),
+    )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gati.costs.disturbance import MACHINE, Machine, measure_steadily
 from gati.costs.hardware import conditions_here
-from gati.costs.profile import quiet
+from gati.costs.profile import quiet, rounds
 from gati.engine.backends import Graph, GraphBackend
 from gati.engine.exits import EngineExit
 from gati.engine.graph.convert import Converter
@@ -196,10 +196,7 @@ def by_turns_ms(
 
     def measure() -> list[list[float]]:
         times: list[list[float]] = [[] for _ in graphs]
-        began_ns = machine.now_ns()
-        for turn in range(_TURNS):
-            if turn > _LEAST_TURNS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9 * len(graphs):
-                break
+        for _ in rounds(_TURNS, _LEAST_TURNS, _ENOUGH_S * len(graphs), machine):
             for graph, taken in zip(graphs, times, strict=True):
                 for number in range(_IN_A_ROW):
                     start_ns = machine.now_ns()
@@ -221,10 +218,8 @@ def _medians(
 
     def measure() -> list[list[float]]:
         times: list[list[float]] = [[], []]
-        began_ns = machine.now_ns()
-        for number in range(_ROUNDS + _WARM_UP_ROUNDS):
-            if number > _LEAST_ROUNDS + _WARM_UP_ROUNDS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9:
-                break
+        most, least = _ROUNDS + _WARM_UP_ROUNDS, _LEAST_ROUNDS + _WARM_UP_ROUNDS
+        for number in rounds(most, least, _ENOUGH_S, machine):
             for each, taken in zip((base, graph), times, strict=True):
                 start_ns = machine.now_ns()
                 each.answer(request)

@@ -32,7 +32,7 @@ class Arithmetic:
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        self.base = max(_operations(traced.base, traced.example()[:1]), 1)  # FLOPs for one input
+        self.base = max(_operations(traced.base, traced.example()), 1)  # FLOPs for one input
 
     def share(self, lookup: nn.Module, block: str) -> float:
         """Return a lookup's FLOPs after `block` as a share of the base model's, for one input."""

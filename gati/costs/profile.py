@@ -8,9 +8,8 @@ repeated, and results that stay disturbed carry a note.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -20,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gati.costs.disturbance import MACHINE, Machine, Uncounted, measure_steadily
+from gati.costs.disturbance import MACHINE, Machine, measure_steadily
 from gati.costs.hardware import conditions_here
 from gati.engine.backends import SegmentBackend, segment_backend
-from gati.engine.backends.base import Lookup
-from gati.engine.placement import ParallelLookups, cuda_event, parallel_lookups
-from gati.errors import DataError
+from gati.engine.exits import Lookup
+from gati.engine.placement import cuda_event
 from gati.model.alike import work_of
 from gati.model.cuts import Segment
 from gati.model.entry import INPUT_KIND
@@ -39,20 +37,12 @@ _LOOKUP_MAXIMUM = 200
 # Times of slow networks vary less: after so many seconds, a few rounds are enough. A network that takes up to
 # 50 ms gets all of them.
 _PROFILE_ENOUGH_S, _LEAST_PROFILE_ROUNDS = 5.0, 5
-_TURNS_ENOUGH_S, _LEAST_TURNS = 1.5, 3
-
-
-class OverlapCost(NamedTuple):
-    """Costs of a parallel lookup: time from submission to answer, and time that it adds to the base model."""
-
-    lookup_ms: float
-    penalty_ms: float
+TURNS_ENOUGH_S, LEAST_TURNS = 1.5, 3
 
 
 def measure_profile(
     traced: TracedModel,
     blocks: Sequence[str] | None = None,
-    example: Tensor | None = None,
     repetitions: int = 40,
     *,
     backend: str = "torch",
@@ -60,22 +50,22 @@ def measure_profile(
 ) -> Profile:
     """Time the base model, as a whole and block by block, for one request.
 
-    `example` is one preprocessed input [1, ...]; the traced example by default. `base_ms` is the time of the
-    uncut network, or of its segments if they are faster. `reach_ms` never decreases from block to block and
-    never exceeds `base_ms`: times of blocks are scaled, since cutting at every block adds a cost that no
-    composition has. Blocks with the same operators and shapes get the same time, the median over all of them.
-    The input is reached after 0 ms. If `repetitions` take more than 5 seconds, there are fewer, at least 5.
+    `base_ms` is the time of the uncut network, or of its segments if they are faster. `reach_ms` never
+    decreases from block to block and never exceeds `base_ms`: times of blocks are scaled, since cutting at
+    every block adds a cost that no composition has. Blocks with the same operators and shapes get the same
+    time, the median over all of them. The input is reached after 0 ms. If `repetitions` take more than 5
+    seconds, there are fewer, at least 5.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
-    request = _single(traced.example() if example is None else example)
+    request = traced.example()
     path = segment_backend(backend).timed_path(traced, names)
 
     def measure() -> _Walks:
         walks = _Walks([], [])
-        for _ in _rounds(_WARM_UP_ROUNDS, 1, _TURNS_ENOUGH_S, machine):
+        for _ in rounds(_WARM_UP_ROUNDS, 1, TURNS_ENOUGH_S, machine):
             path.base(request.clone())
             _walk_ms(path.segments, request, traced.device, machine)
-        for _ in _rounds(repetitions, _LEAST_PROFILE_ROUNDS, _PROFILE_ENOUGH_S, machine):
+        for _ in rounds(repetitions, _LEAST_PROFILE_ROUNDS, _PROFILE_ENOUGH_S, machine):
             walks.whole_ms.append(time_call_ms(partial(path.base, request.clone()), traced.device, machine))
             walks.ends_ms.append(_walk_ms(path.segments, request, traced.device, machine))
         return walks
@@ -181,80 +171,28 @@ def _timed_lookups(
     machine: Machine,
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of lookups, and of `base` before each; none without it."""
-    example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
-        lookup = runner.timed_lookup(cache, example)
+        lookup = runner.timed_lookup(cache, hidden)
 
         def measure() -> list[list[float]]:
             for _ in range(3):
-                _looked_up(lookup, example)
+                _looked_up(lookup, hidden)
             times: list[float] = []
             base_times: list[float] = []
-            for _ in _rounds(_LOOKUP_MINIMUM, _LEAST_TURNS, _TURNS_ENOUGH_S, machine):
+            for _ in rounds(_LOOKUP_MINIMUM, LEAST_TURNS, TURNS_ENOUGH_S, machine):
                 if base is not None:
-                    base_times.append(time_call_ms(base, example.device, machine))
-                times.append(time_call_ms(partial(_looked_up, lookup, example), example.device, machine))
+                    base_times.append(time_call_ms(base, hidden.device, machine))
+                times.append(time_call_ms(partial(_looked_up, lookup, hidden), hidden.device, machine))
             while base is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM:
-                times.append(time_call_ms(partial(_looked_up, lookup, example), example.device, machine))
+                times.append(time_call_ms(partial(_looked_up, lookup, hidden), hidden.device, machine))
             return [times, base_times]
 
-        found = measure_steadily(
-            [measure], lambda times: times, machine=machine, enough_s=2 * _TURNS_ENOUGH_S
-        )
+        found = measure_steadily([measure], lambda times: times, machine=machine, enough_s=2 * TURNS_ENOUGH_S)
     if notes is not None and found.note:
         notes.append(found.note)
     ((times, base_times),) = found.rounds
     return times, base_times
-
-
-def measure_overlap(
-    traced: TracedModel,
-    block: str,
-    cache: nn.Module,
-    repetitions: int = 15,
-    *,
-    lookups: ParallelLookups | None = None,
-    notes: list[str] | None = None,
-) -> OverlapCost:
-    """Measure the cost of a lookup after `block` that runs in parallel with the rest of the base model.
-
-    The penalty compares whole requests: the base model with a lookup in parallel, on the remaining cores,
-    against the base model alone, on all cores. Pass an open `lookups` to measure many lookups in a row.
-    If `repetitions` take more than 1.5 seconds, there are fewer, at least 3. `notes` is as for
-    `measure_in_turns`.
-    """
-    request = _single(traced.example())
-    runner = segment_backend("torch")
-    path = runner.path(traced, [block])
-    with quiet(), torch.inference_mode():
-        lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
-        with nullcontext(lookups) if lookups is not None else parallel_lookups(traced.device) as opened:
-
-            def measure() -> _Overlapped:
-                with opened.released():
-                    alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
-                timed = _overlapped_ms(path.segments, lookup, request, opened, traced.device, repetitions)
-                with opened.released():
-                    alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
-                return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
-
-            # With few cores, waiting for a core is part of the cost, not a disturbance.
-            found = measure_steadily(
-                [measure], lambda times: times, machine=Uncounted(), enough_s=2 * _TURNS_ENOUGH_S
-            )
-    if notes is not None and found.note:
-        notes.append(found.note)
-    alone_ms, lookup_ms, request_ms = map(median, found.rounds[0])
-    return OverlapCost(lookup_ms, max(0.0, request_ms - alone_ms))
-
-
-class _Overlapped(NamedTuple):
-    """Milliseconds of requests without lookups, of parallel lookups, and of the requests with them."""
-
-    alone_ms: list[float]
-    lookup_ms: list[float]
-    request_ms: list[float]
 
 
 def time_call_ms(function: Callable[[], Any], device: torch.device, machine: Machine = MACHINE) -> float:
@@ -266,7 +204,7 @@ def time_call_ms(function: Callable[[], Any], device: torch.device, machine: Mac
     return (machine.now_ns() - start_ns) / 1e6
 
 
-def _rounds(most: int, least: int, enough_s: float, machine: Machine = MACHINE) -> Iterator[int]:
+def rounds(most: int, least: int, enough_s: float, machine: Machine = MACHINE) -> Iterator[int]:
     """Count to `most`, or after `enough_s` seconds only to `least`."""
     began_ns = machine.now_ns()
     for number in range(most):
@@ -289,15 +227,6 @@ def quiet() -> Iterator[None]:
 
 def _looked_up(lookup: Lookup, hidden: Tensor) -> float:
     return lookup(hidden)[1].item()
-
-
-def _single(example: Tensor) -> Tensor:
-    if example.ndim < 2 or example.shape[0] != 1:
-        raise DataError(
-            f"latencies are measured for one input at a time: got an example of shape "
-            f"{list(example.shape)}, give one of shape [1, ...]"
-        )
-    return example
 
 
 def _walk_ms(
@@ -323,68 +252,3 @@ def _walk_cuda_ms(segments: Sequence[Segment], carried: Any) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [marks[0].elapsed_time(mark) for mark in marks[1:]]
-
-
-def _alone_ms(
-    segments: Sequence[Segment], request: Tensor, device: torch.device, repetitions: int
-) -> list[float]:
-    first, last = segments
-
-    def run(x: Tensor) -> Tensor:
-        result: Tensor = last.run(*first.run(x))
-        return result
-
-    for _ in _rounds(2, 1, _TURNS_ENOUGH_S / 2):
-        run(request.clone())
-    rounds = _rounds(repetitions, _LEAST_TURNS, _TURNS_ENOUGH_S)
-    return [time_call_ms(partial(run, request.clone()), device) for _ in rounds]
-
-
-def _overlapped_ms(
-    segments: Sequence[Segment],
-    lookup: Lookup,
-    request: Tensor,
-    lookups: ParallelLookups,
-    device: torch.device,
-    repetitions: int,
-) -> list[tuple[float, float]]:
-    """Return (submission to answer, whole request) per repetition, after one or two untimed ones."""
-    first, last = segments
-
-    def run() -> tuple[float, float]:
-        return _overlapped_request_ms(first, last, lookup, request.clone(), lookups, device)
-
-    for _ in _rounds(2, 1, _TURNS_ENOUGH_S / 2):
-        run()
-    return [run() for _ in _rounds(repetitions, _LEAST_TURNS, _TURNS_ENOUGH_S)]
-
-
-def _overlapped_request_ms(
-    first: Segment,
-    last: Segment,
-    lookup: Lookup,
-    request: Tensor,
-    lookups: ParallelLookups,
-    device: torch.device,
-) -> tuple[float, float]:
-    answered = 0
-
-    def timed(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal answered
-        found = lookup(hidden)
-        answered = time.perf_counter_ns()
-        return found
-
-    start = time.perf_counter_ns()
-    carried = first.run(request)
-    handed_over = time.perf_counter_ns()
-    lookups.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
-    last.run(*carried)
-    if device.type == "cuda":  # the host runs ahead: only waiting for the answer shows when the lookup ended
-        lookups.answer()
-        answered = time.perf_counter_ns()
-        torch.cuda.synchronize(device)
-        return (answered - handed_over) / 1e6, (time.perf_counter_ns() - start) / 1e6
-    end = time.perf_counter_ns()
-    lookups.answer()
-    return (answered - handed_over) / 1e6, (end - start) / 1e6

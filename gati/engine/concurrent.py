@@ -77,13 +77,14 @@ class ConcurrentEngine:
     def start(self) -> Self:
         """Compile an engine for each worker and start the workers; returns itself.
 
-        Cores that the engine reserved for overlapped lookups of this thread are released.
+        Cores that the engine reserved for overlapped lookups of this thread are released. Raises BackendError
+        if there can be no more threads.
         """
         if self._threads:
             return self
         self._engine.close()
         engine, count = self._engine, self.workers
-        self._ready = threading.Barrier(count + 1)
+        self._ready, self._failures = threading.Barrier(count + 1), list[RuntimeError]()
         with one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
             for each in engines:  # graphs are compiled now, while there is one thread
@@ -93,9 +94,15 @@ class ConcurrentEngine:
                 threading.Thread(target=self._run, args=(each,), daemon=True, name="gati-engine")
                 for each in engines
             ]
-            for thread in self._threads:
-                thread.start()
-            self._ready.wait()
+            try:
+                for thread in self._threads:
+                    thread.start()
+                self._ready.wait()
+            except RuntimeError as error:  # there can be no more threads: those that were started end
+                self._threads = []
+                self._ready.abort()
+                first = self._failures[0] if isinstance(error, threading.BrokenBarrierError) else error
+                raise BackendError(f"{count} workers cannot be started ({first}): give fewer") from first
         return self
 
     def submit(self, x: Tensor) -> Future[Prediction]:
@@ -156,8 +163,13 @@ class ConcurrentEngine:
         return (engine.inline(x) if self._early else engine.base(x))[0]
 
     def _run(self, engine: Engine) -> None:
-        work_alongside(self._niceness)
-        self._ready.wait()
+        try:
+            work_alongside(self._niceness)
+            self._ready.wait()
+        except RuntimeError as error:
+            self._failures.append(error)
+            self._ready.abort()  # else `start` would wait for ever
+            return
         most = 1 if engine.compiled else self._largest_batch
         while (taken := self._take(most)) is not None:
             position, requests = taken

@@ -50,6 +50,7 @@ class Engine:
     `ConcurrentEngine` has a higher throughput. The cores for overlapped lookups serve one request at a time;
     lookups of concurrent requests are inline. The first request, or `open`, reserves these cores, and on the
     CPU confines the calling thread to the others; `close` releases them. The engine is a context manager.
+    On the CPU it reserves `lookup_cores` cores, but leaves at least one.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class Engine:
         preprocessing: Preprocessing | None = None,
         graphs: tuple[Path, Path] | None = None,
         threads: int | None = None,
+        lookup_cores: int = 1,
     ) -> None:
+        if lookup_cores < 1:
+            raise BackendError(f"lookup_cores is {lookup_cores}; give at least 1")
         order = {name: index for index, name in enumerate(traced.blocks)}
         self.exits = tuple(sorted(exits, key=lambda leaving: order.get(leaving.block, -1)))
         self.backend = backend
@@ -75,9 +79,12 @@ class Engine:
         self.traced = traced
         self.outputs_kind: OutputsKind = outputs_kind  # of the base model
         self._graphs, self._threads = graphs, threads or torch.get_num_threads()
+        self.lookup_cores = lookup_cores
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         with traced.alone():  # segments and lookups are checked on an example
-            self._path = path_for(backend, traced, self.exits, outputs_kind, graphs, self._threads)
+            self._path = path_for(
+                backend, traced, self.exits, outputs_kind, graphs, self._threads, lookup_cores
+            )
         # reduced precision rounds differently at each length; overlapped lookups support one length only
         any_length = get_backend(backend).in_float32() and not self._path.overlapped
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
@@ -206,6 +213,7 @@ class Engine:
             preprocessing=None if suffix else self._preprocessing,  # shorter inputs were checked
             graphs=graphs,
             threads=threads,
+            lookup_cores=self.lookup_cores,
         )
 
     @property
@@ -240,7 +248,11 @@ class Engine:
         self._path.open()
 
     def close(self) -> None:
-        """Release cores and streams; call it from the thread that made the requests."""
+        """Release cores and streams.
+
+        Call it from the thread that made the requests: only that thread can have its former number of torch
+        threads again.
+        """
         self._path.close()
 
     def __enter__(self) -> Engine:

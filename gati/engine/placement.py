@@ -1,6 +1,6 @@
 """Lookups that run in parallel with the network's next blocks.
 
-They run one at a time: on the CPU on a worker thread with its own core, on CUDA on a second stream. The
+They run one at a time: on the CPU on a worker thread with its own cores, on CUDA on a second stream. The
 engine submits a hidden output, continues with the network, and checks between blocks whether the answer has
 arrived.
 """
@@ -8,7 +8,6 @@ arrived.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,8 +19,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gati.engine.backends.base import Lookup
-from gati.engine.threads import limit_threads, usable_cores
+from gati.engine.cores import ReservedCores, divided, pin, reserved_here
+from gati.engine.exits import Lookup
+from gati.engine.threads import limit_threads
 
 # The number of blocks that the host may queue ahead of the running one. Without a limit, a fast host queues
 # the whole network before the first lookup ends, and a hit saves nothing.
@@ -61,11 +61,11 @@ class ParallelLookups(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Reserve a core or create a stream."""
+        """Reserve cores or create a stream."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the core or stream; may be called twice."""
+        """Release the cores or stream; may be called twice."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -75,9 +75,12 @@ class ParallelLookups(ABC):
         self.close()
 
 
-def parallel_lookups(device: torch.device) -> ParallelLookups:
-    """Return an object, not opened yet, that runs lookups in parallel with the base model on `device`."""
-    return StreamLookups(device) if device.type == "cuda" else WorkerLookups()
+def parallel_lookups(device: torch.device, cores: int = 1) -> ParallelLookups:
+    """Return an object, not opened yet, that runs lookups in parallel with the base model on `device`.
+
+    On the CPU they have so many `cores`.
+    """
+    return StreamLookups(device) if device.type == "cuda" else WorkerLookups(cores)
 
 
 class _Work:
@@ -105,73 +108,69 @@ class _Work:
         self.found = self.found or found
 
 
-class _Before(threading.local):
-    """What the calling thread had before it reserved a core, and for how many lookups that is reserved."""
-
-    cores: set[int] = set()
-    threads = 0
-    users = 0
-
-
-_before = _Before()
-
-
 class WorkerLookups(ParallelLookups):
-    """A worker thread pinned to the last core of the process; the calling thread keeps the others.
+    """A worker thread pinned to the last `cores` of the process; the calling thread keeps the others.
+
+    The worker uses as many torch threads as it has cores, the calling thread at most as many as remain. At
+    least one core remains, so the worker may get fewer than `cores`; a single core serves both.
 
     `answer` waits for the worker as long as the lookup's best time so far, then the calling thread runs the
-    lookup itself. So even if the worker's core is busy, `answer` takes about twice as long as the lookup.
-    While open, the calling thread uses at most as many torch threads as cores remain. What is opened in the
-    same thread meanwhile shares the core, and the last `close` restores affinity and thread count; call it
-    from the thread that called `open`. With a single core nothing is pinned.
+    lookup itself. So even if the worker's cores are busy, `answer` takes about twice as long as the lookup.
+    What is opened in the same thread meanwhile shares the reserved cores: the calling thread leaves as many
+    as the largest number, and the last `close` restores affinity and thread count. If another thread closes,
+    the thread that called `open` has its cores again at once, and its thread count after its next `open` or
+    `close`.
+
+    Threads that torch has started for the calling thread before stay on all cores, also on those of lookups:
+    call `open` in a thread that has computed nothing yet, as services do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int = 1) -> None:
+        self.cores = cores
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
         self._work: _Work | None = None
         self._thread: threading.Thread | None = None
+        self._reserved: ReservedCores | None = None  # of the thread that called `open`
         self._started = threading.Event()
-        self._cores: set[int] = set()
-        self._threads = 0
         self._best_s: dict[Lookup, float] = {}
 
     def open(self) -> None:
         """Start and pin the worker, and confine the calling thread to the other cores."""
         if self._thread is not None:
             return
-        if _before.users == 0:
-            _before.cores, _before.threads = usable_cores(), torch.get_num_threads()
-        self._cores, self._threads = _before.cores, _before.threads
+        reserved = reserved_here()
+        _, theirs = divided(reserved.cores, self.cores)
         self._started.clear()
-        thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(theirs,), name="gati-lookup", daemon=True)
         thread.start()
         self._thread = thread
-        _before.users += 1
         self._started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
-        self._confine()
+        self._reserved = reserved
+        reserved.add(self, self.cores)
 
     def close(self) -> None:
         """Stop the worker and release the cores."""
         if self._thread is None:
+            reserved_here().settle()
             return
         self._inbox.put(None)
         self._thread.join()
         self._thread = None
-        _before.users = max(0, _before.users - 1)
-        if _before.users == 0:
-            self._release()
+        if self._reserved is not None:
+            self._reserved.remove(self)
+            self._reserved = None
 
     @contextmanager
     def released(self) -> Iterator[None]:
         """Restore all cores and threads of the calling thread inside the context."""
-        if self._thread is None:
+        if self._reserved is None:
             yield
             return
-        self._release()
+        self._reserved.release()
         try:
             yield
         finally:
-            self._confine()
+            self._reserved.confine()
 
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
         """Submit the lookup to the worker."""
@@ -194,25 +193,17 @@ class WorkerLookups(ParallelLookups):
         work.wanted = False
         self._best_s[work.lookup] = min(work.elapsed_s, self._best_s.get(work.lookup, math.inf))
         self._work = None
-        if isinstance(work.found, Answer):
-            return work.found
-        raise work.found or RuntimeError("the lookup gave no answer")
+        found = work.found  # once: a worker that is late may still replace it
+        if isinstance(found, Answer):
+            return found
+        raise found or RuntimeError("the lookup gave no answer")
 
-    def _confine(self) -> None:
-        *mine, _ = sorted(self._cores)
-        if mine:
-            _pin(set(mine))
-        torch.set_num_threads(max(1, min(self._threads, len(mine))))
-
-    def _release(self) -> None:
-        _pin(self._cores)
-        torch.set_num_threads(self._threads)
-
-    def _serve(self) -> None:
-        if len(self._cores) > 1:
-            _pin({max(self._cores)})
-        limit_threads(1)
-        self._started.set()
+    def _serve(self, cores: set[int]) -> None:
+        try:
+            pin(cores)
+            limit_threads(len(cores))
+        finally:
+            self._started.set()  # else `open` would wait for ever
         with torch.inference_mode():
             while (work := self._inbox.get()) is not None:
                 if work.wanted:
@@ -292,9 +283,3 @@ def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
 
 def _is_complete(event: torch.cuda.Event) -> bool:
     return bool(event.query())
-
-
-def _pin(cores: set[int]) -> None:
-    """Pin the calling thread, if the system supports it."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)

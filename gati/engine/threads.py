@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -74,9 +74,14 @@ def _siblings(core: int) -> str:
 
 
 def let_others_first(niceness: int) -> None:
-    """Lower the priority of the calling thread, if the system has priorities per thread."""
-    if niceness and sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    """Lower the priority of the calling thread to `niceness`, if the system has priorities per thread.
+
+    A lower one, as of a process that was started with `nice`, stays: few users may raise it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may refuse it, and without it answers are the same
+            if niceness > os.getpriority(os.PRIO_PROCESS, 0):
+                os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def work_alongside(niceness: int) -> None:

@@ -246,6 +246,7 @@ class _Field:
                 outputs_kind=self.served.model.outputs_kind,
                 backend=backend,
                 graphs=self._graphs(self.served.library, own.traced, backend, inline),
+                lookup_cores=own.lookup_cores,
             )
             self._enter(BenchEntry(name, engine, bool(exits)), kind, detail or self._detail(kind, engine))
 

@@ -28,7 +28,7 @@ from gati.composition.load import Served, open_served
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.walk import certify as walk
 from gati.composition.walk import certify_every_class, count_by_class
-from gati.errors import CompositionError
+from gati.errors import CompositionError, GatiError
 from gati.evaluation.fits import check_fit
 from gati.exploration.fresh import fresh_inputs
 from gati.exploration.labels import name_and_label
@@ -120,7 +120,7 @@ def certify(
     Raises:
         DataError: there are no inputs, or `explore` or earlier attempts have seen all of them.
         LibraryError, CompositionError, BackendError: as for `load`; CompositionError if there are no exits,
-            or if `write` would drop a per-class promise.
+            or with `write` if it would drop a per-class promise or the composition was replaced meanwhile.
         ModelError: the network returns NaN or infinity for some inputs.
     """
     if confidence is not None:
@@ -174,13 +174,28 @@ def certify(
         attempt=attempt,
         note="; ".join(note for note in (fresh.note, attempt.note, named.note) if note),
     )
+    result = {**found.to_json(), "previous": None, "composition": chosen.name}
     if write:
         served.library.check_unchanged()
-    ledger.conclude(attempt, {**found.to_json(), "previous": None, "composition": chosen.name}, written=write)
+        try:
+            _check_same(served.library, chosen)
+            keep_bound(served.library, chosen, as_counted)  # may take a while
+            _check_same(served.library, chosen)
+        except GatiError:
+            ledger.conclude(attempt, result, written=False)
+            raise
+    ledger.conclude(attempt, result, written=write)
     if write:
-        keep_bound(served.library, chosen, as_counted)
         _write(served.library, as_counted, found, every_class=every_class)
     return found
+
+
+def _check_same(library: Library, chosen: Composition) -> None:
+    """Raise CompositionError if another command has replaced the composition since it was loaded."""
+    if Composition.of(library, chosen.name) != chosen:
+        raise CompositionError(
+            f"another command has replaced composition '{chosen.name}' meanwhile: run this command again"
+        )
 
 
 def _bound(library: Library, chosen: Composition) -> Composition:
@@ -228,17 +243,20 @@ def verdict(
     return walk([LossCounts(int((answer != base_class).sum()), len(answer))], accuracy, delta, share=share)
 
 
+def _sample(certificate: Certificate) -> LossCounts:
+    """The counts over new inputs, each once: others are no share of what is served."""
+    counts = certificate.new_inputs or certificate
+    return LossCounts(counts.losses, counts.inputs)
+
+
 def _comparison(chosen: Composition, certificate: Certificate) -> str:
     from scipy.stats import fisher_exact  # slow to import, needed only here
 
-    before = chosen.certificate
-    if before is None or not before.inputs:
+    if chosen.certificate is None:
         return "The composition had no certificate to compare with."
-    # counts of copies, and of inputs used before, are no shares of what is served
-    old, new = (
-        (each.losses, each.inputs)
-        for each in (before.new_inputs or before, certificate.new_inputs or certificate)
-    )
+    old, new = (_sample(each) for each in (chosen.certificate, certificate))
+    if not old.inputs:
+        return "The earlier certificate counts no new inputs, so there is nothing to compare with."
     table = [[losses, inputs - losses] for losses, inputs in (old, new)]
     chance = float(fisher_exact(table).pvalue)
     counts = (

@@ -38,8 +38,8 @@ from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
 from gati.exploration.library import SELECT
+from gati.exploration.opening import fitted
 from gati.exploration.places import find_places
-from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
 from gati.exploration.splits import split_inputs
 from gati.model.data import load_data
@@ -140,6 +140,7 @@ def doctor(
                 inputs.held_out,
                 answered.kind,
                 _rates(answered, engines),
+                cut.profile.base_ms,
                 budget_s,
                 clock,
             )

@@ -19,7 +19,7 @@ from gati.exploration.candidates import Specification
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import selector_seconds
 from gati.exploration.pace import Pace
-from gati.exploration.prepare import MeasuringTimes
+from gati.exploration.prepared import MeasuringTimes
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
 from gati.exploration.train import Learner, SharedTraining
 from gati.model.segments import TracedModel
@@ -86,12 +86,14 @@ def forecast_explore(
     held_out: int,
     kind: OutputsKind,
     rates: Rates,
+    base_ms: float,
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExploreForecast:
     """Estimate what `explore` would train by default on `training` and how far it gets in `budget_s`.
 
-    `held_out` is the number of inputs to measure on. Raises the same errors as training.
+    `held_out` is the number of inputs to measure on; the network takes `base_ms` for one. Raises the same
+    errors as training.
     """
     trained = [item for item in specifications if item.trial.status == "trained"]
     first = [item for item in trained if reads_input(item.trial.variant)]
@@ -106,8 +108,8 @@ def forecast_explore(
         _selector_seconds(held_out, traced.classes, clock),
         lookup_seconds(traced, specifications, clock),
     )
-    measuring_s = times.all_of(len(trained), lookups, passes=2)
-    left_s = budget_s - schedule.reserve(measuring_s, budget_s)
+    measuring_s, certain_s = times.of_all(trained, lookups, base_ms)
+    left_s = budget_s - schedule.reserve(measuring_s, budget_s, certain_s)
     input_s, exit_s = schedule.divide_time(left_s, students=len(first), exits=len(behind))
     count, batch = len(training), schedule.batch_size_for(len(training))
     return ExploreForecast(

@@ -62,7 +62,10 @@ def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[P
     rows = np.flatnonzero(split == SELECT)
     best = _best_trial_a_block(library)
     if not best:
-        raise DataError("the library has no trained caches after blocks; run gati explore again")
+        raise DataError(
+            "the library has no trained caches after blocks: run gati explore again with another --out, and "
+            "name some with --variants, such as published, or give it more time"
+        )
     base_class, recorded = _record(library, module, held, rows, best)
     return tuple(_peer(library, kind, recorded, base_class, accuracy) for kind in _NAMES)
 

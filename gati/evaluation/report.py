@@ -38,7 +38,7 @@ def report(
         StorageError: the page cannot be written.
     """
     library = Library.open(directory)
-    facts = _facts(library, Composition.load(library.composition_path(composition)))
+    facts = _facts(library, Composition.of(library, composition))
     target = library.directory / "report.html" if out is None else Path(out)
     atomic_write_text(target, _page(facts))
     return facts.to_json()

@@ -15,7 +15,7 @@ from torch import Tensor
 from gati.composition.composition import Composition
 from gati.composition.load import Served, open_model
 from gati.engine.graph.stages import GraphStages, build_stages
-from gati.errors import BackendError, CompositionError, DataError, ModelError
+from gati.errors import BackendError, CompositionError, DataError, ModelError, StorageError
 from gati.exploration.library import Library
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
@@ -81,10 +81,11 @@ def export(
         _need_onnx()
     elif raw_input:
         raise DataError("a pt2 file takes preprocessed inputs only; leave out --raw-input")
+    target = Path(out)
+    _check_target(target, format)
     served = _opened(directory, composition)
     stages = _stages(served, length)
     raw = _raw_preprocessing(served) if raw_input else None
-    target = Path(out)
     if format == "pt2":
         _write_program(served, stages, target)
     else:
@@ -102,10 +103,20 @@ def export(
     )
 
 
+def _check_target(target: Path, format: Format) -> None:
+    """Refuse what could not be written, before the network is converted, which may take minutes."""
+    if format == "triton":
+        from gati.formats.triton import check_new
+
+        check_new(target)
+    elif target.is_dir():
+        raise StorageError(f"cannot write {target}: it is a folder; give the name of a file")
+
+
 def _opened(directory: str | Path, composition: str) -> Served:
     """Load the network and its caches on the CPU, whatever backend serves them."""
     library = Library.open(directory)
-    chosen = Composition.load(library.composition_path(composition))
+    chosen = Composition.of(library, composition)
     model = open_model(directory, device="cpu")
     return Served(model.engine_of(model.exits(chosen), chosen.name, "torch"), model, library, chosen)
 

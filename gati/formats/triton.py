@@ -47,6 +47,12 @@ def config_of(model: onnx.ModelProto, name: str, *, labels: bool) -> str:
     )
 
 
+def check_new(folder: Path) -> None:
+    """Raise `StorageError` for a folder that is there: Triton may be serving from it."""
+    if folder.exists():
+        raise StorageError(f"{folder} already exists; remove it or give another folder with --out")
+
+
 def write_model_folder(
     folder: Path, model: onnx.ModelProto, source: Path, class_names: Sequence[str] | None
 ) -> None:
@@ -54,8 +60,7 @@ def write_model_folder(
 
     **Raises:** `StorageError` if it already exists or cannot be written.
     """
-    if folder.exists():
-        raise StorageError(f"{folder} already exists; remove it or give another folder with --out")
+    check_new(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gati.composition import compose as composing
-from gati.composition.certified import plan_exact, propose
+from gati.composition.certified import propose
 from gati.composition.composition import Composition
 from gati.composition.costs import CostedLibrary
+from gati.composition.ledger import Ledger
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes
 from gati.composition.plans import Settings
 from gati.composition.problem import Candidate
@@ -62,14 +63,19 @@ def library(tmp_path: Path) -> Library:
     return make_library(tmp_path / "library", quality=6.0, inputs=2000, certify=2000)
 
 
+def deployed(library: Library, accuracy: float, select: SplitOutcomes, certify: SplitOutcomes):
+    count = certify.copies.evidence
+    return propose(library, Settings(accuracy=accuracy), ["inline"], select, count).deploy(certify)
+
+
 def planned(library: Library, engine: Coarse, accuracy: float):
-    splits = [EngineOutcomes(library, split, engine) for split in (SELECT, CERTIFY)]
-    return plan_exact(library, Settings(accuracy=accuracy), ["inline"], *splits)
+    return deployed(
+        library, accuracy, *(EngineOutcomes(library, split, engine) for split in (SELECT, CERTIFY))
+    )
 
 
 def test_what_the_engine_loses_without_any_cache_counts_against_the_target(library: Library) -> None:
-    plain = [SplitOutcomes(library, split) for split in (SELECT, CERTIFY)]
-    exact = plan_exact(library, Settings(accuracy=0.95), ["inline"], *plain)
+    exact = deployed(library, 0.95, *(SplitOutcomes(library, split) for split in (SELECT, CERTIFY)))
     coarse = planned(library, Coarse(library, each=50), 0.95)
     assert coarse.exits
     assert coarse.expected.mean_latency_ms > exact.expected.mean_latency_ms
@@ -125,6 +131,23 @@ def test_single_inputs_that_the_engine_loses_anyway_cost_nothing_to_let_go(libra
     outcomes = EngineOutcomes(library, SELECT, Coarse(library, each=2))
     wrong = (outcomes.base_class + 1) % CLASSES
     assert outcomes.costs_agreement(wrong).sum() == len(outcomes) - outcomes.lost_without_exits
+
+
+def test_what_was_counted_of_an_engine_that_is_refused_is_a_use_of_the_split(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its losses are told, so whoever lowers the accuracy then has looked at the split before."""
+    reduced = CostedLibrary(library, costs_of(library, "openvino-int8", 4.0))
+    reduced.__dict__["answers"] = Coarse(library, each=50)
+    monkeypatch.setattr(composing, "choose_backend", lambda *_: reduced)
+    monkeypatch.setattr(composing, "reduced_precisions", lambda *_: [])
+    refusal = r"answers \d+ of 2000 inputs differently .*; this was a use of the certify split"
+    with pytest.raises(CompositionError, match=refusal):
+        composing.compose(library.directory, accuracy=0.99)
+    (use,) = Ledger(library.directory).uses
+    assert use.look["walked"][0][0] == "openvino-int8" and not use.verdict["certified"]
+    composition = composing.compose(library.directory, accuracy=0.95, slowdown=0.5)
+    assert composition.certificate is not None and composition.certificate.use == 2
 
 
 @pytest.mark.parametrize(("speed", "worth_asking"), [(4.0, True), (0.9, False)])

@@ -111,6 +111,24 @@ def test_auto_takes_the_better_placement(tmp_path, objective):
     assert latency["auto"] == min(latency.values())
 
 
+@pytest.mark.parametrize(
+    ("lookup_ms", "blocks"),
+    [pytest.param(0.19, (0, 1, 2), id="ends before"), pytest.param(0.21, (0, 2), id="ends after")],
+)
+def test_lookups_that_overlap_the_network_do_not_overlap_each_other(tmp_path, lookup_ms, blocks):
+    """The network takes 0.2 ms for a block, also if lookups have several cores, which they share."""
+    library = rewrite(
+        make_library(tmp_path / "library", blocks=6, overlapped=True), overlapped_lookup_ms=lookup_ms
+    )
+    manifest = library.manifest
+    library.write_manifest(replace(manifest, profile=replace(manifest.profile, lookup_cores=2)))
+    for placement, cores in (("inline", 1), ("overlapped", 2)):
+        compose(library.directory, accuracy=0.9, objective="full", placement=placement, name=placement)
+        chosen = Composition.of(library, placement)
+        assert chosen.lookup_cores == cores
+    assert tuple(leaving.block_index for leaving in chosen.exits) == blocks
+
+
 @published
 def test_memory_is_kept_to_the_byte(tmp_path, objective):
     library = make_library(tmp_path / "library", outcomes=False)

@@ -78,6 +78,17 @@ def test_files_of_earlier_versions_do_not_name_the_files_of_their_caches() -> No
     assert Composition.from_json(json.dumps(raw)) == composition()
 
 
+def test_overlapped_lookups_had_one_core_in_earlier_versions_and_never_have_none() -> None:
+    raw = json.loads(replace(composition(), lookup_cores=3).to_json())
+    assert Composition.from_json(json.dumps(raw)).lookup_cores == 3
+    with pytest.raises(
+        CompositionError, match="lookup_cores is 0, expected at least 1; run gati compose again"
+    ):
+        Composition.from_json(json.dumps({**raw, "lookup_cores": 0}))
+    del raw["lookup_cores"]
+    assert Composition.from_json(json.dumps(raw)) == composition()
+
+
 def test_a_composition_without_exits_is_a_composition():
     empty = replace(composition(), exits=(), certificate=None, gap=None, confidence=None)
     assert Composition.from_json(empty.to_json()) == empty
@@ -104,7 +115,7 @@ def broken(**changes: object) -> str:
     [
         pytest.param("{", "x.json is damaged .*compose again", id="cut off"),
         pytest.param("[]", "x.json is damaged .expected an object, found list", id="a list"),
-        pytest.param("{}", "x.json is damaged .no 'format'.: compose again", id="empty"),
+        pytest.param("{}", "x.json is damaged .no 'format'.: run gati compose again", id="empty"),
         pytest.param(
             broken(format=FORMAT + 1),
             f"x.json has format {FORMAT + 1}, this Gati reads up to {FORMAT}: .*upgrade gati",

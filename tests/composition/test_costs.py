@@ -81,6 +81,12 @@ def test_a_damaged_file_is_one_line(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_no_text_is_one_line(library: Library) -> None:
+    keep(library, costs_of(library)).write_bytes(b"\xff\xfe")
+    with pytest.raises(LibraryError, match=r"openvino.json is damaged .* delete it, gati compose measures"):
+        as_composed(library, "openvino")
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_what_an_older_gati_measured_otherwise_is_measured_anew(version: int) -> None:
     assert BackendCosts.from_json(f'{{"format": {version}}}', "here") is None

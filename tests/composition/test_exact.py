@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.composition.bound import lower_bound_ms
 from gati.composition.contests import path_within
 from gati.composition.exact import fits_program, merge_inputs, solve_exact, solve_program
 from gati.composition.instance import Instance, make_instance
@@ -130,23 +129,16 @@ def test_the_search_finds_the_optimum_of_nearly_all_small_instances():
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(instance=instances(), budget=st.integers(0, 4))
-def test_the_bound_is_below_every_composition(instance, budget):
-    assert lower_bound_ms(instance, budget) <= best_exact_latency(instance, budget) + 1e-9
-
-
-def test_the_bound_is_below_the_best_where_scores_mean_something():
-    """Single inputs that a trial gets wrong lie among many that it gets right, or others take them before."""
-    for seed in range(30):
-        instance = hard_instance(inputs=10, blocks=3, variants=1, seed=seed)
-        for budget in (0, 1, 2):
-            assert lower_bound_ms(instance, budget) <= best_exact_latency(instance, budget) + 1e-9
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(instance=instances(), budget=st.integers(0, 4), steps=st.sampled_from((1, 5, 60)))
 def test_the_priced_bound_is_below_every_composition_however_far_it_is_driven(instance, budget, steps):
     assert priced_bound_ms(instance, budget, steps=steps) <= best_exact_latency(instance, budget) + 1e-9
+
+
+def test_the_priced_bound_is_at_least_the_time_to_the_fastest_exit_if_many_losses_are_allowed():
+    """The first price of a loss is far too high then, and a large instance gets few steps."""
+    instance = hard_instance(inputs=600, blocks=8)
+    fastest = float((instance.reach_ms + instance.lookup_ms).min())
+    assert priced_bound_ms(instance, 360, steps=1) == pytest.approx(fastest)
 
 
 def test_the_priced_bound_comes_close_where_one_exit_a_block_is_all_there_is_to_choose():
@@ -160,7 +152,7 @@ def test_the_priced_bound_closes_most_of_the_gap_of_a_large_instance():
     instance = hard_instance(inputs=600, blocks=8)
     for budget in (6, 18):
         found = solve_exact(instance, budget, prove=False).outcome.mean_latency_ms
-        oracle, priced = lower_bound_ms(instance, budget), priced_bound_ms(instance, budget)
+        oracle, priced = (priced_bound_ms(instance, budget, steps=steps) for steps in (1, 400))
         assert oracle < priced <= found
         assert found - priced < 0.6 * (found - oracle)
 

@@ -6,9 +6,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 import gati
@@ -27,9 +29,9 @@ from gati.composition.plans import Settings
 from gati.composition.verdicts import replay_of
 from gati.composition.walk import certify as walk
 from gati.engine.backends import BACKENDS
-from gati.errors import CompositionError, DataError
+from gati.errors import CompositionError, DataError, ModelError
 from gati.evaluation.certify import certify
-from gati.exploration import candidates
+from gati.exploration import candidates, network
 from gati.exploration.explore import explore
 from gati.exploration.library import CERTIFY, SELECT, Library, TrialOutcomes
 from gati.exploration.splits import held_out
@@ -239,6 +241,35 @@ def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Pat
     assert composition.certificate.further.inputs == len(more)
     assert "gati explore has already seen 40 of" in composition.note
     assert not Ledger(library.directory).attempts[1:]
+
+
+def test_inputs_of_another_size_are_refused_before_an_attempt_is_entered(
+    library: Library, tmp_path: Path
+) -> None:
+    larger = np.kron(np.load(more_of(library))["images"], np.ones((1, 2, 2, 1), np.uint8))
+    np.savez(tmp_path / "larger.npz", images=larger)
+    message = r"larger.npz does not fit: the network takes inputs of shape \[1, 8, 8\], got \[1, 16, 16\]"
+    with pytest.raises(DataError, match=message):
+        compose(library.directory, accuracy=0.9, certify_data=tmp_path / "larger.npz", backend="torch")
+    assert not Ledger(library.directory).attempts
+
+
+def test_a_network_that_returns_nan_for_them_agrees_with_nothing(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class of such outputs is that of the first NaN, and whoever runs to the end gets the same."""
+    load = network.load_network
+
+    def damaged(*arguments: Any) -> Any:
+        found = load(*arguments)
+        with torch.no_grad():
+            list(found.module.parameters())[-1].fill_(float("nan"))
+        return found
+
+    monkeypatch.setattr(network, "load_network", damaged)
+    with pytest.raises(ModelError, match=r"the network returns NaN or infinity for \d+ of \d+ inputs"):
+        compose(library.directory, accuracy=0.9, certify_data=more_of(library), backend="torch")
+    assert not Ledger(library.directory).attempts
 
 
 def test_without_anything_to_certify_they_are_refused(library: Library, tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from gati import documents
-from gati.composition.certificate import ordinal
+from gati.composition.certificate import EngineWalk, WalkedOn, ordinal
 from gati.composition.compose import compose
-from gati.composition.ledger import Ledger, share_of_attempt
+from gati.composition.ledger import Ledger, enter_use, share_of_attempt, split_identity
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
+from gati.composition.walk import certify as walk
+from gati.documents import values_of
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
 from tests.composition.libraries import make_library
@@ -44,6 +46,32 @@ def test_every_new_look_is_another_use_and_the_same_again_is_not(ledger: Ledger)
     assert ledger.use("another", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
     assert [entry.at for entry in ledger.uses] == ["2026-01-01T12:00:00+00:00"] * 4
     assert {entry.verb for entry in ledger.uses} == {"compose"}
+
+
+def test_a_use_entered_without_the_counts_of_a_refused_engine_is_the_same_use(tmp_path: Path) -> None:
+    """Earlier versions entered null for them."""
+    library = make_library(tmp_path / "library", inputs=100)
+    passed = walk([(1, 1000)], 0.99, 0.05)
+    engines = (
+        EngineWalk(
+            backend="openvino-int8", share_of_delta=0.9, hoped_ms=0.5, certified=False, reason="too coarse",
+            path_sha256="b", tested=walk([(101, 1000)], 0.99, 0.05).tested,
+        ),
+        EngineWalk(
+            backend="openvino", share_of_delta=0.1, hoped_ms=1.0, certified=True, path_sha256="a",
+            tested=passed.tested,
+        ),
+    )  # fmt: skip
+    on = WalkedOn(backend="openvino", split_seed=0, path_sha256="a")
+    certificate = replace(passed, engines=engines, walked_on=on)
+    walked = [["openvino-int8", 0.9, None], ["openvino", 0.1, "a"]]
+    look = {"accuracy": 0.99, "delta": 0.05, "per_class": False, "walked": walked}
+    counted = [None, values_of(passed.tested)]
+    verdict = {"backend": "openvino", "certified": True, "deployed": 0, "counted": counted}
+    before = Ledger(library.directory).use(split_identity(library), "compose", look, verdict)
+    assert enter_use(library, "compose", certificate).use == before
+    other = replace(certificate, accuracy=0.98)
+    assert [enter_use(library, "compose", other).use for _ in range(2)] == [before + 1] * 2
 
 
 def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:

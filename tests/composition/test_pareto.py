@@ -82,6 +82,11 @@ def test_a_latency_that_nothing_reaches_is_refused_with_the_fastest_there_is(lib
         compose_within_latency(library.directory, 0.001)
 
 
+def test_a_frontier_has_at_least_one_point(library):
+    with pytest.raises(CompositionError, match="points is 0; give at least 1"):
+        pareto(library.directory, points=0)
+
+
 def test_without_outcomes_there_is_no_frontier(tmp_path):
     library = make_library(tmp_path / "library", outcomes=False)
     with pytest.raises(CompositionError, match="the frontier needs the per-input outcomes"):

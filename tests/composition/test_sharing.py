@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gati.composition import compose as composing
 from gati.composition.certified import Proposal, propose
 from gati.composition.compose import compose, compose_best
+from gati.composition.composition import Composition
 from gati.composition.costs import CostedLibrary
 from gati.composition.outcomes import outcomes_of
 from gati.composition.plans import Settings
@@ -76,11 +78,31 @@ def test_one_command_tests_all_engines_at_one_delta_together(
     tried = composition.certificate.engines
     assert [each.backend for each in tried[:2]] == ["openvino-int8", "openvino-bf16"]
     assert [each.certified for each in tried[:2]] == [False, True]
+    refused, walked = tried[0], tried[0].tested
+    assert refused.reason and walked is not None and (walked[0].losses, walked[0].inputs) == (101, 1000)
     assert sum(each.share_of_delta for each in tried) <= 1.0 + 1e-12
     deployed = next(each for each in tried if each.backend == composition.backend)
     assert composition.certificate.level == pytest.approx(deployed.share_of_delta * 0.05)
     passed = [test for test in composition.certificate.tested if test.passed]
     assert max(test.p_value for test in passed) <= composition.certificate.level
+
+
+def test_what_was_counted_of_refused_engines_is_a_use_even_if_no_cache_pays_off(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_of(library, "openvino", 1.0)
+    dear = CostedLibrary(library, replace(costs, lookup_ms=dict.fromkeys(costs.lookup_ms, 100.0)), asks=False)
+    others = [on_engine(library, "openvino-int8", 1.5, CoarseOnCertify(library))]
+    monkeypatch.setattr(composing, "choose_backend", lambda *_: dear)
+    monkeypatch.setattr(composing, "reduced_precisions", lambda *_: others)
+    composition = compose(library.directory, accuracy=0.95, slowdown=None)
+    assert composition.backend == "openvino" and not composition.exits
+    assert "on backend 'openvino-int8' the whole network" in composition.note
+    certificate = composition.certificate
+    assert certificate is not None and certificate.use == 1 and not certificate.certified
+    assert certificate.sentence().startswith("Without caches all answers are the base model's")
+    assert certificate.engines[0].tested and not certificate.engines[1].tested
+    assert Composition.load(library.composition_path()) == composition
 
 
 def test_who_takes_part_and_at_what_share_hangs_on_the_select_split_alone(library: Library) -> None:

@@ -13,13 +13,10 @@ from gati.costs.lengths import of_base
 from gati.costs.profile import (
     InTurns,
     measure_in_turns,
-    measure_lookup,
-    measure_overlap,
     measure_profile,
 )
-from gati.engine.placement import WorkerLookups
-from gati.errors import BackendError, CutError, DataError
-from tests.engine.networks import BLOCKS, Cache, inputs, ready, traced_network
+from gati.errors import BackendError, CutError
+from tests.engine.networks import BLOCKS, Cache, ready, traced_network
 
 TRACED = traced_network()
 
@@ -69,7 +66,7 @@ def test_the_profile_names_every_block_in_forward_order_with_growing_times() -> 
 
 
 def test_a_profile_of_some_blocks_leaves_out_the_others() -> None:
-    profile = measure_profile(TRACED, ["blocks.1"], inputs(1), repetitions=3)
+    profile = measure_profile(TRACED, ["blocks.1"], repetitions=3)
     assert [block.name for block in profile.blocks] == ["blocks.1"]
 
 
@@ -124,22 +121,6 @@ def test_the_share_of_a_lookup_is_the_mean_over_the_lengths_of_inputs() -> None:
     short, long = InTurns(lookup_ms=1.0, base_ms=4.0), InTurns(lookup_ms=3.0, base_ms=12.0)
     assert of_base(16.0, [(0.5, short), (0.5, long)]) == pytest.approx(4.0)
     assert of_base(12.0, [(1.0, long)]) == pytest.approx(3.0)
-
-
-def test_an_overlapped_lookup_has_a_time_and_a_penalty_that_is_never_negative() -> None:
-    alone = measure_overlap(TRACED, "blocks.0", ready(Cache()), repetitions=3)
-    with WorkerLookups() as lookups:
-        shared = measure_overlap(TRACED, "blocks.1", ready(Cache()), repetitions=3, lookups=lookups)
-    for cost in (alone, shared):
-        assert cost.lookup_ms > 0.0
-        assert cost.penalty_ms >= 0.0
-
-
-def test_only_single_inputs_are_timed() -> None:
-    with pytest.raises(DataError, match=r"example of shape \[2, 1, 6, 6\], give one of shape \[1, \.\.\.\]"):
-        measure_profile(TRACED, BLOCKS, inputs(2))
-    with pytest.raises(DataError, match=r"give one of shape \[1, \.\.\.\]"):
-        measure_lookup(ready(Cache()), torch.randn(2, 8, 6, 6))
 
 
 def test_unknown_blocks_and_backends_are_refused() -> None:

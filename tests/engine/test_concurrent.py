@@ -17,7 +17,7 @@ from gati.engine.exits import Prediction
 from gati.errors import BackendError, DataError
 from tests.engine.networks import BLOCKS, traced_network
 from tests.engine.test_graph_backends import exits, requests
-from tests.waiting import LONG_S, until
+from tests.waiting import LONG_S, returns, until
 
 backends = pytest.mark.parametrize(
     "backend",
@@ -118,6 +118,43 @@ def test_a_failure_reaches_the_client_and_the_next_request_is_served() -> None:
             shared(requests(1))
         shared._segments = whole
         assert shared(requests(1)).exit in (BLOCKS[0], "base")
+
+
+@pytest.mark.parametrize("lacking", ["a worker", "what limits it"])
+def test_where_a_worker_cannot_be_started_none_stays(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others waited for it for ever, and so did who started them."""
+    start, workers = threading.Thread.start, 0
+
+    def start_one(thread: threading.Thread) -> None:
+        nonlocal workers
+        workers += thread.name == "gati-engine"
+        if workers > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def refuse(_: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    shared = ConcurrentEngine(Engine(traced_network(), exits(0.45)), workers=3)
+    others = set(threading.enumerate())
+
+    def workers_of_this() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "gati-engine" and each not in others]
+
+    def fails() -> bool:
+        with pytest.raises(BackendError, match="3 workers cannot be started .can't start new thread.: give"):
+            shared.start()
+        return True
+
+    with monkeypatch.context() as patch:
+        if lacking == "a worker":
+            patch.setattr(threading.Thread, "start", start_one)
+        else:
+            patch.setattr("gati.engine.concurrent.work_alongside", refuse)
+        assert returns(fails)
+    until(lambda: not workers_of_this())
+    with shared:
+        assert shared(requests(1)).class_index >= 0
 
 
 def test_it_runs_nothing_before_it_is_started() -> None:

@@ -457,7 +457,7 @@ def test_without_a_device_the_message_says_what_is_needed(directory: object) -> 
     line = r"^backend cuda-graph needs a CUDA device; load with --device cuda \(torch .*CUDA.*\)$"
     with pytest.raises(BackendError, match=line):
         get_backend("cuda-graph")
-    assert not CudaGraphBackend.available()
+    assert not CudaGraphBackend.installed()
     rewrite(directory, backend="cuda-graph")  # type: ignore[arg-type]
     with pytest.raises(BackendError, match=line):
         load(directory, device="cpu")  # type: ignore[arg-type]

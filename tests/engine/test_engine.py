@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -274,9 +275,35 @@ def test_engines_that_are_open_at_once_share_the_reserved_core() -> None:
     first.close()
     assert os.sched_getaffinity(0) == left
     assert second(inputs(1))[0].exit == "base"
-    second.close()
+    with ThreadPoolExecutor(1) as another:
+        another.submit(second.close).result()
     assert os.sched_getaffinity(0) == cores
+    second.close()  # only this thread can set its number of torch threads
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot bind threads to cores")
+def test_an_engine_gives_lookups_as_many_cores_as_asked() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 3:
+        pytest.skip(f"needs 3 usable cores, has {len(cores)}")
+    worker: set[int] = set()
+
+    class Noting(Cache):
+        def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            if threading.current_thread().name == "gati-lookup":
+                worker.update(os.sched_getaffinity(0))
+            if bool(hidden.sum() > 1e9):  # keeps it from being flattened
+                return super().forward(hidden)
+            return super().forward(hidden)
+
+    leaving = EngineExit("blocks.0", ready(Noting()), math.inf, "overlapped")
+    with Engine(TRACED, [leaving], lookup_cores=2) as engine:
+        assert os.sched_getaffinity(0) == set(cores[:-2])
+        for _ in range(100):  # a lookup that is late is made by the caller
+            engine(inputs(1))
+    assert worker == set(cores[-2:])
+    assert os.sched_getaffinity(0) == set(cores)
 
 
 def test_what_an_overlapped_lookup_raises_reaches_the_caller_and_the_engine_stays_usable() -> None:

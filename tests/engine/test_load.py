@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +18,23 @@ from torch import Tensor
 
 from gati.caches import LearnedCache, save_cache
 from gati.cli import run
-from gati.composition.load import load
+from gati.composition.composition import Composition
+from gati.composition.load import load, open_served
 from gati.engine.backends import BACKENDS
 from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
 from gati.engine.engine import Engine
+from gati.engine.threads import one_thread
 from gati.errors import BackendError, CompositionError, DataError, LibraryError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
 from gati.exploration.library import Library
 from gati.exploration.network import example_of, load_network, probe_of
+from gati.guard.standing import identity_of
 from gati.model.segments import TracedModel
 from gati.types import TrialId
+from services.inference.opening import Opener
+from services.inference.settings import InferenceSettings
 from tests.engine import networks
 from tests.engine.networks import BLOCKS, CLASSES, network, traced_network
 from tests.engine.served import exit_at, images, rewrite
@@ -48,6 +54,22 @@ def test_an_engine_answers_with_the_checkpoint_the_caches_and_the_class_names(di
     assert answer.exit in BLOCKS[:2]  # the second cache takes everything
     assert answer.class_name == ("north", "east", "south", "west")[answer.class_index]
     assert answer.version.startswith("default@")
+
+
+def test_a_composition_has_the_name_of_its_file_for_all_who_open_it(directory: Path) -> None:
+    """`gati serve` and `gati stream` watched a copied one under two identities."""
+    path = Library(directory).composition_path()
+    shutil.copy(path, path.with_name("copy.json"))
+    opener = Opener(InferenceSettings(name="m", library=directory, threads=1, workers=1))
+    stored, known = Composition.load(path), set()
+    for name in ("default", "copy"):
+        with one_thread():  # which restores the number that the opener sets
+            opened, streamed = opener.open(name, None), open_served(directory, composition=name)
+        assert opened.composition == streamed.composition == replace(stored, name=name)
+        assert opened.engine.version == streamed.engine.version
+        known.add(identity_of(streamed.composition))
+        opened.runner.close()
+    assert len(known) == 2 and identity_of(stored) in known, "whose evidence an earlier Gati stored"
 
 
 def test_an_evaluation_has_every_promised_field(directory: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gati.engine.threads import one_thread, takes_every_core
 from gati.types import Conditions
 from services.inference.opening import Opener
 from services.inference.settings import InferenceSettings
+from tests.engine.cores import Cores
 from tests.engine.networks import CLASSES, traced_network
 from tests.engine.served import exit_at, rewrite
 from tests.engine.test_graph_backends import exits, requests
@@ -141,6 +142,29 @@ def test_torch_keeps_its_number_and_the_log_says_so(
     torch.set_num_threads(RECORDED)
     load(directory).close()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(("cores", "here"), [(2, 2), (3, 3), (8, 3)])
+def test_overlapped_lookups_have_the_cores_that_were_measured_or_as_many_as_there_are(
+    cores: int, here: int, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = Cores.instead(4, monkeypatch)
+    overlapped = replace(exit_at(0, 0.3), placement="overlapped")
+    rewrite(directory, placement="overlapped", exits=(overlapped,), lookup_cores=cores)
+    with load(directory) as engine, engine.twin() as twin:
+        assert engine.lookup_cores == twin.lookup_cores == cores
+        assert system.ours == (set(range(4 - here)), min(OURS, 4 - here))
+        assert len(engine(engine.traced.example())) == 1
+    assert system.ours == (set(range(4)), OURS)
+    caplog.clear()
+    with load(directory):  # in which those cores are reserved
+        load(directory)
+        served_on(directory, workers=1)
+    measured_on = f"overlapped lookups of composition 'default' were measured on {cores} cores of their own"
+    lacking, taking = f"{measured_on}, but have 3 here", f"{measured_on} and take as many here, though"
+    expected = {2: [], 3: [taking], 8: [lacking] * 3}[cores]
+    assert len(caplog.messages) == len(expected)
+    assert all(map(str.startswith, caplog.messages, expected)), caplog.messages
 
 
 def served_on(directory: Path, **settings: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gati.engine import placement
 from gati.engine.concurrent import ConcurrentEngine
+from gati.engine.cores import check_lookup_cores, most_lookup_cores
 from gati.engine.engine import Engine
 from gati.engine.placement import WorkerLookups
-from gati.engine.threads import limit_threads, one_thread, work_alongside
+from gati.engine.threads import let_others_first, limit_threads, one_thread, work_alongside
+from gati.errors import BackendError
 from services.inference.runner import open_runner
+from tests.engine.cores import Cores
+from tests.engine.networks import exits as overlapped_exits
 from tests.engine.networks import traced_network
 from tests.engine.test_graph_backends import exits, requests
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, returns
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +73,32 @@ def test_threads_that_are_limited_together_leave_the_others_as_they_were() -> No
         assert torch.get_num_threads() == in_thread(torch.get_num_threads) == 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities per thread")
+def test_a_thread_of_lower_priority_is_not_raised() -> None:
+    """Under `nice -n 15` few users may: the thread ended, and whoever started it waited for ever."""
+
+    def lowered_to(niceness: int) -> int:
+        let_others_first(niceness)
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with ThreadPoolExecutor(1) as thread:
+        found = [thread.submit(lowered_to, niceness).result(LONG_S) for niceness in (0, 15, 10, 16)]
+    assert found == [before, max(before, 15), max(before, 15), max(before, 16)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_system_that_refuses_priorities_hinders_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError("not permitted")
+
+    monkeypatch.setattr(os, "setpriority", refuse, raising=False)
+    runner = open_runner(Engine(traced_network()), workers=1)
+    assert runner.submit(requests(1)).result(LONG_S).exit == "base"
+    with ConcurrentEngine(Engine(traced_network()), workers=2, niceness=19) as shared:
+        assert shared(requests(1)).exit == "base"
+
+
 def test_threads_started_inside_one_thread_have_one() -> None:
     with one_thread():
         assert in_thread(torch.get_num_threads) == 1
@@ -92,9 +123,23 @@ def test_the_workers_of_a_concurrent_engine_compute_on_one_thread_each(
     assert counts and set(counts) == {1}
 
 
-def test_overlapped_lookups_keep_to_the_one_core_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "usable_cores", lambda: {0, 1, 2, 3})
-    monkeypatch.setattr(placement, "_pin", lambda cores: None)
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Cores:
+    return Cores.instead(4, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ours", "theirs"),
+    [
+        pytest.param(1, {0, 1, 2}, {3}, id="one"),
+        pytest.param(2, {0, 1}, {2, 3}, id="half"),
+        pytest.param(3, {0}, {1, 2, 3}, id="all but one"),
+        pytest.param(8, {0}, {1, 2, 3}, id="more than there are"),
+    ],
+)
+def test_overlapped_lookups_have_the_last_cores_and_as_many_threads(
+    wanted: int, ours: set[int], theirs: set[int], cores: Cores
+) -> None:
     counts: dict[threading.Thread, int] = {}
     counted = threading.Event()
 
@@ -103,22 +148,123 @@ def test_overlapped_lookups_keep_to_the_one_core_they_have(monkeypatch: pytest.M
         counted.set()
         return hidden, hidden.sum().reshape(1)
 
-    with WorkerLookups() as lookups:
-        assert torch.get_num_threads() == 3
+    lookups = WorkerLookups(wanted)
+    with lookups:
+        assert cores.ours == (ours, min(3, len(ours)))
+        with lookups.released():
+            assert cores.ours == ({0, 1, 2, 3}, 3)
+        assert cores.ours == (ours, min(3, len(ours)))
         lookups.submit(lookup, torch.ones(1, 1))
         assert counted.wait(LONG_S)
         lookups.answer()
-    counts.pop(threading.current_thread(), None)
-    assert list(counts.values()) == [1]
+    assert cores.ours == ({0, 1, 2, 3}, 3)
+    for thread in (counts, cores.bound):
+        thread.pop(threading.current_thread(), None)
+    assert list(counts.values()) == [len(theirs)]
+    assert list(cores.bound.values()) == [[theirs]]
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "text"),
+    [
+        (-1, "cpu", "lookup_cores is -1; give at least 1"),
+        (4, "cpu", r"lookup_cores is 4, but of the usable cores \(4\) the network needs .*most 3"),
+        (2, "cuda:0", "lookup_cores is 2, but on cuda:0 lookups run on a stream, not on cores: leave it out"),
+    ],
+)
+def test_cores_that_lookups_cannot_have_are_refused(count: int, device: str, text: str, cores: Cores) -> None:
+    with pytest.raises(BackendError, match=text):
+        check_lookup_cores(count, torch.device(device))
+
+
+def test_lookups_may_always_have_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of one core they share it with the network."""
+    Cores.instead(1, monkeypatch)
+    for device in ("cpu", "cuda:0"):
+        check_lookup_cores(1, torch.device(device))
+
+
+def test_cores_that_are_reserved_already_are_there_for_other_lookups(cores: Cores) -> None:
+    with WorkerLookups(2):
+        assert most_lookup_cores() == 3
+        check_lookup_cores(3, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_engines_that_are_open_at_once_leave_the_caller_what_the_largest_share_leaves(
+    first: int, cores: Cores
+) -> None:
+    small, large = (
+        Engine(traced_network(), overlapped_exits((0.5,) * 3, "overlapped"), lookup_cores=count)
+        for count in (1, 2)
+    )
+    small.open()
+    assert cores.ours == ({0, 1, 2}, 3)
+    large.open()
+    assert cores.ours == ({0, 1}, 2)
+    closing = (small, large) if first == 1 else (large, small)
+    closing[0].close()
+    assert cores.ours == (({0, 1}, 2) if first == 1 else ({0, 1, 2}, 3))
+    assert len(closing[1](requests(1))) == 1
+    closing[1].close()
+    assert cores.ours == ({0, 1, 2, 3}, 3)
+
+
+@pytest.mark.parametrize("also_open", [True, False])
+def test_closing_in_another_thread_gives_back_cores_at_once_and_threads_when_it_can(
+    also_open: bool, cores: Cores
+) -> None:
+    """It left the closed engine among those that reserve cores, so the thread stayed confined for good."""
+    small, large = (
+        Engine(traced_network(), overlapped_exits((0.5,) * 3, "overlapped"), lookup_cores=count)
+        for count in (1, 3)
+    )
+    left = ({0, 1, 2} if also_open else {0, 1, 2, 3}, 3)
+    if also_open:
+        small.open()
+    for again in (large.open, large.close):
+        large.open()
+        assert cores.ours == ({0}, 1)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(large.close).result(LONG_S)
+        assert cores.ours[0] == left[0]
+        again()
+        large.close()
+        assert cores.ours == left
+    small.close()
+    assert cores.ours == ({0, 1, 2, 3}, 3)
+
+
+def test_a_number_of_threads_that_was_set_after_closing_elsewhere_stays(cores: Cores) -> None:
+    lookups = WorkerLookups(2)
+    lookups.open()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lookups.close).result(LONG_S)
+    torch.set_num_threads(4)
+    with lookups:
+        assert cores.ours == ({0, 1}, 2)
+    assert cores.ours == ({0, 1, 2, 3}, 4)
+
+
+def test_a_system_that_binds_no_threads_hinders_no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ended before it had begun, and the caller waited for it for ever."""
+
+    def refuse(_: int, cores: set[int]) -> None:
+        raise PermissionError("not permitted")
+
+    def looked_up() -> float:
+        with WorkerLookups() as lookups:
+            lookups.submit(lambda hidden: (hidden, hidden.sum().reshape(1)), torch.ones(1, 1))
+            return lookups.answer().score
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    assert returns(looked_up) == 1.0
 
 
 def test_where_no_worker_can_be_started_the_calling_thread_keeps_its_cores(
-    monkeypatch: pytest.MonkeyPatch,
+    cores: Cores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned: list[set[int]] = []
-    monkeypatch.setattr(placement, "usable_cores", lambda: {0, 1, 2, 3})
-    monkeypatch.setattr(placement, "_pin", pinned.append)
-    before, lookups = torch.get_num_threads(), WorkerLookups()
+    before, lookups = cores.ours, WorkerLookups()
 
     def no_more(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -128,10 +274,10 @@ def test_where_no_worker_can_be_started_the_calling_thread_keeps_its_cores(
         with pytest.raises(RuntimeError, match="can't start new thread"):
             lookups.open()
         lookups.close()
-    assert torch.get_num_threads() == before
+    assert cores.ours == before
     with lookups:
-        assert {0, 1, 2} in pinned
-    assert pinned[-1] == {0, 1, 2, 3} and torch.get_num_threads() == before
+        assert cores.ours == ({0, 1, 2}, 3)
+    assert cores.ours == before
 
 
 def test_engines_that_take_turns_share_a_thread_and_close_alone(monkeypatch: pytest.MonkeyPatch) -> None:

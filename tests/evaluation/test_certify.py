@@ -15,6 +15,7 @@ import torch
 
 from gati.cli import render, run
 from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
+from gati.composition.certificate import NewInputs
 from gati.composition.composition import Composition
 from gati.composition.ledger import Ledger
 from gati.composition.load import Served, load, open_served
@@ -163,6 +164,40 @@ def test_a_library_that_was_explored_anew_meanwhile_gets_no_certificate(
     assert composition_of(directory) == before
 
 
+def test_a_composition_that_was_replaced_meanwhile_stays_as_it_is(
+    directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was counted is about the exits that were there before."""
+    module = sys.modules[certify.__module__]
+    answers = vars(module)["_answers"]
+
+    def composed_anew(*arguments: Any) -> Any:
+        rewrite(directory, exits=(exit_at(0, 0.5),))
+        return answers(*arguments)
+
+    monkeypatch.setattr(module, "_answers", composed_anew)
+    with pytest.raises(CompositionError, match="has replaced composition 'default' meanwhile: run this"):
+        certify(directory, more[0], accuracy=0.01, write=True)
+    assert composition_of(directory).exits == (exit_at(0, 0.5),)
+    (attempt,) = Ledger(directory).attempts
+    (result,) = attempt.results
+    assert not result.written and result.certificate["certified"]
+
+
+def test_the_certificate_of_a_copied_file_is_written_into_the_copy(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    path = Library(directory).composition_path()
+    copy = path.with_name("copy.json")
+    copy.write_bytes(path.read_bytes())
+    rewrite(directory, exits=(exit_at(0, 0.5),))
+    before = path.read_bytes()
+    certify(directory, more[0], composition="copy", accuracy=0.01, write=True)
+    assert path.read_bytes() == before
+    written = Composition.load(copy)
+    assert written.name == "copy" and written.certificate is not None
+
+
 def test_data_on_which_compositions_were_compared_covers_only_those_chosen_before(
     directory: Path, more: tuple[Path, int]
 ) -> None:
@@ -200,6 +235,16 @@ def test_it_says_how_the_counts_compare(
     if losses_before is not None:
         rewrite(directory, certificate=walk([(losses_before, 1000)], 0.97, 0.05))
     assert comparison in certify(directory, more[0]).comparison
+
+
+def test_counts_of_inputs_that_were_all_used_before_are_not_compared(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    """Then the certificate counts those answered differently, and no others."""
+    counted = replace(walk([(5, 5)], 0.97, 0.05), new_inputs=NewInputs(0, 0))
+    rewrite(directory, certificate=counted)
+    comparison = certify(directory, more[0]).comparison
+    assert comparison == "The earlier certificate counts no new inputs, so there is nothing to compare with."
 
 
 def test_the_same_rate_is_no_surprise(directory: Path, more: tuple[Path, int]) -> None:

@@ -325,8 +325,11 @@ def test_a_triton_folder_describes_its_model(library: Path, tmp_path: Path) -> N
     assert "instance_group [ { kind: KIND_CPU } ]" in config  # elsewhere float32 may be rounded to TF32
     assert (written.path / "labels.txt").read_text().split() == list(CLASS_NAMES)
     compare(library, in_onnxruntime(written.path / "1" / "model.onnx"), 20)
+    none = tmp_path / "no library"  # what is in the way is told before anything is read or converted
     with pytest.raises(StorageError, match="digits already exists; remove it or give another folder"):
-        gati.export(library, written.path, format="triton")
+        gati.export(none, written.path, format="triton")
+    with pytest.raises(StorageError, match="models: it is a folder; give the name of a file"):
+        gati.export(none, tmp_path / "models")
     assert list(written.path.parent.iterdir()) == [written.path]
 
 

@@ -25,7 +25,8 @@ def path_for(
     exits: Sequence[EngineExit],
     outputs_kind: OutputsKind,
     graphs: tuple[Path, Path] | None,
-    threads: int | None = None,
+    threads: int,
+    lookup_cores: int,
 ) -> RequestPath:
     """Return the path of requests on a backend; `exits` in forward order, the rest as for `Engine`.
 
@@ -44,4 +45,6 @@ def path_for(
         pieces = finest_pieces(executes, traced, exits) if overlapped else ready.segments
         if single := ReplayedPath.single(executes, traced, pieces, exits, ready.stages):
             return ReplayedPath(ready, single, exits)
-        return OverlappedPath(ready, traced.device, pieces, exits) if overlapped else SegmentsPath(ready)
+        if overlapped:
+            return OverlappedPath(ready, traced.device, pieces, exits, lookup_cores)
+        return SegmentsPath(ready)

@@ -21,7 +21,7 @@ from gati.types import OutputsKind
 class GraphPath(RequestPath):
     """Lookups and decisions inside one graph. `graphs` are files that store it and the base model's graph.
 
-    Both are compiled for `threads` threads, or for torch's number now if None.
+    Both are compiled for `threads` threads.
     """
 
     compiled: ClassVar[bool] = True
@@ -34,11 +34,11 @@ class GraphPath(RequestPath):
         exits: Sequence[EngineExit],
         outputs_kind: OutputsKind,
         graphs: tuple[Path, Path] | None,
-        threads: int | None = None,
+        threads: int,
     ) -> None:
         self._backend, self._traced, self._outputs_kind = backend, traced, outputs_kind
         self._kept = graphs
-        self._threads = threads or torch.get_num_threads()  # the thread that needs `base` may have another
+        self._threads = threads
         self._names = (*(leaving.block for leaving in exits), BASE)
         kept = None if graphs is None else graphs[0]
         self._graph = backend.early_exit(traced, exits, outputs_kind, kept, self._threads)

@@ -37,12 +37,16 @@ class OverlappedPath(SegmentsPath):
     overlapped: ClassVar[bool] = True
 
     def __init__(
-        self, ready: Ready, device: torch.device, pieces: Sequence[Segment], exits: Sequence[EngineExit]
+        self,
+        ready: Ready,
+        device: torch.device,
+        pieces: Sequence[Segment],
+        exits: Sequence[EngineExit],
+        lookup_cores: int,
     ) -> None:
         super().__init__(ready)
-        self._lookups: ParallelLookups = parallel_lookups(device)
+        self._lookups: ParallelLookups = parallel_lookups(device, lookup_cores)
         self._free = threading.Lock()
-        self._opened = False
         leaves = {leaving.block: at for at, leaving in enumerate(exits)}
         self._steps: list[_Step] = []
         for piece in pieces:
@@ -61,7 +65,7 @@ class OverlappedPath(SegmentsPath):
         if not self._free.acquire(blocking=False):
             return self.inline(x)
         try:
-            self._open()
+            self._lookups.open()
             return self._answer(x)
         finally:
             self._free.release()
@@ -73,19 +77,12 @@ class OverlappedPath(SegmentsPath):
     def open(self) -> None:
         """As `RequestPath.open`."""
         with self._free:
-            self._open()
+            self._lookups.open()
 
     def close(self) -> None:
         """As `RequestPath.close`."""
         with self._free:
-            if self._opened:
-                self._lookups.close()
-                self._opened = False
-
-    def _open(self) -> None:
-        if not self._opened:
-            self._lookups.open()
-            self._opened = True
+            self._lookups.close()
 
     def _answer(self, x: Tensor) -> Answer:
         lookups = self._lookups

@@ -1,0 +1,131 @@
+"""Cores that overlapped lookups reserve on the CPU, and what is left of them to the thread that asks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import torch
+
+from gati.engine.threads import usable_cores
+from gati.errors import BackendError
+
+
+class ReservedCores:
+    """What overlapped lookups reserve of the cores of one thread, and what it had before."""
+
+    def __init__(self) -> None:
+        self._shares: dict[object, int] = {}  # numbers of cores, by who asks for them
+        self._thread = threading.current_thread()
+        self._cores: set[int] = set()
+        self._threads = self._left = 0  # of torch: before, and while cores are reserved
+        self._owed = False  # another thread has released, but each can only set its own number of threads
+        self._changes = threading.Lock()
+
+    @property
+    def cores(self) -> set[int]:
+        """Those that the thread had before, or has now if none are reserved; only it may ask."""
+        return self._cores if self._shares else usable_cores()
+
+    def add(self, lookups: object, share: int) -> None:
+        """Confine the calling thread, whose this is, to the cores that `lookups`, too, leave it."""
+        with self._changes:
+            if not self._shares:
+                self._settle()
+                self._cores, self._threads = usable_cores(), torch.get_num_threads()
+            self._shares[lookups] = share
+            self.confine()
+
+    def remove(self, lookups: object) -> None:
+        """Give back what only `lookups` reserved; in another thread, all but torch threads."""
+        with self._changes:
+            del self._shares[lookups]
+            if self._thread is not threading.current_thread():
+                self._owed = True
+                if self._thread.is_alive():
+                    pin(self._left_cores(), self._thread.native_id or 0)
+            elif self._shares:
+                self.confine()
+            else:
+                self.release()
+
+    def settle(self) -> None:
+        """Give the calling thread, whose this is, the torch threads that another one could not give back."""
+        with self._changes:
+            self._settle()
+
+    def confine(self) -> None:
+        """Leave the lookups the largest of their shares; torch uses at most one thread per other core."""
+        left = self._left_cores()
+        pin(left)
+        self._left = min(self._threads, len(left))
+        torch.set_num_threads(self._left)
+
+    def release(self) -> None:
+        """Restore cores and torch threads."""
+        pin(self._cores)
+        torch.set_num_threads(self._threads)
+
+    def _left_cores(self) -> set[int]:
+        return divided(self._cores, max(self._shares.values()))[0] if self._shares else self._cores
+
+    def _settle(self) -> None:
+        owed, self._owed = self._owed, False
+        if owed and self._shares:
+            self.confine()
+        elif owed and torch.get_num_threads() == self._left:  # and not another number that was set since
+            torch.set_num_threads(self._threads)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.reserved = ReservedCores()
+
+
+_here = _Here()
+
+
+def reserved_here() -> ReservedCores:
+    """What is reserved of the calling thread's cores."""
+    return _here.reserved
+
+
+def check_lookup_cores(count: int, device: torch.device) -> None:
+    """Raise BackendError for a number of cores that overlapped lookups cannot have on `device`."""
+    if count < 1:
+        raise BackendError(f"lookup_cores is {count}; give at least 1")
+    if count > 1 and device.type != "cpu":
+        raise BackendError(
+            f"lookup_cores is {count}, but on {device} lookups run on a stream, not on cores: leave it out"
+        )
+    if count > (most := most_lookup_cores()):
+        usable = len(reserved_here().cores)
+        raise BackendError(
+            f"lookup_cores is {count}, but of the usable cores ({usable}) the network needs at least one: "
+            f"give at most {most}"
+        )
+
+
+def most_lookup_cores() -> int:
+    """How many cores overlapped lookups can have: all but one of those that are usable, at least one.
+
+    What is open in this thread already reserves none of them: lookups share cores.
+    """
+    return max(1, len(reserved_here().cores) - 1)
+
+
+def divided(cores: set[int], wanted: int) -> tuple[set[int], set[int]]:
+    """The cores of the calling thread, at least one, and the last ones, those of lookups."""
+    *most, last = sorted(cores)
+    if not most:
+        return cores, cores
+    kept = max(1, len(cores) - wanted)
+    return set(most[:kept]), {*most[kept:], last}
+
+
+def pin(cores: set[int], thread: int = 0) -> None:
+    """Pin the calling thread, or that with another native id, if the system supports and permits it."""
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            os.sched_setaffinity(thread, cores)
