@@ -160,7 +160,7 @@ class ServeConfig(_Strict):
     late_factor: float = Field(default=2.0, ge=1.0)  # default timeout of a request, in multiples of its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
     largest_json_bytes: int = Field(default=80 * MIB, ge=1024)  # memory for JSON and its values
-    largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # memory for all current requests
+    largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # for requests; as much for unread replies
     largest_image_pixels: int = Field(default=12_500_000, ge=1)
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models without this setting
     ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve

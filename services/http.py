@@ -2,9 +2,11 @@
 
 uvicorn's protocol does not limit headers, incomplete requests, or clients that do not read. Here a connection
 is closed if its client sends nothing, an incomplete head, or a body that is too slow, or does not read its
-reply. If there are too many connections, the one that has waited longest for a complete request is closed, so
-silent clients cannot keep others out. If all of them are active, new ones wait to be accepted (`places`), and
-connections whose request is refused for overload are closed after the reply (`should_leave`).
+reply; earlier if all replies that are not read take too much memory. If there are too many connections, the
+one that has waited longest for a complete request is closed, so silent clients cannot keep others out. If all
+of them are active, new ones wait to be accepted (`places`), and connections whose request is refused for
+overload are closed after the reply (`should_leave`). With TLS, uvloop does not tell whether the last reply of
+a connection was read, so these limits do not apply to it.
 
 Requests to switch to another protocol, as Java's HTTP client makes for HTTP/2, are answered in HTTP/1.1.
 uvicorn's parser would skip their body and take it for the next request.
@@ -22,6 +24,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, after the first `body_timeout_s`
+_READ_FIRST_BYTES = 2**20  # assumed to be read of each reply in the first second
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
 _SILENT_S = 0.5  # a connection idle for less than this is not closed to make room
@@ -38,6 +41,7 @@ class HttpLimits:
     head_bytes: int = 65_536
     head_timeout_s: float = 10.0  # to complete a head, from connecting or from its first bytes
     body_timeout_s: float = 30.0  # until a body must be fast enough, or a reply must have been read
+    unread_bytes: int = 448 * 2**20  # of all replies that wait to be read
 
 
 class _Refusal:
@@ -126,6 +130,7 @@ def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
 
     class _Bounded(_BoundedProtocol):
         _limits = limits
+        _unread = {}
 
     return _Bounded
 
@@ -167,6 +172,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     """One connection. It extends the methods that uvicorn calls and always calls the originals."""
 
     _limits = HttpLimits()
+    _unread: dict[_BoundedProtocol, tuple[int, float]] = {}  # bytes that clients did not read, and since when
     _TOO_LARGE = _Refusal(431, "the request line and headers are too large; send less")
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -269,13 +275,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._limits.body_timeout_s, self._hang_up)
+            self._unread[self] = self.transport.get_write_buffer_size(), self.loop.time()
+            self.loop.call_soon(self._free_memory)  # later: it may close this connection, which is being used
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._cancel_write_timer()
 
     # ----------------------------------------------------------------------------------------------------
 
@@ -332,15 +338,32 @@ class _BoundedProtocol(HttpToolsProtocol):
         if silent:
             min(silent, key=lambda each: (each._answered, each._waits_since_s))._hang_up()
 
+    def _free_memory(self) -> None:
+        """While unread replies take too much memory, close the connection that would take it for longest."""
+        left = {each: each.transport.get_write_buffer_size() for each in self._unread}
+        excess, now_s = sum(left.values()) - self._limits.unread_bytes, self.loop.time()
+
+        def until_read_s(each: _BoundedProtocol) -> float:  # at its speed so far
+            size, since_s = self._unread[each]
+            return left[each] * (1.0 + now_s - since_s) / (_READ_FIRST_BYTES + max(0, size - left[each]))
+
+        for each in sorted(left, key=until_read_s, reverse=True) if excess > 0 else ():
+            if excess > 0:
+                excess -= left[each]
+                each._hang_up()
+
     def _hang_up(self) -> None:
         """End the connection immediately; unsent data are dropped."""
         self._cancel_timers()
         self.connections.discard(self)
-        if not self.transport.is_closing():
-            self.transport.abort()
+        self.transport.abort()  # also if it is closing, which waits until its reply has been read
 
     def _cancel_timers(self) -> None:
         self._cancel_timer()
+        self._cancel_write_timer()
+
+    def _cancel_write_timer(self) -> None:
+        self._unread.pop(self, None)
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None

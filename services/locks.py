@@ -19,15 +19,30 @@ def hold(path: Path) -> IO[bytes] | str:
         handle = path.open("ab")
     except OSError as error:
         return f"cannot write {path.parent} ({error.strerror or error})"
+    if refused := _refused(handle, path):
+        handle.close()
+        return refused
+    return handle
+
+
+def is_held(path: Path) -> bool:
+    """Whether another process has the lock at `path`. It is taken for a moment to know that."""
+    try:
+        with path.open("r+b") as handle:
+            return _refused(handle, path) == KEPT
+    except OSError:  # no process has ever had it
+        return False
+
+
+def _refused(handle: IO[bytes], path: Path) -> str:
+    """Lock an open file until it is closed; returns why that failed."""
     with suppress(ImportError):  # without fcntl there is no lock: users must start only one process
         import fcntl
 
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            handle.close()
             return KEPT
         except OSError as error:  # such as a file system without locks
-            handle.close()
             return f"cannot lock {path} ({error.strerror or error})"
-    return handle
+    return ""

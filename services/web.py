@@ -158,4 +158,5 @@ def _limits(config: ServeConfig) -> HttpLimits:
         config.largest_head_bytes,
         config.head_timeout_s,
         config.body_timeout_s,
+        config.largest_held_bytes,
     )

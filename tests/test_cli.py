@@ -251,7 +251,7 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         ]
         + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
         + ["--sample-rate", "16000", "--seconds", "1.5"]
-        + ["--ray", "10.0.0.1:6379", "--ray-cores", "2", "--ray-gpus", "1"]
+        + ["--ray", "10.0.0.1:6379", "--ray-cores", "2", "--ray-gpus", "1", "--lookup-cores", "3"]
         + ["--tokenizer", "tokenizer.json", "--max-length", "64", "--text-column", "query"]
         + ["--label-column", "intent"]
         + ["--epochs", "2.5", "--class-names", "names.txt", "--label-map", "map.json"]
@@ -274,6 +274,7 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         "ray": "10.0.0.1:6379",
         "ray_cores": 2,
         "ray_gpus": 1,
+        "lookup_cores": 3,
         "tokenizer": Path("tokenizer.json"),
         "max_length": 64,
         "text_column": "query",
@@ -359,7 +360,9 @@ def test_evaluate_writes_the_json_it_printed(evaluated: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     for expected in ("2.00x", "98.00 %", "-1.00 points", "layer1.0", "gain 2.00x", "tail ratio 1.05"):
         assert expected in shown
-    assert "note: NOT CERTIFIED: nothing proves that at least 97 % of answers of composition 'small'" in shown
+    assert (
+        "note: NOT CERTIFIED: nothing proves that at least 97 % of answers of composition 'default'" in shown
+    )
 
 
 @pytest.mark.parametrize("place", ["-", "/dev/stdout", "/dev/fd/1", "link"])

@@ -76,6 +76,7 @@ def library(tmp_path: Path) -> Path:
         "--out elsewhere",
         "--checkpoint w.pt",
         "--unique",
+        "--lookup-cores 2",
     ],
 )
 def test_training_further_refuses_what_it_would_ignore(
@@ -292,6 +293,18 @@ def test_a_query_needs_nothing_that_only_servers_need(
     monkeypatch.setattr("gati.cli.serve.find_spec", lambda name: None)
     run(["query", "model", "--text", "hello", "--url", "http://127.0.0.1:9"])
     assert "no gati serve responds at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_another_server_is_told_from_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    """Its reply was an unexpected error of Gati's, to be reported."""
+    httpx = pytest.importorskip("httpx")
+    monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(status, json=["hello"]))
+    assert run(["query", "model", "--text", "hello"]) == 2
+    said = capsys.readouterr().err
+    assert "no gati serve responds at http://127.0.0.1:8000 (its reply is no JSON object)" in said
 
 
 # Commands to paste ------------------------------------------------------------------------------------------

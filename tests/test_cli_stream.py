@@ -15,14 +15,11 @@ from typing import IO
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.pictures import origin_of
-from gati.adaptation.replay import record
 from gati.cli import run
-from gati.composition.load import open_served
 from gati.errors import AdaptError
 from gati.video import Region, open_source
 from services.locks import hold
@@ -170,21 +167,6 @@ def test_a_camera_that_changes_its_resolution_is_classified_on(library: Path, tm
     drawn = [frame.image for frame in open_source(str(out))]
     assert [image.shape for image in drawn] == [(48, 64, 3)] * 4
     assert all(np.array_equal(image[40:, 40:60] > 128, drawn[0][40:, 40:60] > 128) for image in drawn)
-
-
-def test_regions_are_of_the_first_picture_also_in_a_later_part_of_a_recording(
-    library: Path, tmp_path: Path
-) -> None:
-    for number, (width, height) in enumerate([(64, 48), (128, 96), (128, 96)]):
-        right_half = np.zeros((height, width, 3), np.uint8)
-        right_half[:, width // 2 :] = 255
-        Image.fromarray(right_half).save(tmp_path / f"{number}.png")
-    served = open_served(library)
-    whole, part = (
-        record(served, str(tmp_path), regions=[Region(32, 0, 32, 48)], frames=(first, None))
-        for first in (0, 1)
-    )
-    assert len(part) == 2 and all(map(torch.equal, part.inputs, whole.inputs[1:]))
 
 
 def test_what_a_killed_stream_left_behind_is_removed(

@@ -205,7 +205,7 @@ class Adaptation:
     def status(self) -> Status:
         """The current counts."""
         with self._lock:
-            counts, follow, serving = self._counts, self._follow, self._succession.serving
+            counts, audited, serving = self._counts, self._follow.auditor, self._succession.serving
             return Status(
                 version=serving.deployed.number,
                 state=serving.watch.state,
@@ -213,9 +213,9 @@ class Adaptation:
                 hits=counts.hits,
                 recalled=counts.recalled,
                 hit_rate=counts.recent_hit_rate,
-                audits=follow.audits,
-                losses=follow.losses,
-                left_out=follow.left_out,
+                audits=audited.audits,
+                losses=audited.losses,
+                left_out=audited.left_out,
                 samples=len(self._samples),
                 retraining=self._renewing,
                 proof=self._succession.how_far,

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _SCENE = "scene"  # the tag that holds the scene's signature
 _MADE_FOR = "made_for"  # the tag that names the composition and its backend, as activations do
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
-_KEEP = 20  # versions in the repository, and the one published last
+_KEEP = 20  # versions in the repository, besides the one just published; and as many of those that served
 
 
 class Deployed(NamedTuple):
@@ -189,10 +189,12 @@ class Deployments:
         """Publish the retrained caches as the next version and open it, without activating it.
 
         It has no certificate: it was chosen on parts of the stream that it was trained on. Deletes the oldest
-        versions, as some are never activated.
+        versions, as many are never proven; those that were, and served, are kept apart from these.
         """
         try:
-            self._repository.collect_garbage(self._model, keep=_KEEP)
+            served = (each.version for each in reversed(self._repository.history(self._model)))
+            proven = list(dict.fromkeys(served))[:_KEEP]
+            self._repository.collect_garbage(self._model, keep=_KEEP, besides=proven)
         except GatiError as error:  # such as a bucket where nothing may be deleted
             _log.warning("old versions of %s stay: %s", self._model, error)
         self._saved += 1

@@ -34,7 +34,7 @@ class FollowUp:
 
     Caches are looked up and judged on requests that memory does not answer; `recall` learns from all.
     `exact`: the engine's answer at the end of its network is the reference. `lock` is the caller's, so that
-    listeners may call it. `on_sample` gets samples with the reference's answer.
+    listeners may call it. `auditor` counts audits. `on_sample` gets samples with the reference's answer.
     """
 
     def __init__(
@@ -58,22 +58,7 @@ class FollowUp:
         self._worker = worker
         self._lock = lock
         self._on_sample, self._on_audit = on_sample, on_audit
-        self._auditor = Auditor[Deployed](exact=exact, memory=recall, compare=succession.compare)
-
-    @property
-    def audits(self) -> int:
-        """Answers that were compared with the reference's."""
-        return self._auditor.audits
-
-    @property
-    def losses(self) -> int:
-        """The number of these that differed."""
-        return self._auditor.losses
-
-    @property
-    def left_out(self) -> int:
-        """Requests drawn for an audit or sample, but skipped for lack of time."""
-        return self._auditor.left_out
+        self.auditor = Auditor[Deployed](exact=exact, memory=recall, compare=succession.compare)
 
     def decide(self, more_samples: float, *, lookups_pay: bool, new_scene: bool = False) -> Decided[Deployed]:
         """Decide about the next request, before its answer is known.
@@ -81,7 +66,7 @@ class FollowUp:
         `more_samples` is the share to sample now. `new_scene`: what its place shows has just changed.
         """
         with self._lock:
-            return self._auditor.decide(
+            return self.auditor.decide(
                 self._succession.serving,
                 self._succession.trial,
                 self._draws,
@@ -101,30 +86,30 @@ class FollowUp:
 
         `base` is the reference's answer, if the caller knows it.
         """
-        known = self._auditor.known(decided, ticket.given)
+        known = self.auditor.known(decided, ticket.given)
         if decided.looked_at:
             self._worker.submit(lambda: self._look_at(ticket, decided, base), reserved=True)
         elif known is not None:
-            self._auditor.learn(decided, ticket.given, known)
+            self.auditor.learn(decided, ticket.given, known)
         return known is not None
 
     def _look_at(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
-        needs = self._auditor.needs(decided, ticket.given, base)
+        needs = self.auditor.needs(decided, ticket.given, base)
         if needs is None:
             return
         try:
             base = needs.known or self._shadow.reference(ticket.x)
         except Exception:
             with self._lock:
-                self._auditor.failed(decided, ticket.given, needs.shadows)
+                self.auditor.failed(decided, ticket.given, needs.shadows)
                 snapshot = self._succession.standing.audited()
             self._write(snapshot)
             raise
         found = [(post, counting, self._looked_up(post, ticket.x, base)) for post, counting in needs.shadows]
-        asked = self._auditor.own(decided, ticket.given, base)
+        asked = self.auditor.own(decided, ticket.given, base)
         own = [] if asked is None else self._looked_up(asked, ticket.x, base)
         with self._lock:
-            compared = self._auditor.settle(decided, ticket.given, base, found, own)
+            compared = self.auditor.settle(decided, ticket.given, base, found, own)
             if decided.drawn.sample and not ticket.given.recalled:
                 self._sample(ticket, base)
             snapshot = self._succession.standing.audited()

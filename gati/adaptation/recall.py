@@ -24,10 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
+from gati.adaptation.memory import FEATURES, FURTHER, FeatureRows, Memory, Seen, sketch
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
-from gati.adaptation.recall_rows import FeatureRows
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.engine.exits import Prediction
@@ -308,6 +307,18 @@ class Recall:
         with self._lock:
             return {"ladders": [ladder.state() for ladder in self._ladders]}
 
+    def prove_apart(self) -> None:
+        """Begin the proofs under way on further shares of delta, as another process goes on with them."""
+        with self._lock:
+            for ladder in self._ladders:
+                ladder.prove_apart()
+
+    def heed(self, before: Any, theirs: Any) -> bool:
+        """Withdraw what another process has, between states `before` and `theirs`; returns whether it did."""
+        with self._lock:  # its proofs are of what it has learned meanwhile, and not taken
+            levels = zip(self._ladders, _levels(before), _levels(theirs), strict=False)
+            return any([ladder.restrict(left) for ladder, was, left in levels if left < was])
+
     def remembered(self) -> Remembered:
         """All of its contents."""
         with self._lock:
@@ -367,6 +378,14 @@ class Recall:
 def _is_usual(sketched: NDArray[np.float32]) -> bool:
     """Whether distances from it are finite: one that is not would spoil the regression for all places."""
     return bool(np.square(sketched, dtype=np.float64).sum() <= _LARGEST)
+
+
+def _levels(state: Any) -> list[int]:
+    """The number of settings that each ladder of a saved state lets answer; none if it is damaged."""
+    try:
+        return [int(each["ladder"]["level"]) for each in state["ladders"]]
+    except (LookupError, TypeError, ValueError):
+        return []
 
 
 def _filled(

@@ -68,11 +68,13 @@ class MemoryKeeper:
         self._now = now
         self._saved_s = time.monotonic()
         self._recall: Recall | None = None
+        self._resumes = False  # with the proofs of an earlier memory
         self._failing = False
 
     def known(self) -> Remembered | None:
         """What an earlier run saved: names of places, and the contents if trusted; None without either."""
         (names, settled), contents = self._names(), self._contents()
+        self._resumes = contents is not None
         if contents is not None:
             return contents._replace(names=names, settled=settled)
         return Remembered.only(names, settled=settled) if settled else None
@@ -104,13 +106,23 @@ class MemoryKeeper:
     def watch(self, recall: Recall) -> None:
         """Save this memory from now on."""
         self._recall = recall
+        if self._standing.is_shared and self._resumes:
+            recall.prove_apart()
         if self._path is not None:
             origin = self._standing.origin
-            self._standing.keep(_PART, lambda: {"identity": self._identity, **recall.state()})
+            self._standing.keep(
+                _PART, lambda: {"identity": self._identity, **recall.state()}, heed=self._heed
+            )
             self._standing.keep(
                 _PLACES_PART,
                 lambda: {"origin": origin, "names": list(recall.names), "settled": recall.settled},
             )
+
+    def _heed(self, before: Any, theirs: Any) -> None:
+        """Heed what the guard of another process withdrew, if both began with the same memory."""
+        same = self._resumes and isinstance(theirs, dict) and theirs.get("identity") == self._identity
+        if same and self._recall is not None and self._recall.heed(before, theirs):
+            _log.warning("memory answers less: the guard of the process before withdrew settings of it")
 
     def is_due(self) -> bool:
         """Whether it is time to save. If so, schedules the next save half a minute later."""

@@ -132,6 +132,21 @@ class RecallLadder:
                 setting.begin()
         return found
 
+    def prove_apart(self) -> None:
+        """Begin the proofs under way on a further share of delta, as another process goes on with them."""
+        self._ladder.prove_apart()
+        self._epoch += 1
+
+    def restrict(self, level: int) -> bool:
+        """Withdraw all settings above `level` until they are proven again; returns whether there were any."""
+        if level >= self.level:
+            return False
+        self._ladder.restrict(level)
+        self._epoch += 1
+        for setting in self._settings[level:]:
+            setting.begin()
+        return True
+
     def expect(self, risks: NDArray[np.float64]) -> None:
         """Update the thresholds from the risks of recent inputs, in ascending order."""
         for setting in self._settings:

@@ -62,13 +62,12 @@ def record(
     every_s: float | None = None,
     fps: float | None = None,
     authority: Path | None = None,
-    frames: tuple[int, int | None] = (0, None),
 ) -> RecordedRequests:
-    """Read `frames` [first, end) of a recording, by default all, and compute the reference's answers.
+    """Read a recording, and compute the reference's answers.
 
     `authority` is as in `open_source`.
 
-    **Raises:** `VideoError` for a source that cannot be read or has no such frames.
+    **Raises:** `VideoError` for a source that cannot be read or has no pictures.
     """
     engine = served.engine
     pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)
@@ -76,19 +75,16 @@ def record(
     times: list[float] = []
     numbers: list[int] = []
     places: list[str | None] = []
-    first, end = frames
     with open_source(source, policy="wait", every_s=every_s, fps=fps, authority=authority) as opened:
         for given in opened:
             frame = pictures.fitted(given)
-            if frame.index < first or (end is not None and frame.index >= end):
-                continue
             for region, x in pictures.inputs(frame):
                 inputs.append(x)
                 places.append(place_of(frame, region))
                 times.append(frame.time_s)
                 numbers.append(frame.index)
     if not inputs:
-        raise VideoError(f"{opened.name} has no pictures {first} to {'its end' if end is None else end}")
+        raise VideoError(f"{opened.name} has no pictures; give another source")
     reference = reference_of(served)
     base = [reference.base(x)[0] for x in inputs]
     numbered = np.array(numbers, dtype=np.int64)

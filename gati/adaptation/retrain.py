@@ -95,8 +95,8 @@ def retrain(
     from what serves, and an earlier one may have made that worse. `original` is mixed in with a quarter of
     the training draws. `accuracy` and `confidence` are the composition's unless given. `recipe` bounds the
     training of each deployed cache (of a student ten times as long), `new.recipe` that of each new one, in
-    seconds of `clock`. It uses the
-    calling thread's number of torch threads; neither engine nor base model is changed.
+    seconds of `clock`. It uses the calling thread's number of torch threads; neither engine nor base model is
+    changed.
 
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """

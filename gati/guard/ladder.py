@@ -73,9 +73,9 @@ class Ladder:
         self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
         self._scouts = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]  # of new scenes
         self._proofs: list[Proof] = []
-        self._left = [
-            0
-        ] * settings  # audits counted by each proof of requests that its setting does not answer
+        # audits counted by each proof of requests that its setting does not answer
+        self._left = [0] * settings
+        self._apart: Proof | None = None  # of the loosest setting, while `take_proofs` may replace it
         self.level = self.certified = settings if proven else 0
         self._restart(self.level)
 
@@ -176,6 +176,25 @@ class Ladder:
         self.certified = min(self.certified, level)
         self.level = min(self.level, level)
         self._restart(self.level)
+
+    def prove_apart(self) -> None:
+        """Begin the proofs under way on a further share of delta, as another process goes on with them."""
+        self._restart(self.level)
+        self._apart = self._proofs[-1]
+
+    def take_proofs(self, theirs: Ladder) -> bool:
+        """Take the proofs of a process that has ended in place of those begun apart from it.
+
+        Only if it counted more audits, and all go on here that began apart. Returns whether they were taken.
+        """
+        at = slice(self.level, None)
+        ours, others = self._proofs[at], theirs._proofs[at]
+        alike = len(theirs) == len(self) and abs(theirs.agreement - self.agreement) < 1e-9
+        if not alike or not ours or ours[-1] is not self._apart or others[0].audits <= ours[0].audits:
+            return False
+        self._proofs[at], self._left[at] = others, theirs._left[at]
+        self._apart = None
+        return True
 
     def _release(self) -> Judgement | None:
         before = self.level

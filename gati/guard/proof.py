@@ -163,7 +163,10 @@ class Proof:
 class Spending:
     """Hands out shares of `delta`: the k-th is delta / (k * (k + 1)). Their sum never exceeds delta.
 
-    `used` is the number of shares handed out so far. Raises AdaptError for a delta outside (0, 1).
+    `used` is the number of shares handed out so far. Several processes may each have an equal part of one
+    delta: all of them take the same shares of their parts, so these add up to at most that delta, too. Where
+    the size of a part has changed, every share is taken by parts of one size only (`begin_after`): those up
+    to number `since` may have been of another size. Raises AdaptError for a delta outside (0, 1).
     """
 
     def __init__(self, delta: float, used: int = 0) -> None:
@@ -171,6 +174,12 @@ class Spending:
             raise AdaptError(f"delta is {delta!r}, must lie strictly between 0 and 1, for example 0.05")
         self.delta = delta
         self.used = max(0, used)
+        self.since = 0
+
+    def begin_after(self, number: int) -> None:
+        """Hand out no share up to that number: parts of another size may have taken it."""
+        self.since = max(self.since, number)
+        self.used = max(self.used, number)
 
     def next(self) -> float:
         """The next share."""

@@ -21,7 +21,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -30,15 +31,17 @@ from typing import Any
 from gati.composition.composition import REDUCED, Composition
 from gati.errors import AdaptError
 from gati.guard.proof import AT_ONCE, Duration, Spending
-from gati.guard.standing_file import Saved, Snapshot, SnapshotFile, read_saved
+from gati.guard.standing_file import DeltaShares, Saved, Snapshot, SnapshotFile, read_saved
 from gati.guard.watch import Event, OnEvent, Watch
 
+Heed = Callable[[Any, Any], None]
 _log = logging.getLogger(__name__)
 
 _SAVED_EVERY_S = 1.0
 _MOST_VERSIONS = 100  # without a certificate: forgotten, they are on probation
 _WEEK_S = 7 * 86_400.0
 _CLOCK_ERROR_S = 60.0
+_DAMAGED = KeyError, TypeError, ValueError, OverflowError, AttributeError, AdaptError
 
 
 def identity_of(composition: Composition) -> str:
@@ -107,10 +110,15 @@ class Standing:
         self._heard_s, self._deltas = saved.heard_s, saved.deltas  # of both
         self._certified = saved.certified  # never forgotten: without their state they would serve
         self._parts: dict[str, Callable[[], Any]] = {}
+        self._heeding: dict[str, Heed] = {}
         self._kept_parts = saved.parts
         self._lost, self._lost_s = saved.lost, saved.lost_s  # for later runs, too
         self.distrusted = saved.lost  # why the saved state is not trusted
-        self.spending = Spending(delta, saved.spent)
+        self.spending = Spending(delta, saved.shares.taken)
+        self.spending.begin_after(saved.shares.of_other_parts(delta))
+        self.shares_are_own = saved.shares.are_of(delta)  # the file says so
+        self.is_shared = False  # another process goes on with what the file says
+        self._before: dict[str, Any] = {}  # then: versions as it says
         self._saved_s, self._spent_said = -_SAVED_EVERY_S, 0
         self._taken = 0  # snapshots
 
@@ -163,7 +171,7 @@ class Standing:
             known = self._known(name)
             try:
                 return known and Watch.from_json(known, spend=spend, lasts=self._lasts, on_event=told)
-            except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AdaptError) as error:
+            except _DAMAGED as error:
                 self._distrust(f"{self._path}: version {name}: {error}")
                 return None
 
@@ -174,6 +182,8 @@ class Standing:
             if proven:  # perhaps it was certified since
                 before.certify()
             self.hold_to(identity, before, proven=proven, delta=bound)
+            if self._is_shared(identity):
+                before.prove_apart()
             return self._take(identity, before)
         self._deltas[identity] = bound
         like = [each for each in map(restored, others) if each is not None]
@@ -216,14 +226,17 @@ class Standing:
         for name in [each for each in self._watches if each not in names]:
             self._kept[name] = self._written_down(name)
             del self._watches[name], self._said[name]
-        others = [name for name in self._kept if name not in self._certified]
-        for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
+        for name in self._too_many(self._kept):
             for of in (self._kept, self._heard_s, self._deltas):
                 of.pop(name, None)
 
-    def keep(self, name: str, state: Callable[[], Any]) -> None:
-        """Include the JSON values that `state` returns in every snapshot from now on."""
+    def keep(self, name: str, state: Callable[[], Any], heed: Heed | None = None) -> None:
+        """Include the JSON values that `state` returns in every snapshot from now on.
+
+        `heed` gets what was kept before, and what another process (`is_shared`) left, once that has ended.
+        """
         self._parts[name] = state
+        self._heeding |= {} if heed is None else {name: heed}
 
     def kept(self, name: str, max_age_s: float) -> Any:
         """The part saved under `name`; None if there is none or it is older than `max_age_s`."""
@@ -261,46 +274,68 @@ class Standing:
         self._saved_s, self._spent_said = self._clock(), self.spending.used
         self._taken += 1
         versions = {**self._kept, **{name: self._written_down(name) for name in self._watches}}
-        others = [name for name in versions if name not in self._certified]
-        for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
+        for name in self._too_many(versions):
             del versions[name]
         parts = {name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()}
+        spending = self.spending
         saved = Saved(
             versions=versions,
             parts={**self._kept_parts, **parts},
-            spent=self.spending.used,
+            shares=DeltaShares(delta=spending.delta, taken=spending.used, since=spending.since),
             lost=self._lost,
             lost_s=self._lost_s,
         )
-        return Snapshot(self._taken, saved.text(self.spending.delta))
+        return Snapshot(self._taken, saved.text())
 
-    def take_in(
-        self, saved: Saved, before: Mapping[str, Any], on_both: Callable[[str, Watch], None]
-    ) -> list[str]:
-        """Go on with a file to which another process wrote `saved` since it said `before` of versions.
+    def take_in(self, saved: Saved, on_both: Callable[[str, Watch], None]) -> list[str]:
+        """Go on with a file that was shared with another process, which has left `saved` there and ended.
 
         That process knows best about versions that were not watched here meanwhile; returns their names. Of
-        the others, what is known here stands, once `on_both` has seen the name and the watch.
+        the others, `on_both` gets the name and the watch; proofs with more audits there replace those here.
         """
         if saved.lost:
             self.distrusted, self._lost, self._lost_s = saved.lost, saved.lost, saved.lost_s
+        before_parts = {name: self.kept(name, math.inf) for name in self._heeding}
         self._kept_parts = saved.parts
+        for name, heed in self._heeding.items():
+            heed(before_parts[name], self.kept(name, math.inf))
         self._certified |= saved.certified
         theirs = []
         for name, each in saved.versions.items():
             if name in self._watches:
                 on_both(name, self._watches[name])
-            elif name in self._kept and (kept := self._kept[name]) is not before.get(name):
-                watch = Watch.from_json(kept, spend=partial(self._share, name, self._deltas[name]))
+                self._take_proofs(name, saved)
+            elif name in self._kept and not self._is_shared(name):
+                watch = self._restored(name, self._kept[name])
                 on_both(name, watch)
-                self._kept[name] = {**kept, **watch.to_json()}
+                self._kept[name] = {**self._kept[name], **watch.to_json()}
             else:
                 self._kept[name] = each
                 self._deltas[name], self._heard_s[name] = saved.deltas[name], saved.heard_s[name]
                 theirs.append(name)
+        for name in [each for each in self._kept if self._is_shared(each)]:
+            with suppress(*_DAMAGED):  # what became of its proofs there is not known
+                watch = self._restored(name, self._kept[name])
+                watch.prove_apart()
+                self._kept[name] = {**self._kept[name], **watch.to_json()}
+        self.is_shared, self._before = False, {}
         if self._file is not None:
             self._file.skip(self._taken)  # they do not know of what was taken in
         return theirs
+
+    def _is_shared(self, name: str) -> bool:
+        """Whether a version is known only as the file says, with which another process goes on."""
+        return name in self._kept and self._kept[name] is self._before.get(name)
+
+    def _take_proofs(self, name: str, saved: Saved) -> None:
+        """Take the proofs of a version in `saved`, if they are recent and as sure as is asked here."""
+        if saved.deltas[name] <= self._deltas[name] + 1e-9 and self._is_recent(saved.heard_s[name], _WEEK_S):
+            with suppress(*_DAMAGED):
+                self._watches[name].take_proofs(self._restored(name, saved.versions[name]))
+
+    def _restored(self, name: str, kept: Any) -> Watch:
+        """The watch of a version that was written down as `kept`. Raises any of `_DAMAGED`."""
+        return Watch.from_json(kept, spend=partial(self._share, name, self._deltas[name]), lasts=self._lasts)
 
     def _share(self, identity: str, delta: float) -> float:
         """The delta of the next proof of a version; `delta` bounds all of them if nothing else is known."""
@@ -317,6 +352,11 @@ class Standing:
             "delta": self._deltas[identity],
         }
         return {**stands, **more, **({"origin": self.origin} if self.origin else {})}
+
+    def _too_many(self, names: Collection[str]) -> list[str]:
+        """Those without a certificate that are to be forgotten: the oldest."""
+        others = [name for name in names if name not in self._certified]
+        return others[: max(0, len(others) - _MOST_VERSIONS)]
 
     def _doubt(self, watch: Watch, origin: Any, heard_s: Any) -> None:
         """Forget what was proven of a saved watch too long ago, or elsewhere."""

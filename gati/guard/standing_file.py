@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gati.documents import DocumentKind
+from gati.documents import DocumentKind, key, values_of
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
 
@@ -20,11 +21,23 @@ _PRESUMED_SPENT = 20  # proofs, where the count was lost
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spent:
-    """One part of the file: the number of shares of `delta` that proofs took."""
+class DeltaShares:
+    """One part of the file: the number of shares of `delta` that proofs took, `delta` being a process's part.
+
+    Those up to number `since` may have been of parts of another size; None: an older file does not say so.
+    """
 
     delta: float
-    spent: int
+    taken: int = field(metadata=key("spent"))
+    since: int | None = None
+
+    def are_of(self, delta: float) -> bool:
+        """Whether later ones than `since` were of a part of this size."""
+        return self.since is not None and math.isclose(self.delta, delta)
+
+    def of_other_parts(self, delta: float) -> int:
+        """The number of the last share that may not have been of a part of this size."""
+        return self.since or 0 if self.are_of(delta) else self.taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +54,16 @@ class _Kept:
     lost_s: float | None = None
 
 
+_NO_SHARES, _PRESUMED = (DeltaShares(delta=0.0, taken=taken) for taken in (0, _PRESUMED_SPENT))
+
+
 @dataclass
 class Saved:
     """What a file says.
 
     By name of a version: its watch as JSON values, when its last audit was taken in (in seconds since 1970),
-    the delta of all its proofs, and whether it was ever certified. `parts` are of other components, `spent`
-    is the number of shares of delta that proofs took. `lost`: why something that was known is not any more,
-    which was found at `lost_s`.
+    the delta of all its proofs, and whether it was ever certified. `parts` are of other components. `lost`:
+    why something that was known is not any more, which was found at `lost_s`.
     """
 
     versions: dict[str, Any] = field(default_factory=dict)
@@ -56,16 +71,15 @@ class Saved:
     deltas: dict[str, float] = field(default_factory=dict)
     certified: set[str] = field(default_factory=set)
     parts: dict[str, Any] = field(default_factory=dict)
-    spent: int = 0
+    shares: DeltaShares = _NO_SHARES
     lost: str = ""
     lost_s: float = 0.0
 
-    def text(self, delta: float) -> str:
-        """The content of the file, where all proofs share `delta`; `versions` must say the rest of each."""
-        spent = _Spent(delta=delta, spent=self.spent)
+    def text(self) -> str:
+        """The content of the file; `versions` must say the rest of each."""
         lost_s = self.lost_s if self.lost else None
         kept = _Kept(versions=self.versions, parts=self.parts, distrusted=self.lost, lost_s=lost_s)
-        return _KIND.text_of({**vars(spent), **vars(kept)})
+        return _KIND.text_of({**values_of(self.shares), **vars(kept)})
 
     def _lose(self, error: AdaptError, now_s: float) -> None:
         self.lost, self.lost_s = str(error), now_s
@@ -89,14 +103,13 @@ def read_saved(path: Path, now_s: float) -> Saved:
     saved, where = Saved(), str(path)
     try:
         document = _KIND.read(path)
-        spent = _KIND.record(_Spent, document, where)  # counts even if the rest of the file is damaged
+        shares = _KIND.record(DeltaShares, document, where)  # count even if the rest of the file is damaged
     except AdaptError as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            return saved
-        saved.spent = _PRESUMED_SPENT
-        saved._lose(error, now_s)
+        if not _is_missing(error):
+            saved.shares = _PRESUMED
+            saved._lose(error, now_s)
         return saved
-    saved.spent = max(0, spent.spent)
+    saved.shares = shares
     try:
         kept = _KIND.record(_Kept, document, where)
         with _KIND.reading(where):
@@ -113,10 +126,22 @@ def read_saved(path: Path, now_s: float) -> Saved:
     for name, each in kept.versions.items():
         try:
             with _KIND.reading(f"{where}: version {name}"):
-                saved._take(name, each, spent.delta, written_s)
+                saved._take(name, each, shares.delta, written_s)
         except AdaptError as error:  # the others are believed
             saved._lose(error, now_s)
     return saved
+
+
+def read_shares(path: Path) -> DeltaShares | None:
+    """The shares of delta that proofs of another process took, as its file says; None if there is none."""
+    try:
+        return _KIND.record(DeltaShares, _KIND.read(path), str(path))
+    except AdaptError as error:
+        return None if _is_missing(error) else _PRESUMED
+
+
+def _is_missing(error: AdaptError) -> bool:
+    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 class Snapshot(NamedTuple):

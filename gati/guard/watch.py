@@ -215,6 +215,25 @@ class Watch:
             bound = self.settings if bound == before.settings else 0
         self.restrict(bound)
 
+    def prove_apart(self) -> None:
+        """Begin the proofs under way on a further share of delta, as another process goes on with them.
+
+        What may answer stays.
+        """
+        if self.proof is not None:
+            self._ladder.prove_apart()
+            self._restarted()
+
+    def take_proofs(self, theirs: Watch) -> None:
+        """Go on with proofs of that process once it has ended, if it counted more audits than there are here.
+
+        All have a share of delta of their own, so it does not matter which are taken.
+        """
+        if self._ladder.take_proofs(theirs._ladder):
+            self._left_by[self.level :] = theirs._left_by[self.level :]
+            self._memory_level = None  # the next `left_by` judges what was counted there
+            self._restarted()
+
     def bring_back(self) -> None:
         """Withdraw proofs by audits, which were made on other requests. A certificate stays valid."""
         if self.may_hit and self.proven_on:
@@ -347,7 +366,8 @@ class Watch:
         watch.certifiable = int(document.get("certifiable", ladder.certified))
         if not 0 <= watch.certifiable <= len(ladder):
             raise ValueError(f"certifiable is {watch.certifiable}, which does not fit {len(ladder)} settings")
-        watch.withdrawals = withdrawals_in(document, _withdrawn_before(ladder))
+        before = ladder.certified if ladder.certified < len(ladder) else None
+        watch.withdrawals = withdrawals_in(document, before)
         levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
         if len(levels) != len(ladder):
             raise ValueError(f"{len(levels)} settings of memory do not fit {len(ladder)} settings")
@@ -370,19 +390,10 @@ def _or_none(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _withdrawn_before(ladder: Ladder) -> int | None:
-    """How many settings a guard may have left, in a document of before this was written down."""
-    return ladder.certified if ladder.certified < len(ladder) else None
-
-
 def _with_ladder(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The document in ladder format; one of a single setting has one guard, and a proof unless it serves."""
     if "guards" in document:
         return document
     guard, proof = document["guard"], document["proof"]
-    agreement = float(guard["agreement"])
-    return {
-        "level": int(proof is None),
-        "guards": [guard],
-        "proofs": [Proof(agreement, 0.5).to_json() if proof is None else proof],
-    }
+    proofs = [Proof(float(guard["agreement"]), 0.5).to_json() if proof is None else proof]
+    return {"level": int(proof is None), "guards": [guard], "proofs": proofs}

@@ -157,5 +157,7 @@ def _opened(served: Served, setting: Setting, kept: Path, graphs: Graphs | None)
     if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
         graphs.write(kept, composition.backend, served, exits)
     kept_base = base_graph_file(served.library, composition.backend)
-    engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
+    engine = served.model.engine_of(
+        exits, composition.name, composition.backend, (kept, kept_base), composition.lookup_cores
+    )
     return replace(served, engine=engine, composition=composition)

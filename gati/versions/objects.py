@@ -129,10 +129,16 @@ class Objects:
         self._remove_files(folder_of(model, number))
 
     def sweep(self, model: str, older_than_s: float, now: float) -> None:
-        """See `Place`. The order of the questions matters: a version is published before its claim goes."""
-        halves = [n for n in numbers(self.children(f"{model}/versions")) if not self._finished(model, n)]
+        """See `Place`. The order of the questions matters: a version is published before its claim goes.
+
+        Numbers above the newest version are left alone until there is a newer one: a publisher that only
+        slept would share its number with the next one, and remove its version.
+        """
+        found = numbers(self.children(f"{model}/versions"))
+        halves = [number for number in found if not self._finished(model, number)]
         claimed = numbers(self.children(f"{model}/claims"))
-        for number in {*halves, *claimed}:
+        newest = max({*found} - {*halves}, default=0)
+        for number in (each for each in {*halves, *claimed} if each <= newest):
             claims = [f"{model}/claims/{number:08d}/{name}" for name in self._claims(model, number)]
             if any(now - self._claimed_at(claim) <= older_than_s for claim in claims):
                 continue

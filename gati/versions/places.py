@@ -61,7 +61,10 @@ class Place(Protocol):
         """Remove a version so that no reader sees a part of it."""
 
     def sweep(self, model: str, older_than_s: float, now: float) -> None:
-        """Remove leftovers of unfinished publications and removals older than this, in seconds."""
+        """Remove leftovers of unfinished publications and removals older than this, in seconds.
+
+        Those above the newest version may stay until there is a newer one: their publisher may only be slow.
+        """
 
 
 def folder_of(model: str, number: int) -> str:

@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -181,26 +181,26 @@ class ModelRepository:
         """The pinned versions, in ascending order."""
         return numbers(self._place.children(f"{check_name(model)}/pins"))
 
-    def collect_garbage(self, model: str, keep: int = 5) -> list[int]:
+    def collect_garbage(self, model: str, keep: int = 5, besides: Collection[int] = ()) -> list[int]:
         """Remove all but the newest `keep` versions, and what was left unfinished over an hour ago.
 
-        Never removed: the active versions, the one a rollback would go to, and those pinned. Returns what
+        Never removed: those in `besides`, the active versions, the one a rollback would go to, and those
+        pinned. On an object store, what was left unfinished goes once there is a newer version. Returns what
         was removed.
         """
         if keep < 1:
             raise AdaptError(f"keep is {keep}, must be at least 1")
-        kept = [version.version for version in self.versions(model)]
+        known = [version.version for version in self.versions(model)]
+        kept = {*known[-keep:], *besides}
         marked = numbers(self._place.children(f"{model}/removals"))  # by one that was killed
         removed = [
-            number
-            for number in sorted({*kept[:-keep], *marked})
-            if self._collect(model, number, kept[-keep:])
+            number for number in sorted({*known} - kept | {*marked}) if self._collect(model, number, kept)
         ]
         self._history.shorten(model, _HISTORY)
         self._place.sweep(model, _STALE_S, self._clock())
         return removed
 
-    def _collect(self, model: str, number: int, newest: list[int]) -> bool:
+    def _collect(self, model: str, number: int, kept: Collection[int]) -> bool:
         """Remove a version unless it is in use.
 
         Removal marks the version, then checks whether it is in use. A user does the opposite: takes it, then
@@ -209,7 +209,7 @@ class ModelRepository:
         mark = _mark(model, number)
         self._place.put(mark, b"to be removed\n")
         active = self.actives(model).values()
-        in_use = {*newest, *self.pinned(model), *active, self._rollback_target(model)}
+        in_use = {*kept, *self.pinned(model), *active, self._rollback_target(model)}
         if number not in in_use:
             self._place.remove_version(model, number)
         self._place.remove(mark)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gati.engine.exits import BASE
 from gati.guard.auditor import RECALL
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
@@ -43,8 +44,7 @@ class Counts:
 
     inputs: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    exits: dict[str, Counter[str]] = field(default_factory=dict)
-    not_looked_up: Counter[str] = field(default_factory=Counter)  # by version: the network answered at once
+    exits: dict[str, dict[str, Any]] = field(default_factory=dict)  # `ExitStatistics` by version and exit
     queue: Seconds = field(default_factory=Seconds)
     service: Seconds = field(default_factory=Seconds)
     agreed: int = 0  # audits of early answers
@@ -53,38 +53,45 @@ class Counts:
     trials_disagreed: int = 0
     left_out: int = 0  # audits that were drawn but not made
     recalled: int = 0  # answers from memory
-    _order: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of exits, also after unloading
 
     def answered(
-        self, version: str, exit: str, queue_s: float, service_s: float, *, looked_up: bool = True
+        self,
+        version: str,
+        exit: str,
+        queue_s: float,
+        service_s: float,
+        *,
+        exits: Sequence[str],
+        looked_up: bool = True,
     ) -> None:
-        """Count an answered input; `looked_up`: by the version's caches."""
+        """Count an answered input; `exits` are those of the version, in forward order.
+
+        `looked_up`: its caches were asked. Else the network alone answered.
+        """
         self.inputs += 1
-        self.recalled += exit == RECALL
-        if version not in self.exits and len(self.exits) >= _MOST_VERSIONS:
-            oldest = next(iter(self.exits))  # each adds labels to the metrics
-            del self.exits[oldest], self.not_looked_up[oldest]
-            self._order.pop(oldest, None)
-        self.exits.setdefault(version, Counter())[exit] += 1
-        self.not_looked_up[version] += exit != RECALL and not looked_up
         self.queue.add(queue_s)
         self.service.add(service_s)
+        if version not in self.exits and len(self.exits) >= _MOST_VERSIONS:
+            del self.exits[next(iter(self.exits))]  # the oldest: each adds labels to the metrics
+        rows = self.exits.setdefault(version, {})
+        for name in exits:
+            if name not in rows:
+                rows[name] = ExitStatistics(version, name, 0, 0)
+        if exit == RECALL:  # memory answered in place of the version
+            self.recalled += 1
+            return
+        for name in exits if looked_up else (exit,):
+            rows[name].queries += 1
+            if name == exit:
+                rows[name].hits += 1
+                return
 
-    def exits_on_the_wire(self, order: dict[str, tuple[str, ...]]) -> list[Any]:
-        """For each exit of each version, in order: how many inputs reached it and how many left there.
+    def exits_on_the_wire(self) -> list[Any]:
+        """For each exit of each version: how many inputs reached it and how many left there.
 
-        `order` is that of loaded versions; it is remembered, so that counters do not fall when one leaves.
+        The exits of an unloaded version, and of another one of that name, stay: counters must not fall.
         """
-        self._order.update((name, exits) for name, exits in order.items() if name in self.exits)
-        rows = []
-        for version, left in self.exits.items():
-            # memory answers in place of the version, and the network alone has no lookups
-            came = left.total() - left[RECALL] - self.not_looked_up[version]
-            for name in self._order.get(version, tuple(each for each in left if each != RECALL)):
-                came += self.not_looked_up[version] if name == BASE else 0
-                rows.append(ExitStatistics(version, name, came, left[name]))
-                came -= left[name]
-        return rows
+        return [copy(row) for rows in self.exits.values() for row in rows.values()]
 
 
 def resident_bytes() -> int:

@@ -1,13 +1,14 @@
 """The state and evidence of a served model's versions (`gati.guard.standing`), in a file.
 
 The file is `STATE/NAME.json`, by default in the library's folder `standing`. Further replicas have
-`NAME@1.json` and so on, with separate proofs and a share of the total error probability. If the guard of one
+`NAME@1.json` and so on, with separate proofs and an equal part of the total error probability. If the number
+of replicas changes, what all files say was spent stays spent (`_begin_after_others`). If the guard of one
 replica stops caches or withdraws their looser settings, the other replicas must prove them again, too: they
 read its file at startup and every few seconds (`look`), and note what they have heeded. So it is with the
 same caches under other promises, except that what broke a stricter promise may keep a looser one. A process
 that cannot write its file reads it, keeps changes in memory only and logs a warning. So does one that finds
 it locked by another process, such as one that still drains, until that ends: then it takes the file over,
-with what the other one wrote last.
+with what the other one wrote last. Meanwhile both prove the same caches, each on its own shares of delta.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from gati.guard.proof import Duration
 from gati.guard.standing import Standing, of_rest
-from gati.guard.standing_file import Snapshot, read_saved
+from gati.guard.standing_file import Snapshot, read_saved, read_shares
 from gati.guard.watch import Event, OnEvent, Watch
 from services.inference.settings import InferenceSettings
 from services.inference.withdrawn import (
@@ -37,7 +39,7 @@ from services.inference.withdrawn import (
     name_of,
     source_of,
 )
-from services.locks import KEPT, hold
+from services.locks import KEPT, hold, is_held
 
 _log = logging.getLogger("gati.inference")
 
@@ -45,6 +47,9 @@ _PART, _HERE = "heeded", "here"
 _DELTA = 0.05  # error probability of all proofs, scaled to that of each version
 _FILES_EACH_LOOK = 20  # more are read less often: all replicas read those of all others
 _SHARES_LEFT = 20  # of delta, that another process at the same file may take meanwhile
+_BEGINS_S = 0.5  # that a process may take from its lock to its file
+_PAUSE_S = 0.02
+_ASKED = 3  # times that a lock is asked for, as other replicas take it for a moment (`is_held`)
 
 
 class ServedStanding(Standing):
@@ -77,9 +82,12 @@ class ServedStanding(Standing):
         self.on_heeded: Callable[[Watch], None] = lambda watch: None  # a stop elsewhere
         self._heeded = _numbers(self.kept(_PART, math.inf))
         self.keep(_PART, lambda: {name: dict(each) for name, each in self._heeded.items()})
-        self._before: dict[str, Any] = {}  # versions as another process had written them by now
-        self._spent_before = self.spending.used
         self._others, self._looks = WithdrawnElsewhere(others), 0
+        if writable and not self.shares_are_own:  # now: they tell others that this process does not drain
+            self.write(self.snapshot())
+        self._begin_after_others(patience_s=_BEGINS_S)
+        self._spent_before = self.spending.used
+        self.is_shared = lock is not None
         if path is not None and lock is not None:  # another process writes it
             self._others.paths.append(path)
             self._before = dict(self._kept)
@@ -256,6 +264,24 @@ class ServedStanding(Standing):
         if self._held is not None:
             self._held.close()
 
+    def _begin_after_others(self, patience_s: float = 0.0) -> None:
+        """Take no share of delta that replicas may have taken when there were more of them, or fewer.
+
+        So no two parts of different sizes have taken one share, and all proofs ever err with probability at
+        most delta. A replica that has just begun may take `patience_s` to say so in its file.
+        """
+        delta, until_s = self.spending.delta, time.monotonic() + patience_s
+        for path in self._others.paths:
+            drains = False
+            while (shares := read_shares(path)) is not None and not shares.are_of(delta):
+                drains = is_held(path.with_suffix(".lock"))
+                if not drains or time.monotonic() >= until_s:
+                    break
+                time.sleep(_PAUSE_S)
+            if shares is not None:  # else that replica has never been started
+                may_take = drains and not shares.are_of(delta)
+                self.spending.begin_after(shares.of_other_parts(delta) + may_take * _SHARES_LEFT)
+
     def _take_over(self) -> None:
         """Own the file from now on, if it is waited for and the process that owned it has ended."""
         path = self._path
@@ -275,12 +301,14 @@ class ServedStanding(Standing):
         """Take in what the process that owned the file wrote after this one had read it.
 
         What it stopped is stopped, as if it were another replica. Of versions that were loaded here, only its
-        withdrawals count.
+        withdrawals count, and its proofs under way if they counted more audits.
         """
         saved = read_saved(path, time.time())
         took_none = self.spending.used == self._spent_before + _SHARES_LEFT
         own = self._spent_before if took_none else self.spending.used
-        self.spending.used = max(own, saved.spent)
+        self.spending.used = max(own, saved.shares.taken)
+        self.spending.begin_after(saved.shares.of_other_parts(self.spending.delta))
+        self._begin_after_others()
         before, there = all_withdrawals(self._before), all_withdrawals(saved.versions)
 
         def heed(name: str, watch: Watch) -> None:
@@ -288,7 +316,7 @@ class ServedStanding(Standing):
             those = [each[name].withdrawals if name in each else () for each in (before, there)]
             watch.withdrawals = continued(watch.withdrawals, *those)
 
-        theirs = self.take_in(saved, self._before, heed)
+        theirs = self.take_in(saved, heed)
         heeded = _numbers(self.kept(_PART, math.inf))
         self._heeded |= {name: heeded[name] for name in theirs if name in heeded}
 
@@ -303,10 +331,12 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     if folder is None:
         return opened(None), _nothing
     path = folder / f"{settings.label}.json"
-    labels = [settings.model_copy(update={"replica": each}).label for each in range(settings.replicas)]
-    others = [folder / f"{label}.json" for label in labels if label != settings.label]
+    others = _files_of_others(folder, settings)
     lock_path = path.with_suffix(".lock")
-    lock = hold(lock_path)
+    for _ in range(_ASKED):
+        if (lock := hold(lock_path)) != KEPT:
+            break
+        time.sleep(_PAUSE_S)
     if lock == KEPT:
         _log.warning(
             "state is kept in memory until that process ends; give each server a `state` folder of its own",
@@ -321,6 +351,16 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
         )
         return opened(path, writable=False, others=others), _nothing
     return opened(path, others=others), lock.close
+
+
+def _files_of_others(folder: Path, settings: InferenceSettings) -> list[Path]:
+    """The files of the other replicas, and of those that there were when there were more of them."""
+    labels = [settings.model_copy(update={"replica": each}).label for each in range(settings.replicas)]
+    earlier: list[str] = []
+    with suppress(OSError):  # whoever opens the own file there says why it cannot be
+        earlier = sorted(path.stem for path in folder.glob(f"{settings.name}@*.json"))
+    labels += [each for each in earlier if each.removeprefix(f"{settings.name}@").isdecimal()]
+    return [folder / f"{label}.json" for label in dict.fromkeys(labels) if label != settings.label]
 
 
 def _ended(recording: Future[None]) -> None:

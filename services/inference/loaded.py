@@ -124,6 +124,8 @@ class LoadedVersion:
     source: Any
     _requests: int = field(default=0, init=False, repr=False)  # that use it
     _unused: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    _exits: tuple[str, ...] = field(default=(), init=False, repr=False)  # of the settings `_exits_of`
+    _exits_of: tuple[Answering, ...] = field(default=(), init=False, repr=False)
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -176,10 +178,14 @@ class LoadedVersion:
 
     @property
     def exits(self) -> tuple[str, ...]:
-        """The exits that answers may come from, in forward order."""
-        compositions = [each.composition for each in self.answerings if each.composition is not None]
-        blocks = {leaving.block: leaving.block_index for each in compositions for leaving in each.exits}
-        return (*sorted(blocks, key=lambda block: blocks[block]), BASE)
+        """The exits that answers may come from, in forward order; kept, because every request needs them."""
+        settings = tuple(self.post.open.values())
+        if not self._exits or settings != self._exits_of:
+            compositions = [each.composition for each in self.answerings if each.composition is not None]
+            blocks = {leaving.block: leaving.block_index for each in compositions for leaving in each.exits}
+            self._exits = (*sorted(blocks, key=lambda block: blocks[block]), BASE)
+            self._exits_of = settings
+        return self._exits
 
     @property
     def standing(self) -> Stands:

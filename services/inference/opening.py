@@ -20,7 +20,7 @@ from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
 from gati.composition.engines import base_graph_file, graph_kind
 from gati.composition.load import Served
-from gati.composition.threads import as_measured
+from gati.composition.threads import as_measured, lacking_cores
 from gati.engine.engine import Engine
 from gati.engine.threads import on_threads
 from gati.errors import CompositionError, ConfigError
@@ -132,7 +132,9 @@ class Opener:
             raise AssertionError("versions are opened before their settings")
         composition, exits = setting
         self._use_threads_of(composition)
-        engine = self.model.engine_of(exits, composition.name, composition.backend)
+        engine = self.model.engine_of(
+            exits, composition.name, composition.backend, lookup_cores=composition.lookup_cores
+        )
         return self._opened(engine)
 
     def _use_threads_of(self, chosen: Composition | None) -> None:
@@ -144,6 +146,8 @@ class Opener:
         settings, model, count = self._settings, self.model, self._settings.thread_count
         if chosen is None or model is None or (settings.workers != 1 and chosen.placement != "overlapped"):
             return
+        if lacking := lacking_cores(chosen, model.traced.device.type, part=count):
+            _log.warning("%s", lacking, extra={"model": settings.name, "composition": chosen.name})
         measured = as_measured(chosen.measured_on, model.traced.device.type) or count
         if measured < count and not settings.keeps_threads:
             torch.set_num_threads(measured)
@@ -201,7 +205,7 @@ def _engine(model: OpenedModel, chosen: Composition, folder: Path | None) -> Eng
     # It cannot be made here, where calibration inputs may be missing.
     graphs = kept, base_graph_file(model.library, chosen.backend)
     exits = model.exits(chosen, folder / "caches")
-    return model.engine_of(exits, chosen.name, chosen.backend, graphs)
+    return model.engine_of(exits, chosen.name, chosen.backend, graphs, chosen.lookup_cores)
 
 
 def _settings(served: Served, folder: Path | None) -> tuple[Setting, ...]:
@@ -220,7 +224,7 @@ def _composition(model: OpenedModel, composition: str | None, folder: Path | Non
         return None
     if model.library is None:
         raise CompositionError("a plain model has no compositions; explore it to make a cache library")
-    return Composition.load(model.library.composition_path(composition))
+    return Composition.of(model.library, composition)
 
 
 def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:

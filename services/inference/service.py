@@ -182,15 +182,15 @@ class InferenceService:
     @_once_recorded
     async def statistics(self) -> Any:
         """Counts since the service started, and its current state."""
-        loaded = self._versions.loaded
+        loaded, queues = self._versions.loaded, self._versions.queues
         return Statistics(
             inputs=self._counts.inputs,
             refused=dict(self._counts.refused),
-            exits=self._counts.exits_on_the_wire({version.name: version.exits for version in loaded}),
+            exits=self._counts.exits_on_the_wire(),
             queue_seconds=self._counts.queue.on_the_wire(),
             service_seconds=self._counts.service.on_the_wire(),
-            waiting=sum(each.queue.waiting for version in loaded for each in version.answerings),
-            running=sum(each.queue.running for version in loaded for each in version.answerings),
+            waiting=sum(each.waiting for each in queues),
+            running=sum(each.running for each in queues),
             resident_bytes=resident_bytes(),
             audits_agreed=self._counts.agreed,
             audits_disagreed=self._counts.disagreed,
@@ -301,13 +301,16 @@ class InferenceService:
     ) -> Any:
         """The answers; `times_s` are the request's arrival and now. Raises the first error of an input."""
         arrived_s, now_s = times_s
+        exits = version.exits
         predictions = [_prediction(each) for each in given]  # before any is counted
         answers, last_s = [], arrived_s
         for drawn, each, prediction in zip(draws, given, predictions, strict=True):
             started_s = (each.started_s if isinstance(each, Ask) else None) or arrived_s
             last_s = max(last_s, started_s)
             took_s = started_s - arrived_s, now_s - started_s
-            self._counts.answered(version.name, prediction.exit, *took_s, looked_up=drawn.decided.lookups)
+            self._counts.answered(
+                version.name, prediction.exit, *took_s, exits=exits, looked_up=drawn.decided.lookups
+            )
             values = prediction.probabilities.numpy().astype("<f4", copy=False)
             answers.append(Answer(prediction.class_index, values.tobytes(), prediction.exit))
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))

@@ -93,16 +93,12 @@ class Versions:
     @property
     def pending(self) -> LoadedVersion | None:
         """The version on trial, which takes over once it is proven; None without one."""
-        return None if self._pending is None else self._loaded[self._pending]
+        trial = None if self._roster is None else self._roster.trial
+        return None if trial is None else self._loaded[trial.version.name]
 
     @property
     def _active(self) -> str | None:
         return None if self._roster is None else self._roster.serving.version.name
-
-    @property
-    def _pending(self) -> str | None:
-        trial = None if self._roster is None else self._roster.trial
-        return None if trial is None else trial.version.name
 
     def scenes_for(self, version: LoadedVersion) -> ServedMemory | None:
         """The memory, which also notices new scenes among inputs of that version; None without caches."""
@@ -143,7 +139,7 @@ class Versions:
 
     def working_s(self) -> float:
         """How long the oldest running input has been executing, over all queues."""
-        return max((queue.working_s() for queue in self._queues), default=0.0)
+        return max((queue.working_s() for queue in self.queues), default=0.0)
 
     @property
     def broken(self) -> bool:
@@ -151,10 +147,11 @@ class Versions:
         model = self._opener.model
         if model is None:
             return False
-        return any([queue.broken(lambda: model.traced.example()[:1].clone()) for queue in self._queues])
+        return any([queue.broken(lambda: model.traced.example()[:1].clone()) for queue in self.queues])
 
     @property
-    def _queues(self) -> set[RequestQueue]:
+    def queues(self) -> set[RequestQueue]:
+        """All queues of loaded versions, those of the reference included."""
         return {each for version in self._loaded.values() for each in version.queues}
 
     @property
@@ -175,8 +172,9 @@ class Versions:
 
     def describe(self) -> list[Any]:
         """The wire's `VersionInfo` of each loaded version."""
+        active, pending = self._active, self.pending
         return [
-            version.describe(active=name == self._active, pending=name == self._pending)
+            version.describe(active=name == active, pending=version is pending)
             for name, version in self._loaded.items()
         ]
 

@@ -26,6 +26,7 @@ from services.hosts import is_loopback
 from services.live.state import LiveState
 
 _HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_HOST = "127.0.0.1"
 _MOST_VIEWERS = 64
 _START_TIMEOUT_S = 10.0
 _HEADERS = {
@@ -87,20 +88,19 @@ def live_router(
     return router
 
 
-def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> RunningPage:
-    """Serve the page of a state at `RunningPage.url` until it is closed; port 0 picks a free port.
+def serve_page(state: LiveState, port: int = 0) -> RunningPage:
+    """Serve the page of a state on this machine at `RunningPage.url`; port 0 picks a free port.
 
-    **Raises:** `ConfigError` if the address is not available.
+    **Raises:** `ConfigError` if the port is not available.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        listening = socket.create_server((_HOST, port))
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot show the live page on {host}:{port} ({why}); choose another port"
+            f"cannot show the live page on {_HOST}:{port} ({why}); choose another port"
         ) from error
-    running = RunningPage(state, host, listening)
+    running = RunningPage(state, listening)
     running.start()
     return running
 
@@ -108,16 +108,16 @@ def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> Runn
 class RunningPage:
     """A live page served by a separate thread; see `serve_page`."""
 
-    def __init__(self, state: LiveState, host: str, listening: socket.socket) -> None:
+    def __init__(self, state: LiveState, listening: socket.socket) -> None:
         self.port: int = listening.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        self.url = f"http://{_HOST}:{self.port}/"
         self._listening = listening
         self._stopping = threading.Event()
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         app.include_router(live_router(state, stopping=self._stopping))
         self._server = _Server(
             uvicorn.Config(
-                _LocalNames(app) if is_loopback(host) else app,
+                _LocalNames(app),
                 lifespan="off",
                 log_config=None,
                 access_log=False,

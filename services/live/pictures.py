@@ -6,7 +6,6 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +13,6 @@ from PIL import Image
 
 _LARGEST_SIDE = 960  # of the JPEG that is sent, in pixels
 _QUALITY = 75
-
-
-class _Picture(NamedTuple):
-    number: int
-    content: bytes | NDArray[np.uint8]
 
 
 class NewestPicture:
@@ -30,54 +24,41 @@ class NewestPicture:
     def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._pause_s = 1.0 / per_s
         self._clock = clock
-        self._newest: _Picture | None = None
+        self._newest: tuple[int, NDArray[np.uint8] | None] = 0, None  # counted from 1
         self._encoding = threading.Lock()
-        self._encoded: _Picture | None = None
+        self._encoded: tuple[int, bytes | None] = 0, None
         self._encoded_s = 0.0
 
     @property
     def number(self) -> int:
         """The number of pictures so far."""
-        newest = self._newest
-        return 0 if newest is None else newest.number
+        return self._newest[0]
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Width and height of an array before it is scaled down; None for a JPEG, which contains its size."""
-        newest = self._newest
-        if newest is None or isinstance(newest.content, bytes):
-            return None
-        return newest.content.shape[1], newest.content.shape[0]
+        """Width and height before it is scaled down; None before the first picture."""
+        image = self._newest[1]
+        return None if image is None else (image.shape[1], image.shape[0])
 
-    def put(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Store a JPEG, or an array that is not modified afterwards. ValueError unless uint8 [H, W, 3]."""
-        if not isinstance(image, bytes) and (
-            image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape
-        ):
-            raise ValueError(
-                f"a picture must be a JPEG or uint8 [H, W, 3], not {image.dtype} {list(image.shape)}"
-            )
-        self._newest = _Picture(self.number + 1, image)
+    def put(self, image: NDArray[np.uint8]) -> None:
+        """Store an array that is not modified afterwards. ValueError unless uint8 [H, W, 3]."""
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise ValueError(f"a picture must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
+        self._newest = self.number + 1, image
 
     def jpeg(self) -> bytes | None:
         """Return the latest picture, or one that is at most `1 / per_s` older; None before the first."""
         with self._encoding:
-            newest, encoded = self._newest, self._encoded
-            if newest is None:
-                return None
-            if encoded is None or (
-                encoded.number != newest.number and self._clock() - self._encoded_s >= self._pause_s
-            ):
-                self._encoded_s = self._clock()
-                encoded = self._encoded = _Picture(newest.number, _jpeg(newest.content))
-            assert isinstance(encoded.content, bytes)
-            return encoded.content
+            number, image = self._newest
+            if image is not None and number != self._encoded[0]:
+                now_s = self._clock()
+                if self._encoded[1] is None or now_s - self._encoded_s >= self._pause_s:
+                    self._encoded, self._encoded_s = (number, _jpeg(image)), now_s
+            return self._encoded[1]
 
 
-def _jpeg(content: bytes | NDArray[np.uint8]) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    image = Image.fromarray(content)
+def _jpeg(picture: NDArray[np.uint8]) -> bytes:
+    image = Image.fromarray(picture)
     image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE), Image.Resampling.BILINEAR)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY)

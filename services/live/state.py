@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gati.guard.confidence import watched_agreement
 from gati.types import BASE, RECALL
 from gati.video import Frame, Result
-from gati.video.frames import Region, redact
+from gati.video.frames import redact
 from services.live.pictures import NewestPicture
 
 EventKind = Literal[
@@ -102,13 +102,13 @@ class LiveState:
     def publish(self, result: Mapping[str, Any]) -> None:
         """Add an answer: the fields of `gati.video.Result`; all but `exit` are optional.
 
-        `region` is a `Region`, a mapping of its fields or [x, y, width, height]; None is the whole picture.
+        `region` is [x, y, width, height], in pixels; None is the whole picture.
         """
         now_s = self._clock()
         name = result.get("class_name")
         answer: dict[str, Any] = {
             "source": self._shown_source(result.get("source")),
-            "region": _region(result.get("region")),
+            "region": result.get("region"),
             "class_name": _text(result.get("class_index", "") if name is None else name),
             "probability": _share(result.get("probability")),
             "exit": _text(result["exit"]),
@@ -140,8 +140,8 @@ class LiveState:
             if self._source["state"] == "waiting":
                 self._source = {"state": "running", "reason": "", "since_s": now_s}
 
-    def frame(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Add a picture: a JPEG, or uint8 [H, W, 3] in RGB that is not modified afterwards."""
+    def frame(self, image: NDArray[np.uint8]) -> None:
+        """Add a picture: uint8 [H, W, 3] in RGB that is not modified afterwards."""
         with self._lock:
             self._pictures.put(image)
             self._sequence += 1
@@ -331,17 +331,6 @@ def _share(value: Any) -> float | None:
     return None if number is None else min(1.0, max(0.0, number))
 
 
-def _region(value: Any) -> tuple[int, int, int, int] | None:
-    if value is None:
-        return None
-    if isinstance(value, Region):
-        return value.x, value.y, value.width, value.height
-    if isinstance(value, Mapping):
-        value = [value[name] for name in ("x", "y", "width", "height")]
-    x, y, width, height = (int(number) for number in value)
-    return x, y, width, height
-
-
 class LiveSink:
     """A sink that shows results and their pictures on a live page."""
 
@@ -351,7 +340,8 @@ class LiveSink:
 
     def write(self, result: Result, frame: Frame) -> None:
         """Show a result, and its picture once for all its regions."""
-        self._state.publish(asdict(result))
+        region = None if result.region is None else astuple(result.region)
+        self._state.publish({**asdict(result), "region": region})
         if self._shown != (frame.source, frame.index):
             self._shown = (frame.source, frame.index)
             self._state.frame(frame.image)

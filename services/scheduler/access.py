@@ -13,7 +13,7 @@ from starlette.types import Message, Send
 
 from services.http import should_leave
 from services.scheduler.admission import MANAGEMENT
-from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
+from services.scheduler.telemetry import OpenTelemetry
 from services.scheduler.timing import trace_id_of
 from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trace_of
 
@@ -27,7 +27,7 @@ class Access:
     """The log entry of one request, from its head to the end of its reply."""
 
     def __init__(
-        self, request: Request, send: Send, share: float, telemetry: Telemetry = NO_TELEMETRY
+        self, request: Request, send: Send, share: float, telemetry: OpenTelemetry | None = None
     ) -> None:
         self._request = request
         self._send = send
@@ -37,7 +37,7 @@ class Access:
         self.status = 0
         self.quiet = False  # no line: a flood of refusals must not fill the log
         self.key = ""  # the name of the client's key
-        if telemetry is not NO_TELEMETRY:
+        if telemetry is not None:
             follow(request.scope)
 
     async def send(self, message: Message) -> None:
@@ -57,7 +57,7 @@ class Access:
     def ended(self) -> None:
         """Write the line. Management requests are always logged, to the log `gati.audit`."""
         scope = self._request.scope
-        if (trace := trace_of(scope)) is not None:
+        if self._telemetry is not None and (trace := trace_of(scope)) is not None:
             self._telemetry.ended(scope, trace, self._status, time.monotonic() - self._began_s)
         path: str = scope["path"]
         if path.startswith(MANAGEMENT) and self._request.method != "GET":

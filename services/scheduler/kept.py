@@ -20,11 +20,12 @@ from gati.documents import DocumentKind
 from gati.errors import StorageError
 from gati.types import is_name
 from services.locks import hold
+from services.states import BASE_VERSION
 
 _log = logging.getLogger("gati.scheduler")
 
 _LARGEST_BYTES = 2**20
-_MOST_ATTEMPTS = 3  # to load a version that crashes or hangs the process each time
+_MOST_ATTEMPTS = 3  # in a row, to load a version that crashes or hangs the process, or is refused
 _DOCUMENT = DocumentKind(1, StorageError, "delete it, and load the versions again")
 
 
@@ -49,6 +50,7 @@ class KeptVersions:
         self._written = _Kept()
         self._writing = asyncio.Lock()
         self._attempts: Counter[tuple[int, str]] = Counter()  # by replica and version
+        self._left_out: dict[int, set[str]] = {}  # by replica: versions that it has to load later
         self._begun: frozenset[str] = frozenset()
         self.changes = 0  # counts loads; a replica that is catching up checks whether one happened meanwhile
 
@@ -90,6 +92,10 @@ class KeptVersions:
         self._begun = frozenset(each.version for each in found if each.active or each.pending)
         return self._now.answering if self._begun <= self._now.seen else ()
 
+    def answers(self, version: str) -> bool:
+        """Whether that version is the active or the pending one."""
+        return version in self._now.answering
+
     def loaded(self, version: str, composition: str | None) -> None:
         """Remember a version; the next call of `told` saves it."""
         self.forget(version)
@@ -103,6 +109,8 @@ class KeptVersions:
         self._now = replace(self._now, versions=left, answering=answering)
         for key in [key for key in self._attempts if key[1] == version]:
             del self._attempts[key]
+        for left_out in self._left_out.values():
+            left_out.discard(version)
 
     def failed(self, version: str, replica: int) -> bool:
         """Count a crash or hang of a replica while it loaded a version again.
@@ -115,8 +123,25 @@ class KeptVersions:
         self.forget(version)
         return True
 
+    def refused(self, version: str, replica: int) -> bool:
+        """Count that a replica refused to load a version again, for example because the disk is full.
+
+        Returns True if that has happened too often in a row: then the replica should serve without it.
+        """
+        self._attempts[replica, version] += 1
+        return self.lacks(replica, version) or self._attempts[replica, version] >= _MOST_ATTEMPTS
+
+    def leave_out(self, replica: int, versions: set[str]) -> None:
+        """Remember which versions a replica has to load later; until then they are not forgotten."""
+        self._left_out[replica] = versions
+
+    def lacks(self, replica: int, version: str | None = None) -> bool:
+        """Whether a replica has to load that version, or any, later."""
+        left_out = self._left_out.get(replica, ())
+        return bool(left_out) if version is None else version in left_out
+
     def caught_up(self, replica: int) -> None:
-        """Forget the failures of a replica that now has all versions."""
+        """Forget the failures of a replica that now has all versions that it can have."""
         for key in [key for key in self._attempts if key[0] == replica]:
             del self._attempts[key]
 
@@ -124,11 +149,15 @@ class KeptVersions:
         """Update from the versions `found` on the wire, and save the file if anything changed."""
         found = list(found)
         names = {each.version for each in found}
-        for gone in self._now.versions.keys() - names:
+        left_out = set[str]().union(*self._left_out.values()) - names
+        for gone in self._now.versions.keys() - names - left_out:
             self.forget(gone)
         in_order = [each.version for each in found if each.active]
         in_order += [each.version for each in found if each.pending]
         answering = tuple(name for name in in_order if name in self._now.versions)
+        before = self._now.answering
+        if not left_out.isdisjoint(before) and self._begun.union(before).issuperset(in_order):
+            answering = before  # nothing was chosen since in place of what is left out
         self._now = replace(self._now, answering=answering, seen=self._begun | names)
         async with self._writing:
             await self._write()
@@ -148,6 +177,18 @@ class KeptVersions:
         except StorageError as error:
             self._written = before
             _log.error("the loaded versions could not be saved", extra={"reason": str(error)})
+
+
+def is_loaded(found: Any, version: str, composition: str | None) -> bool:
+    """Whether `found`, the loaded version of that name if any, has that composition (None: no caches).
+
+    A name may be used again for another composition. If the service does not report it, the name decides.
+    """
+    if found is None:
+        return False
+    if found.source is None:
+        return version == (composition or BASE_VERSION)
+    return found.source.folder is None and found.source.composition == composition
 
 
 def _values(kept: _Kept) -> dict[str, Any]:

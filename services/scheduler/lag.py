@@ -15,7 +15,7 @@ _HALVED_S = 1.0  # the half-life of a count
 _LEAST = 0.1  # counts below this are dropped
 
 
-class Lag:
+class LagMeter:
     """How late the event loop has been recently, in milliseconds.
 
     `waited_ms` is the last measurement: how long a request that is read now may have waited. `lag_ms` is the
@@ -28,6 +28,8 @@ class Lag:
         self.waited_ms = 0.0
         self.lag_ms = 0.0
         self._last_ms: deque[float] = deque([0.0] * _IN_A_ROW, _IN_A_ROW)
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def standing_ms(self) -> float:
@@ -39,15 +41,6 @@ class Lag:
         self.waited_ms = late_ms
         self.lag_ms = max(late_ms, _DECAY * self.lag_ms)
         self._last_ms.append(late_ms)
-
-
-class LagMeter(Lag):
-    """Measures how late a timer of a few milliseconds is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._due_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start to measure the running event loop."""

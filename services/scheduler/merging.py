@@ -7,9 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 from gati.errors import GatiError
+from services.scheduler.replicas import Replica
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
 _SUMS = (
@@ -25,14 +26,7 @@ _SUMS = (
 )
 
 
-class _Replica(Protocol):
-    @property
-    def number(self) -> int: ...
-
-    async def statistics(self) -> Any: ...
-
-
-async def statistics_of(replicas: Sequence[_Replica]) -> dict[int, Any]:
+async def statistics_of(replicas: Sequence[Replica]) -> dict[int, Any]:
     """The `Statistics` of each replica that answers, by number. Raises the first `GatiError` if none does."""
     found = await asyncio.gather(*(each.statistics() for each in replicas), return_exceptions=True)
     answers: dict[int, Any] = {}

@@ -205,7 +205,12 @@ class Model:
     async def unload(self, version: str) -> None:
         """Unload a version that is not active."""
         async with self._loading:
-            having = await unload_on_all(self, version)
+            try:
+                having = await unload_on_all(self, version)
+            except NotFoundError:
+                self._kept.forget(version)  # it was left out, and would be loaded later
+                await describe_all(self, [each for each in self.replicas if each.ready])
+                raise
             self._kept.forget(version)
             await describe_all(self, having)
 

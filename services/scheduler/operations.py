@@ -78,6 +78,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
     parameters = await _parameters(request, ("composition", "version"))
+    scheduler.refuse_when_draining()
     if not found.wanted:
         await found.start()
         await found.wait_until_ready(_READY_TIMEOUT_S)
@@ -87,7 +88,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     composition = parameters.get("composition", own.served_composition if own else None)
     version = parameters.get("version", composition or "base")
     with found.sleep.asked():
-        await _awake(found)
+        await _awake(scheduler, found)
         await found.load(version, composition)
     loaded = found.version(version)
     return {
@@ -112,7 +113,7 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
     if version is not None:
         with found.sleep.asked():
-            await _awake(found)
+            await _awake(scheduler, found)
             await found.unload(version)
     elif not found.supervised:
         raise RequestError(
@@ -171,19 +172,27 @@ async def replicas(request: Request, model: str) -> dict[str, Any]:
 async def metrics(request: Request) -> Response:
     """Return counters, gauges and histograms. Prometheus computes the rates."""
     scheduler = scheduler_of(request)
-    found = await _statistics(scheduler, Model.statistics_by_replica)
-    page = scheduler.metrics.render(found, scheduler.models, scheduler.pipelines)
-    return Response(page, media_type=CONTENT_TYPE_LATEST)
+    # Clients need no key for it, and it asks all services: requests that come meanwhile share the page.
+    if scheduler.page is None or scheduler.page.done():
+        scheduler.page = asyncio.create_task(_page(scheduler))
+    return Response(await asyncio.shield(scheduler.page), media_type=CONTENT_TYPE_LATEST)
 
 
 # --------------------------------------------------------------------------------------------------------
 
 
-async def _awake(model: Model) -> None:
-    """Start a sleeping model. Raises `UnavailableError` or `ConfigError` if that fails."""
+async def _awake(scheduler: Scheduler, model: Model) -> None:
+    """Start a sleeping model. Raises `UnavailableError` or `ConfigError` if that fails, or while draining."""
     if model.sleep.asleep or model.sleep.waking:
+        scheduler.refuse_when_draining()
         model.wake()
         await model.wait_until_ready(_READY_TIMEOUT_S)
+
+
+async def _page(scheduler: Scheduler) -> bytes:
+    """Return the page of metrics."""
+    found = await _statistics(scheduler, Model.statistics_by_replica)
+    return scheduler.metrics.render(found, scheduler.models, scheduler.pipelines)
 
 
 async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any]]) -> dict[str, Any]:

@@ -13,32 +13,17 @@ import bisect
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gati.errors import DeadlineError, OverloadError
-from services.scheduler.choice import ReplicaLoad
-from services.scheduler.replicas import Asked
+from services.scheduler.replicas import Asked, Replica
 
 _BACK_WITHIN_S = 30.0  # a replica that is lost for longer is not waited for
 _DONE_WITHIN_S = 30.0  # to clear the backlog; for two replicas at 80 % load, 1.5 times the outage
+_RESERVED_S = 5.0  # at most, for a batch that does not fit: then others that fit need not wait for it
 _SAFETY = 0.7  # of the remaining time: estimates are not more precise
-
-
-class _Watched(Protocol):
-    """A replica: `info` is None until it has been ready for the first time."""
-
-    number: int
-    info: Any
-    load: ReplicaLoad
-    wanted: bool
-
-    @property
-    def ready(self) -> bool:
-        """Whether it accepts requests."""
-        ...
 
 
 class _Parked(NamedTuple):
@@ -46,6 +31,8 @@ class _Parked(NamedTuple):
 
     priority: int
     number: int
+    inputs: int
+    end_s: float
     turn: asyncio.Future[None]
 
 
@@ -53,16 +40,18 @@ class Parking:
     """Sends requests to the replicas of one model. `replicas` returns them, and `clock` seconds."""
 
     def __init__(
-        self, replicas: Callable[[], Sequence[_Watched]], clock: Callable[[], float] = time.monotonic
+        self, replicas: Callable[[], Sequence[Replica]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._replicas = replicas
         self._clock = clock
         self._lost_s: dict[int, float] = {}  # by number: when the loss was noticed
         self._parked: list[_Parked] = []  # sorted
+        self._inputs: Counter[int] = Counter()  # of these, by priority
         self._arrivals = itertools.count()
-        self._woken = 0  # requests that may continue, but whose tasks have not yet resumed
+        self._woken = 0  # inputs of requests that may continue, but whose tasks have not yet resumed
         self._behind_until_s = -math.inf  # until then there may be a backlog
-        self._most = math.inf  # inputs that a replica is known to accept
+        self._reserved = (-1, -math.inf)  # by which request, and until when it keeps those behind it waiting
+        self._most = math.inf  # inputs that a replica accepts at most, as far as refusals tell
 
     @property
     def parked(self) -> int:
@@ -78,21 +67,26 @@ class Parking:
         the errors of `once`.
         """
         end_s, number = self._clock() + asked.time_remaining_ms / 1e3, next(self._arrivals)
+        if self._parked:
+            self.look()
         waits = bool(self._parked) and asked.latency_slo_ms is None
         if waits and not self._may_wait(inputs, asked, end_s):
             raise OverloadError(f"{self.parked} requests already wait for a replica", retry_after_s=1.0)
         try:
             while True:
                 if waits:
-                    await self._wait(asked.priority, number, end_s)
+                    await self._wait(asked.priority, number, inputs, end_s)
                     asked = asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
                 try:
                     return await once(asked)
                 except OverloadError:
-                    if not self._may_wait(inputs, asked, end_s):
+                    busy = any(each.load.outstanding for each in self._ready())  # else no answer makes room
+                    if not (busy and self._may_wait(inputs, asked, end_s)):
                         raise
                     waits = True
-                self._most = max([1, *(each.load.outstanding for each in self._ready())])
+                # A larger total is refused. A batch shows that less precisely than a single input does.
+                most = max(each.load.outstanding for each in self._ready()) + inputs - 1
+                self._most = min(self._most, most) if self._parked else most
         finally:
             if self._parked:
                 self.look()
@@ -111,18 +105,39 @@ class Parking:
             for each in replicas
             if each.wanted and each.info is not None and not each.ready
         }
-        room = sum(self._most - each.load.outstanding for each in ready) - self._woken
-        if not any(each.wanted for each in replicas):  # unloaded: all are told so
-            room = math.inf
-        while self._parked and room > 0:
-            turn = self._parked.pop(0).turn
-            if not turn.done():
-                turn.set_result(None)
-                self._woken += 1
-                room -= 1
+        unloaded = not any(each.wanted for each in replicas)  # then all are told so
+        for parked in self._parked.copy() if unloaded or self._has_room(1, ready) else ():
+            if unloaded or self._has_room(parked.inputs, ready):
+                self._take_out(parked)
+                if not parked.turn.done():
+                    parked.turn.set_result(None)
+                    self._woken += parked.inputs
+            elif not self._has_room(1, ready) or self._blocks(parked, now_s):
+                break
 
-    def _ready(self) -> list[_Watched]:
+    def _ready(self) -> list[Replica]:
         return [each for each in self._replicas() if each.ready]
+
+    def _take_out(self, parked: _Parked) -> None:
+        self._parked.remove(parked)
+        self._inputs[parked.priority] -= parked.inputs
+
+    def _blocks(self, parked: _Parked, now_s: float) -> bool:
+        """Whether those behind a request must wait until there is room for it: a while, if it is the first.
+
+        If it was for longer, requests with an SLO, which do not wait here, could keep all the others out.
+        """
+        if parked is not self._parked[0]:
+            return False
+        if parked.number != self._reserved[0]:
+            self._reserved = parked.number, now_s + min(_RESERVED_S, 0.5 * (parked.end_s - now_s))
+        return now_s <= self._reserved[1]
+
+    def _has_room(self, inputs: int, ready: Sequence[Replica]) -> bool:
+        """Whether one of these replicas has room for so many inputs, after those that were woken."""
+        most = max(self._most, inputs)  # an empty queue has room for any batch
+        free = [max(0.0, most - each.load.outstanding) for each in ready]
+        return inputs <= min(max(free, default=0.0), sum(free) - self._woken)
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
         """Whether a request may wait: it has no SLO, there may be a backlog, and time allows it."""
@@ -133,17 +148,18 @@ class Parking:
         away = any(now_s - since_s <= _BACK_WITHIN_S for since_s in self._lost_s.values())
         if not away and now_s > self._behind_until_s:
             return False
-        ahead = bisect.bisect_right(self._parked, asked.priority, key=attrgetter("priority"))
-        ahead += sum(each.load.outstanding for each in ready)
+        ahead = sum(count for each, count in self._inputs.items() if each <= asked.priority)
+        ahead += self._woken + sum(each.load.outstanding for each in ready)
         # Speeds are added: a replica that has just started may be slow, but does not slow down the others.
         inputs_a_s = sum(1.0 / each_s for each in ready if (each_s := each.load.seconds_an_input))
         return ahead + inputs <= _SAFETY * (end_s - now_s) * (inputs_a_s or math.inf)
 
-    async def _wait(self, priority: int, number: int, end_s: float) -> None:
+    async def _wait(self, priority: int, number: int, inputs: int, end_s: float) -> None:
         """Wait until there is room and the request's turn has come. Raises `DeadlineError`."""
         turn = asyncio.get_running_loop().create_future()
-        parked = _Parked(priority, number, turn)
+        parked = _Parked(priority, number, inputs, end_s, turn)
         bisect.insort(self._parked, parked)
+        self._inputs[priority] += inputs
         try:
             async with asyncio.timeout(end_s - self._clock()):
                 await turn
@@ -151,7 +167,6 @@ class Parking:
             raise DeadlineError("the deadline passed before a replica had room") from None
         finally:
             if turn.done() and not turn.cancelled():
-                self._woken -= 1
-            else:
-                with suppress(ValueError):  # `look` has taken it out since it was cancelled
-                    self._parked.remove(parked)
+                self._woken -= inputs
+            elif parked in self._parked:  # else `look` has taken it out since it was cancelled
+                self._take_out(parked)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,6 +17,7 @@ from gati.errors import (
     DeadlineError,
     GatiError,
     NotFoundError,
+    OverloadError,
     RequestError,
     UnavailableError,
     one_line,
@@ -23,9 +25,9 @@ from gati.errors import (
 from services.again import keep_on
 from services.hosted import Hosted
 from services.scheduler.choice import ReplicaLoad
-from services.scheduler.kept import KeptVersions
+from services.scheduler.kept import KeptVersions, is_loaded
 from services.scheduler.sleeping import ASLEEP
-from services.states import BASE_VERSION, BROKEN, STUCK
+from services.states import BROKEN, STUCK
 from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference
@@ -43,6 +45,7 @@ _CONTROL_TIMEOUT_S = 10.0
 _STATISTICS_TIMEOUT_S = 2.0  # one model that hangs must not delay a page about all models
 _BEATS = 4  # health checks per `hang_timeout_s`; a replica is not ready while one is overdue
 _LOAD_TIMEOUT_S = 600.0
+_LATER_S = 30.0  # until a version is tried again for which the disk was full
 _GRACE_S = 0.25  # a service that runs reports a passed deadline itself
 _OBITUARY_S = 0.05  # time until the cause of a process's death is known
 _PROCESS = secrets.token_hex(8)  # several schedulers may use one service
@@ -242,7 +245,7 @@ class Replica:
 
     async def load_version(self, version: str, composition: str | None) -> None:
         """Load a version while the active one serves."""
-        source = VersionSource(version=version, composition=composition)
+        source = VersionSource(version, composition)
         await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
 
     async def activate(self, version: str) -> None:
@@ -294,7 +297,11 @@ class Replica:
             self._changed()
             extra = {"model": self._model, "version": self.active.version, "replica": self.number}
             _log.info("model ready", extra=extra)
-            await self._watch(client)
+            later = asyncio.create_task(self._load_later(client))
+            try:
+                await self._watch(client)
+            finally:
+                later.cancel()
         finally:
             self._ready = False
             self._cause, self._state = "the connection was lost", "restarting"
@@ -309,31 +316,42 @@ class Replica:
             await self._describe(client)
         self._kept.caught_up(self.number)
 
+    async def _load_later(self, client: WireClient) -> None:
+        """Try again to load versions that were left out, until it has all of them."""
+        while self._kept.lacks(self.number):
+            await asyncio.sleep(_LATER_S)
+            with suppress(GatiError):  # logged, or the connection ends
+                await self._catch_up(client)
+
     async def _load_again(self, client: WireClient) -> None:
         """Load versions from before a restart of the process or of this server; forget those that fail."""
         found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
         there = {each.version: each for each in found.versions}
-        answering = self._kept.began(found.versions)
+        answering, left_out = self._kept.began(found.versions), set[str]()
         for version, composition in self._kept.in_turn():
             try:
-                if not _was_loaded(there.get(version), version, composition):
+                if not is_loaded(there.get(version), version, composition):
                     await self._load(client, version, composition)
-                if version in answering:
+                if version in answering and self._kept.answers(version):  # unless another was chosen since
                     await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+            except OverloadError as error:  # usually a full disk
+                if not self._kept.refused(version, self.number):
+                    raise
+                left_out.add(version)
+                _log.error("not loaded again yet", extra={"version": version, "reason": str(error)})
             except (RequestError, NotFoundError, CompositionError) as error:
                 self._kept.forget(version)
                 _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
+        self._kept.leave_out(self.number, left_out)
 
     async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
         """Load a version again; forget it if that crashes or hangs too often. Raises errors of loading."""
-        source = VersionSource(version=version, composition=composition)
         try:
-            await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+            await client.call("load", VersionSource(version, composition), timeout_s=_LOAD_TIMEOUT_S)
         except (UnavailableError, DeadlineError):
             if self.wanted and self._kept.failed(version, self.number):
-                _log.error(
-                    "not loaded again: each attempt crashed or hung the process", extra={"version": version}
-                )
+                extra = {"version": version}
+                _log.error("not loaded again: each attempt crashed or hung the process", extra=extra)
             raise
 
     async def _watch(self, client: WireClient) -> None:
@@ -378,15 +396,3 @@ class Replica:
             raise RequestError(f"model '{self._model}' has no active version")
         self.info = info
         await self._told(self)
-
-
-def _was_loaded(found: Any, version: str, composition: str | None) -> bool:
-    """Whether `found`, the loaded version of that name if any, has that composition (None: no caches).
-
-    A name may be used again for another composition. If the service does not report it, the name decides.
-    """
-    if found is None:
-        return False
-    if found.source is None:
-        return version == (composition or BASE_VERSION)
-    return found.source.folder is None and found.source.composition == composition

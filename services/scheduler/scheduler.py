@@ -59,6 +59,7 @@ class Scheduler:
         self.models = models
         self.pipelines = pipelines
         self.metrics = Metrics()
+        self.page: asyncio.Task[bytes] | None = None  # of the metrics, that is made now or was last
         self.telemetry = open_telemetry(config)
         self.keys = KeyRing(config)
         shared = len(models) + len(pipelines) > 1
@@ -164,7 +165,9 @@ class Scheduler:
         ours = [model.stop(timeout_s) for model in self.models.values()]
         if self.background is not None:
             ours.append(self.background.stop(timeout_s))
-        await asyncio.gather(*ours, asyncio.to_thread(self.telemetry.close))
+        if self.telemetry is not None:
+            ours.append(asyncio.to_thread(self.telemetry.close))
+        await asyncio.gather(*ours)
 
     def model(self, name: str) -> Model:
         """Return the model of that name. Raises `NotFoundError`."""
@@ -224,11 +227,15 @@ class Scheduler:
 
         Returns a context manager whose value is the `Charge`. Raises `UnavailableError` while draining.
         """
+        self.refuse_when_draining()
+        return _UnderWay(self, name)
+
+    def refuse_when_draining(self) -> None:
+        """Raise `UnavailableError` while draining."""
         if self.draining:
             refused = UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
             self.metrics.rejected.labels(refused.thrift_code.lower()).inc()
             raise refused
-        return _UnderWay(self, name)
 
     def receiving(self, name: str = "") -> _Receiving:
         """Mark a request in progress as waiting for its client while its body is read, as a context manager.

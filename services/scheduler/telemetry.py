@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
@@ -67,31 +67,10 @@ _GIVE_UP_S = 1.0  # to end a request to the collector that is in progress
 _SERVER_ERROR = 500
 
 
-class Telemetry(Protocol):
-    """Receives every request that has ended."""
-
-    def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Record a request with its status and its duration `seconds`."""
-
-    def close(self) -> None:
-        """Send the remaining spans and metrics, which may take seconds."""
-
-
-class _NoTelemetry:
-    def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-NO_TELEMETRY: Telemetry = _NoTelemetry()
-
-
-def open_telemetry(config: ServeConfig) -> Telemetry:
-    """Return the configured telemetry. Raises `ConfigError` if the extra is not installed."""
+def open_telemetry(config: ServeConfig) -> OpenTelemetry | None:
+    """Return the telemetry, None if it is not configured. Raises `ConfigError` without the extra."""
     if config.otlp_endpoint is None:
-        return NO_TELEMETRY
+        return None
     try:
         return OpenTelemetry(config.otlp_endpoint, config.trace_sampling)
     except ImportError as error:

@@ -77,3 +77,14 @@ def test_a_version_that_cannot_be_stored_leaves_nothing(
         with pytest.raises(StorageError, match="disk full"):
             published(deployments, served)
     assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_versions_that_were_proven_stay_however_many_are_not(served: Served, tmp_path: Path) -> None:
+    """Each of them counted among those that are kept: a scene of yesterday was learned from anew."""
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+    for at in range(28):
+        version = published(deployments, served)
+        if at in (0, 2, 4):
+            deployments.activate(version)
+    assert [each.version for each in repository.versions("digits")] == [1, 3, 5, *range(8, 29)]

@@ -112,7 +112,7 @@ def test_what_finds_no_room_is_left_out_whatever_it_would_show(answer: Predictio
     for _ in range(20):
         requests(answer)
     requests.settle()
-    assert requests.counted[0] == 3 and requests.follow.left_out == 17
+    assert requests.counted[0] == 3 and requests.follow.auditor.left_out == 17
 
 
 def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> None:
@@ -140,7 +140,7 @@ def test_where_the_reference_fails_early_answers_count_as_wrong() -> None:
         requests(answer)
         with suppress(MemoryError):  # as the background does
             requests.settle()
-    assert requests.counted == (6, 3) and requests.follow.losses == 3
+    assert requests.counted == (6, 3) and requests.follow.auditor.losses == 3
     while requests.succession.may_hit:
         requests(RIGHT)
         with suppress(MemoryError):
@@ -168,7 +168,7 @@ def test_a_version_on_trial_that_fails_hides_nothing_of_the_one_that_serves(sett
         requests.settle()
         if requests.succession.trial is None or not requests.succession.may_hit:
             break
-    assert requests.follow.losses == requests.follow.audits / 2 > 0
+    assert requests.follow.auditor.losses == requests.follow.auditor.audits / 2 > 0
     trial = requests.succession.trial
     assert trial is not None and trial.watch.proof is not None
     assert trial.watch.proof.losses == trial.watch.proof.audits > 0
@@ -213,7 +213,7 @@ def test_a_version_on_trial_is_looked_up_in_the_shadow_and_never_answers() -> No
     shadow = [audit for audit in requests.audits if audit.shadow]
     assert len(given) == len(shadow) == 50
     assert {audit.version for audit in given} == {0} and {audit.version for audit in shadow} == {1}
-    assert not any(audit.agreed for audit in shadow) and requests.follow.losses == 0
+    assert not any(audit.agreed for audit in shadow) and requests.follow.auditor.losses == 0
     assert requests.succession.serving.deployed.number == 0 and requests.succession.may_hit
 
 
@@ -222,7 +222,7 @@ def test_a_request_that_could_not_be_answered_gives_its_place_back() -> None:
     for _ in range(3):
         requests.follow.withdraw(requests.follow.decide(0.0, lookups_pay=True))
     requests(RIGHT)
-    assert requests.follow.left_out == 0 and len(requests.queue.jobs) == 1
+    assert requests.follow.auditor.left_out == 0 and len(requests.queue.jobs) == 1
 
 
 def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> None:

@@ -21,7 +21,9 @@ from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
+from gati.guard.proof import Proof
 from gati.guard.standing import Standing
+from gati.guard.standing_file import read_saved
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.conftest import REPOSITORY
 
@@ -47,10 +49,17 @@ class Kept:
     """A memory over restarts, its files in `folder`."""
 
     def __init__(
-        self, folder: Path, *, identity: str = IDENTITY, later_s: float = 0.0, origin: str = ""
+        self,
+        folder: Path,
+        *,
+        identity: str = IDENTITY,
+        later_s: float = 0.0,
+        origin: str = "",
+        elsewhere: bool = False,
     ) -> None:
         path = folder / "standing.json"
         self.standing = Standing(DELTA, path, now=lambda: 1e9 + later_s, origin=origin)
+        self.standing.is_shared = elsewhere
         self.keeper = MemoryKeeper(self.standing, memory_file(path), identity, now=lambda: 1e9 + later_s)
         self.recall = Recall(
             AGREEMENT,
@@ -265,3 +274,36 @@ def test_a_stream_that_is_killed_recalls_at_once_when_it_goes_on(tmp_path: Path)
             for at, x in zip(range(30), showing(), strict=False)
         ]
     assert np.mean([each.prediction.exit == RECALL for each in answers]) > 0.5
+
+
+def test_two_processes_prove_one_memory_by_shares_of_delta_of_their_own(tmp_path: Path) -> None:
+    """Both went on with one proof. Neither waits for the other one to end."""
+    other = Kept(tmp_path)
+    other.learn(lambda: proof_of(other).audits >= proof_of(other).required - 5)
+    other.save()
+    mine = Kept(tmp_path, elsewhere=True)
+    assert proof_of(mine).audits == 0 and proof_of(mine).delta < proof_of(other).delta
+    assert mine.standing.spending.used == 4
+    mine.learn(lambda: mine.recall.serves)
+    other.save()
+    mine.standing.take_in(read_saved(tmp_path / "standing.json", 1e9), lambda *_: None)
+    assert mine.recall.serves
+
+
+def test_what_another_process_withdrew_of_a_memory_is_withdrawn_once_that_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = proven(tmp_path)
+    mine = Kept(tmp_path, elsewhere=True)
+    looked = next(each for x, _ in pictures() if (each := look_alone(other, x)) and each.confident)
+    for _ in range(1000):
+        other.recall.lost(looked, drawn=True)
+    other.save()
+    assert mine.recall.serves and not other.recall.serves
+    mine.standing.take_in(read_saved(tmp_path / "standing.json", 1e9), lambda *_: None)
+    assert not mine.recall.serves and "memory answers less" in caplog.text
+
+
+def proof_of(kept: Kept) -> Proof:
+    assert kept.recall.proof is not None
+    return kept.recall.proof

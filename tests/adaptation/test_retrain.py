@@ -193,13 +193,15 @@ def test_the_base_model_and_the_serving_caches_stay_bit_for_bit(tmp_path: Path) 
     served = make_deployed(tmp_path)
     modules = [served.module, *(leaving.cache for leaving in served.engine.exits)]
     before = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
+    hooks = [[dict(each._forward_hooks) for each in module.modules()] for module in modules]
     x = stream(FAMILIAR, 20, seed=5)
     answers = served.engine(x)
     recent = window_of(served.engine.traced, stream(STRANGE, 200, seed=6))
     retrain(served, recent, recipe=PATIENT, new=NEW)
-    for module, state in zip(modules, before, strict=True):
+    for module, state, hooked in zip(modules, before, hooks, strict=True):
         assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
-        assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
+        assert [dict(each._forward_hooks) for each in module.modules()] == hooked
+        assert not any(each._forward_pre_hooks for each in module.modules())
     for answer, other in zip(served.engine(x), answers, strict=True):
         assert torch.equal(answer.probabilities, other.probabilities)
 

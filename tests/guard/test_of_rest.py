@@ -251,3 +251,21 @@ def test_a_setting_proven_on_easier_requests_alone_is_withdrawn() -> None:
         watch.audited(agreed=[True, True])
     run.roster.follow_memory(SHARE, 2)
     assert (watch.level, watch.state) == (1, "serving")
+
+
+@pytest.mark.parametrize(("level", "counts"), [(1, False), (2, True)])
+def test_a_proof_taken_from_another_process_counts_next_to_what_left_its_requests(
+    level: int, counts: bool
+) -> None:
+    """That of easier requests, which stricter memory left there, was believed next to looser memory here."""
+    spend = Spending(DELTA).next
+    there = Watch(AGREEMENT, spend=spend, proven=False)
+    here = Watch.from_json(there.to_json(), spend=spend)
+    here.prove_apart()
+    here.left_by(2)
+    there.left_by(level)
+    for _ in range(3):
+        there.audited(agreed=True)
+    here.take_proofs(Watch.from_json(there.to_json(), spend=spend))
+    assert here.proof is not None and here.proof.audits == 3
+    assert here.left_by(2) != counts and here.proof is not None and here.proof.audits == 3 * counts

@@ -102,7 +102,7 @@ small = { library = "library" }
 
 def _measured() -> Measurements:
     def option(source: str, accuracy: float, latency_ms: float) -> OptionMeasurement:
-        return OptionMeasurement(source, accuracy, (latency_ms, 2 * latency_ms))
+        return OptionMeasurement(source, accuracy, (latency_ms, 2 * latency_ms), {}, "torch", (), ())
 
     small, other = option("library default", 0.8, 1.0), option("library other", 0.9, 4.0)
     both = {"small": small, "other": other}

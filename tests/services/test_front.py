@@ -23,7 +23,7 @@ from services.scheduler.app import create_app
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
 from services.scheduler.front import Front, _FastRequest
-from services.scheduler.lag import Lag, Shares
+from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.models import Model
 from services.scheduler.protocol import parse_request, priority
 from services.scheduler.reasons import without_folders
@@ -320,7 +320,7 @@ def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
 
 def test_a_loop_that_was_held_up_for_a_moment_is_not_behind() -> None:
     """Requests were refused, whatever their SLO, whenever another program had the processor."""
-    lag = Lag()
+    lag = LagMeter()
     for late_ms in (200.0, 0.0, 150.0, 90.0, 0.5, 80.0, 70.0, 60.0, 50.0):
         lag.add(late_ms)
         assert lag.standing_ms < 1.0 and lag.waited_ms == late_ms <= lag.lag_ms

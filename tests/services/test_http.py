@@ -38,7 +38,7 @@ PATIENT = ServeConfig(port=0, head_timeout_s=LONG_S, body_timeout_s=LONG_S)
 class App:
     """Answers `/now` at once, `/later` when it is let go, `/endless` for as long as anybody reads.
 
-    `/echo` returns the body and the headers of the connection.
+    `/echo` returns the body and the headers of the connection, `/large` 16 MiB.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,8 @@ class App:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while endless and (await self.more(receive, send)):
             continue
-        await send({"type": "http.response.body", "body": b"done"})
+        body = b"x" * 2**24 if path == "/large" else b"done"
+        await send({"type": "http.response.body", "body": body})
 
     def allow(self, config: ServeConfig) -> None:
         """Give clients other times from now on.
@@ -281,6 +282,56 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
         await in_the_end(lambda: app.left == ["/endless"])
 
     run(PATIENT.model_copy(update={"body_timeout_s": 0.05}), test)
+
+
+LARGE = ASK.replace(b"now", b"large")
+LAST = LARGE[:-2] + b"Connection: close\r\n\r\n"
+
+
+def test_a_client_that_does_not_read_its_last_reply_is_let_go() -> None:
+    """The reply was kept for as long as the client stayed, and the connection was not counted."""
+
+    async def test(app: App, connect: Connect) -> None:
+        _, writer = await connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(LAST)
+
+        def closed() -> bool:  # only noticed by writing
+            writer.write(b"x")
+            return writer.transport.is_closing()
+
+        await in_the_end(closed)
+
+    run(PATIENT.model_copy(update={"body_timeout_s": 0.05}), test)
+
+
+def test_replies_that_nobody_reads_take_little_memory() -> None:
+    """Each was kept for half a minute, in as many connections as there may be; with `close`, for ever."""
+    large = 2**24  # much more than the system keeps
+
+    async def received(connection: Connection, most: int = large) -> int:
+        connection[1].transport.resume_reading()  # type: ignore[attr-defined]
+        count = 0
+        with contextlib.suppress(ConnectionError):
+            while count < most and (data := await connection[0].read(2**20)):
+                count += len(data)
+        return count
+
+    async def test(app: App, connect: Connect) -> None:
+        slow = await connect()
+        slow[1].write(LARGE)
+        read = await received(slow, large // 3)
+        silent = []
+        for number in range(6):
+            silent.append(await connect())
+            silent[-1][1].transport.pause_reading()  # type: ignore[attr-defined]
+            silent[-1][1].write(LAST if number % 2 else LARGE)
+            await in_the_end(lambda number=number: len(app.begun) == number + 2)  # type: ignore[misc]
+        assert read + await received(slow, large - read) >= large, "who reads is not let go"
+        counts = [await received(each) for each in silent]
+        assert sum(count >= large for count in counts) <= 3
+
+    run(PATIENT.model_copy(update={"largest_held_bytes": 2 * large}), test)
 
 
 def test_requests_that_wait_for_the_one_before_are_few() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from gati.versions.repository import ModelRepository
 from services.inference import service as module
 from services.inference.counts import Counts
 from services.inference.followed import Followed
-from services.inference.loaded import TooManyVersionsError
+from services.inference.following import Answering
+from services.inference.loaded import LoadedVersion, TooManyVersionsError
 from services.inference.service import InferenceService
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
@@ -150,6 +152,29 @@ def test_statistics_have_what_older_schedulers_require(folder: Path) -> None:
     run(folder, test)
 
 
+def test_statistics_tell_of_inputs_that_wait_for_the_base_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None waited or ran in `/metrics` while caches were stopped or unproven, however long the queue was."""
+
+    async def test(service: InferenceService) -> None:
+        version = service._versions.active
+        while version.post.watch.may_hit:
+            version.post.watch.audited(agreed=[False] * version.post.watch.settings)
+        assert version.base is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(version.base._runner, "submit", lambda x: Future())
+            asked = [asyncio.create_task(service.infer(request(str(number)))) for number in range(3)]
+            await asyncio.sleep(0)
+            statistics = await service.statistics()
+        assert (statistics.waiting, statistics.running) == (2, 1)
+        for each in asked:
+            each.cancel()
+        await asyncio.wait(asked)
+
+    run(folder, test, state=tmp_path)
+
+
 def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, tmp_path: Path) -> None:
     async def test(service: InferenceService) -> None:
         for outside in ("/etc", str(folder), str(tmp_path / "versions" / ".." / "x"), "a\0b", "x" * 5000):
@@ -191,25 +216,45 @@ def test_an_answer_names_the_certificate_of_the_composition_that_gave_it(tmp_pat
 def test_versions_that_come_and_go_leave_few_labels_in_the_metrics() -> None:
     counts = Counts()
     for number in range(100):
-        counts.answered(f"v{number}", "base", 0.0, 0.0)
-    versions = [row.version for row in counts.exits_on_the_wire({})]
+        counts.answered(f"v{number}", "base", 0.0, 0.0, exits=("base",))
+    versions = [row.version for row in counts.exits_on_the_wire()]
     assert len(versions) <= 32 and versions[-1] == "v99" and counts.inputs == 100
 
 
-def test_counters_of_exits_do_not_fall_when_a_version_is_unloaded() -> None:
-    counts = Counts()
+def test_the_exits_of_a_version_are_those_of_all_its_open_settings() -> None:
+    nothing: Any = None
+
+    def setting(*blocks: int) -> Answering:
+        exits = [SimpleNamespace(block=f"block{index}", block_index=index) for index in blocks]
+        composition: Any = SimpleNamespace(exits=exits)
+        return Answering("v", nothing, nothing, composition)
+
+    published = setting(1, 3)
+    post: Any = SimpleNamespace(open={2: published})
+    version = LoadedVersion(published, post, nothing, None, False, nothing)
+    assert version.exits == ("block1", "block3", "base") and version.exits is version.exits
+    post.open[1] = setting(2, 3)
+    assert version.exits == ("block1", "block2", "block3", "base")
+
+
+def test_counters_of_exits_do_not_fall_when_a_version_is_unloaded_or_another_one_gets_its_name() -> None:
+    """What had left by the exits of the one before was counted as lookups of the next one that missed."""
+
+    def rows() -> dict[tuple[str, str], tuple[int, int]]:
+        return {(row.version, row.exit): (row.queries, row.hits) for row in counts.exits_on_the_wire()}
+
+    counts, exits = Counts(), ("early", "late", "base")
     for exit in ("late", "base", "early", "base", "late", "base"):
-        counts.answered("v1", exit, 0.0, 0.0)
+        counts.answered("v1", exit, 0.0, 0.0, exits=exits)
     for _ in range(4):  # caches rest
-        counts.answered("v1", "base", 0.0, 0.0, looked_up=False)
-    loaded = counts.exits_on_the_wire({"v1": ("early", "late", "base")})
-    assert [(row.exit, row.queries, row.hits) for row in loaded] == [
-        ("early", 6, 1),
-        ("late", 5, 2),
-        ("base", 7, 7),
-    ]
-    counts.answered("v2", "base", 0.0, 0.0)
-    assert counts.exits_on_the_wire({"v2": ("base",)})[:3] == loaded
+        counts.answered("v1", "base", 0.0, 0.0, exits=exits, looked_up=False)
+    counts.answered("v1", "recall", 0.0, 0.0, exits=exits)
+    before = {("v1", "early"): (6, 1), ("v1", "late"): (5, 2), ("v1", "base"): (7, 7)}
+    assert rows() == before and list(rows()) == list(before)
+    counts.answered("v2", "base", 0.0, 0.0, exits=("base",))
+    assert rows() == {**before, ("v2", "base"): (1, 1)}
+    counts.answered("v1", "middle", 0.0, 0.0, exits=("middle", "base"))
+    assert rows() == {**before, ("v2", "base"): (1, 1), ("v1", "middle"): (1, 1)}
 
 
 def test_a_store_that_is_away_keeps_nobody_from_answering(folder: Path, tmp_path: Path) -> None:

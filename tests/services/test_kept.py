@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gati.errors import CompositionError
+from gati.errors import CompositionError, NotFoundError, StorageError
+from services.scheduler import replicas
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.wire.gen.ttypes import VersionInfo, VersionSource
@@ -187,6 +188,75 @@ def test_a_version_at_which_every_process_ends_is_given_up(
     engine = begun()
     server(tmp_path, engine)
     assert engine.calls == ["load a fast"]
+
+
+class Full(Engine):
+    """A service whose disk has no space for version `c`."""
+
+    full = True
+
+    async def load(self, source: Any) -> Any:
+        if source.version == "c" and self.full:
+            self.calls.append("load c")
+            raise StorageError("disk full while writing the network of c")
+        return await super().load(source)
+
+    async def unload(self, version: str) -> None:
+        if version not in self.versions:
+            raise NotFoundError(f"no version '{version}' is loaded")
+        await super().unload(version)
+
+
+def test_a_version_for_which_the_disk_is_full_is_loaded_once_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was tried for ever, and meanwhile no version of the model answered; then it was forgotten."""
+    monkeypatch.setattr(replicas, "_POLL_S", 0.001)
+    server(tmp_path, begun(), load_three)
+    engine = Full()
+    server(tmp_path, engine)
+    assert engine.calls == ["load c", "load c", "load c", "load a fast"] and engine.active == "first"
+    assert "not loaded again yet" in caplog.text
+
+    async def space(model: Model) -> None:
+        await in_the_end(lambda: "load a fast" in engine.calls and model.version("a"))
+        assert engine.active == "first"
+        engine.full = False
+        await in_the_end(lambda: engine.active == "c" and model.active.version == "c")
+
+    monkeypatch.setattr(replicas, "_LATER_S", 0.001)
+    engine = Full()
+    server(tmp_path, engine, space)
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == ["load c small", "load a fast"] and engine.active == "c"
+
+
+@pytest.mark.parametrize("chosen", ["another", "to unload it"])
+def test_what_is_chosen_while_the_disk_is_full_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    monkeypatch.setattr(replicas, "_POLL_S", 0.001)
+    monkeypatch.setattr(replicas, "_LATER_S", 0.001)
+    server(tmp_path, begun(), load_three)
+    engine = Full()
+
+    async def choose(model: Model) -> None:
+        if chosen == "another":
+            await model.load("d", "large")
+            engine.full = False
+            await in_the_end(lambda: "load c small" in engine.calls)
+            await in_the_end(lambda: any(each.version == "c" for each in model.info.versions))
+        else:
+            with pytest.raises(NotFoundError):
+                await model.unload("c")
+
+    server(tmp_path, engine, choose)
+    assert engine.active == ("d" if chosen == "another" else "first")
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.active == ("d" if chosen == "another" else "first")
+    assert ("load c small" in engine.calls) is (chosen == "another")
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from gati.errors import ConfigError, GatiError, UnavailableError
+from services.config import ServeConfig
 from services.scheduler import replicas
+from services.scheduler.app import create_app
 from services.scheduler.dashboard import Dashboard
+from services.scheduler.front import Front
 from services.scheduler.models import Asked, Model
 from services.scheduler.replicas import Link
+from services.scheduler.scheduler import Scheduler
 from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.gen.ttypes import Tensor
@@ -147,6 +152,70 @@ def test_unloading_while_loading_ends_the_wait() -> None:
             await waiting
 
     run(test)
+
+
+def test_no_model_is_started_while_the_server_ends() -> None:
+    """A process began, was killed a moment later, and the client had no reply."""
+
+    async def main(address: str) -> None:
+        model = Model("m", address=address)
+        scheduler = Scheduler(ServeConfig(), {"m": model}, {})
+        await scheduler.start()
+        await model.stop(LONG_S)
+        reading, rest = asyncio.Event(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            reading.set()
+            yield b"{"
+            await rest.wait()
+            yield b"}"
+
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        headers = {"content-type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asking = client.post("/v2/repository/models/m/load", content=body(), headers=headers)
+            early = asyncio.create_task(asking)
+            await reading.wait()
+            await scheduler.drain()
+            rest.set()
+            for reply in (await early, await client.post("/v2/repository/models/m/load", json={})):
+                assert reply.status_code == 503 and "shutting down" in reply.json()["error"]
+        assert not model.wanted
+
+    with served() as address:
+        asyncio.run(main(address))
+
+
+def test_a_service_is_asked_once_for_all_who_want_the_metrics_at_once() -> None:
+    """Whoever had no key could keep the server and its services busy with them."""
+
+    class Counting(Engine):
+        asked = 0
+
+        async def statistics(self) -> Any:
+            self.asked += 1
+            return await super().statistics()
+
+    async def main() -> None:
+        engine = Counting()
+        server = WireServer(SERVICE, engine.handlers())
+        model = Model("m", address=f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
+        scheduler = Scheduler(ServeConfig(api_key="a key"), {"m": model}, {})
+        await model.start()
+        await model.wait_until_ready(LONG_S)
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for times in (1, 2):
+                engine.healthy.clear()
+                asking = [asyncio.create_task(client.get("/metrics")) for _ in range(10)]
+                await in_the_end(lambda times=times: engine.asked >= times)  # type: ignore[misc]
+                engine.healthy.set()
+                assert {(await each).status_code for each in asking} == {200}
+                assert engine.asked == times
+        await model.stop(LONG_S)
+        await server.drain(0.0)
+
+    asyncio.run(main())
 
 
 def test_what_a_restart_cannot_mend_ends_the_wait() -> None:

@@ -55,7 +55,7 @@ live = false
 
 
 def option(accuracy: float, ms: float, *behaviours: BehaviourMeasurement) -> OptionMeasurement:
-    return OptionMeasurement("library default", accuracy, (ms,), levels=(SURE,), behaviours=behaviours)
+    return OptionMeasurement("library default", accuracy, (ms,), {}, "torch", (SURE,), behaviours)
 
 
 def behaviour(after: str | None, level: int | None, accuracy: float, ms: float) -> BehaviourMeasurement:

@@ -337,6 +337,112 @@ def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
     asyncio.run(test())
 
 
+def test_a_batch_as_large_as_the_queue_is_sent_again_once_there_is_room_for_it() -> None:
+    """Refused by a queue that was nearly empty, it made all that waited behind it go one by one."""
+
+    async def test() -> None:
+        load = SimpleNamespace(outstanding=0, seconds_an_input=0.01)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: 0.0)
+        sent: list[str] = []
+        answers: dict[str, asyncio.Event] = {}
+
+        def ask(name: str, inputs: int, time_ms: float = 1e3 * LONG_S) -> asyncio.Task[None]:
+            answers[name] = asyncio.Event()
+
+            async def once(asked: Asked) -> None:
+                sent.append(name)
+                await asyncio.sleep(0)
+                if load.outstanding + inputs > 4:
+                    raise OverloadError("the queue is full")
+                load.outstanding += inputs
+                await answers[name].wait()
+                load.outstanding -= inputs
+
+            return asyncio.create_task(parking.ask(once, inputs, ASKED._replace(time_remaining_ms=time_ms)))
+
+        names = {"one": 1, "batch": 4, "next": 4, "two": 1, "three": 1, "four": 1}
+        asking = []
+        for number, (name, inputs) in enumerate(names.items()):
+            asking.append(ask(name, inputs))
+            await in_the_end(lambda number=number: sent and parking.parked == number)  # type: ignore[misc]
+        assert sent == ["one", "batch"]
+        with pytest.raises(OverloadError, match="5 requests already wait"):  # they have 11 inputs
+            await ask("late", 1, time_ms=120.0)
+        for name, count in (("one", 3), ("batch", 4), ("next", 7)):
+            answers[name].set()
+            await in_the_end(lambda count=count: len(sent) == count)  # type: ignore[misc]
+        assert sent == ["one", "batch", "batch", "next", "two", "three", "four"]
+        for answer in answers.values():
+            answer.set()
+        await asyncio.gather(*asking)
+        with pytest.raises(OverloadError, match="the queue is full"):  # an empty one: none will have room
+            await ask("large", 5, time_ms=120.0)
+
+    asyncio.run(test())
+
+
+def test_a_batch_for_which_there_is_no_room_does_not_keep_the_others_waiting_for_ever() -> None:
+    """Requests with an SLO, which do not wait, took what it needed; all others waited until its deadline."""
+
+    async def test() -> None:
+        now_s, sent = 0.0, []
+        load = SimpleNamespace(outstanding=1, seconds_an_input=0.01)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: now_s)
+
+        def ask(name: str, inputs: int) -> asyncio.Task[None]:
+            async def once(asked: Asked) -> None:
+                if load.outstanding + inputs > 4:
+                    raise OverloadError("the queue is full")
+                sent.append(name)
+
+            return asyncio.create_task(parking.ask(once, inputs, ASKED))
+
+        batch = ask("batch", 4)
+        await in_the_end(lambda: parking.parked == 1)
+        behind = [ask(name, 1) for name in ("one", "two")]
+        await in_the_end(lambda: parking.parked == 3)
+        assert sent == []
+        now_s = 6.0
+        parking.look()
+        await in_the_end(lambda: all(each.done() for each in behind))
+        load.outstanding = 0
+        parking.look()
+        await batch
+        assert sent == ["one", "two", "batch"]
+
+    asyncio.run(test())
+
+
+def test_what_others_fill_is_not_asked_again_and_again() -> None:
+    """Requests that were refused let each other continue, thousands of times until their deadlines."""
+
+    async def test() -> None:
+        asked_times = 0
+        load = SimpleNamespace(outstanding=0, seconds_an_input=0.01)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: 0.0)
+
+        async def once(asked: Asked) -> None:
+            nonlocal asked_times
+            asked_times += 1
+            load.outstanding += 1
+            await asyncio.sleep(0)
+            load.outstanding -= 1
+            if asked_times > 100:
+                return
+            raise OverloadError("another scheduler's requests fill the queue")
+
+        done = await asyncio.gather(*(parking.ask(once, 1, ASKED) for _ in range(4)), return_exceptions=True)
+        assert [type(each) for each in done] == [OverloadError] * 4 and asked_times <= 8
+
+    asyncio.run(test())
+
+
 def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
     async def test() -> None:
         loads = [SimpleNamespace(outstanding=4, seconds_an_input=each_s) for each_s in (0.1, 1e3)]

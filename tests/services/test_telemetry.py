@@ -23,7 +23,7 @@ from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.telemetry import NO_TELEMETRY, open_telemetry, route_of
+from services.scheduler.telemetry import open_telemetry, route_of
 from services.scheduler.timing import parse_traceparent
 from services.scheduler.tracing import WATCHED_PATHS
 from tests.services.engines import served
@@ -200,7 +200,7 @@ def test_a_collector_that_is_away_costs_nobody_an_answer() -> None:
 
 
 def test_without_an_endpoint_nothing_is_made() -> None:
-    assert open_telemetry(ServeConfig()) is NO_TELEMETRY
+    assert open_telemetry(ServeConfig()) is None
 
 
 def test_what_is_no_url_is_refused(tmp_path: Path) -> None:

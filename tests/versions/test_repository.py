@@ -537,8 +537,11 @@ def test_claims_of_others_are_respected_and_swept_when_stale() -> None:
     repository = ModelRepository(f"memory://{uuid.uuid4().hex}")
     publish(repository)
     claim = "cars/claims/00000002/another"
-    overwrite(repository, claim, json.dumps({"time_s": time.time()}).encode())
     overwrite(repository, "cars/versions/00000002/files/w", b"half of it")
+    overwrite(repository, claim, json.dumps({"time_s": time.time() - 1.1 * HOUR}).encode())
+    repository.collect_garbage("cars")
+    assert repository._place.read(claim) is not None, "there is no newer version yet"
+    overwrite(repository, claim, json.dumps({"time_s": time.time()}).encode())
     assert publish(repository) == [3]
     repository.collect_garbage("cars")
     assert repository._place.read(claim) is not None, "still being published"
@@ -593,6 +596,31 @@ def test_a_publisher_that_slept_does_not_reuse_the_number_of_a_collected_version
 
     slow._place._numbers = sleep_after  # type: ignore[attr-defined]
     assert publish(slow) == [6] and numbers(quick) == [5, 6]
+
+
+def test_a_publisher_that_slept_while_it_uploaded_shares_its_number_with_no_one() -> None:
+    """Its claim is stale, so its files may be removed; then it fails, and removes what it has uploaded."""
+    url = f"memory://{uuid.uuid4().hex}"
+    slow, quick = ModelRepository(url), ModelRepository(url)
+    publish(quick)
+    store = slow._place._store  # type: ignore[attr-defined]
+    given: list[int] = []
+
+    def sleep_before(path: str, source: Any) -> Any:
+        slow._place._store = store  # type: ignore[attr-defined]
+        (claim,) = quick._place.children("cars/claims/00000002")
+        stale = json.dumps({"time_s": time.time() - 1.1 * HOUR}).encode()
+        overwrite(quick, f"cars/claims/00000002/{claim}", stale)
+        quick.collect_garbage("cars")
+        given.extend(publish(quick))
+        quick.collect_garbage("cars")
+        return store(path, source)
+
+    slow._place._store = sleep_before  # type: ignore[attr-defined]
+    with pytest.raises(RepositoryError, match="took too long, so its files were removed"):
+        publish(slow)
+    assert numbers(quick) == [1, *given]
+    assert quick._place.sizes("cars/versions/00000002") == {} and publish(quick) == [4]
 
 
 def test_a_failed_upload_leaves_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
