@@ -69,7 +69,10 @@ def load_cache(path: Path | str) -> LearnedCache:
         )
         cache.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, ModelError) as error:
-        message = f"{path} is not a learned cache ({first_line(error)}): run gati explore again"
+        message = (
+            f"{path} is not a learned cache ({first_line(error)}): restore it, or its predictor's code if "
+            "that has changed, or run gati explore again with another --out"
+        )
         raise LibraryError(message) from error
     return cache
 

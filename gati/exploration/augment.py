@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
+from gati.exploration.state import RunState
+from gati.model.sequence import Data
 
 _SAME_CLASS_SHARE = 0.75  # of inputs that must keep their class for a transformation to be harmless
 _LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, strongest first
@@ -129,3 +131,24 @@ def _answering(module: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor]:
     if may_be_short(like[:1], most):
         most = fitting(most, need_of(lambda few: classes(like[:few], few)))
     return lambda images: classes(images, most)
+
+
+def choose_augmentations(
+    train: Data, module: nn.Module, device: torch.device, state: RunState, most: int
+) -> tuple[Augmentation, Augmentation]:
+    """The augmentations for exits and for students; none if the training inputs are not images.
+
+    They are tried on at most `most` inputs; on less than 16, there are none. A resumed run has the same.
+    """
+    if not train.is_images or not most:
+        return Augmentation(), Augmentation()
+    stored = state.costs() or {}
+    if "augmentation" in stored:
+        bold = Augmentation(*stored["augmentation"])
+    else:
+        # those of a folder are sorted by class, and a mirrored 0 is a 0
+        tried = np.random.default_rng(0).permutation(len(train))[:most]
+        sample = train.images(np.sort(tried)).to(device)
+        bold = choose_augmentation(module, sample, bold=True)
+        state.write_costs({**stored, "augmentation": bold})
+    return bold._replace(least_side=1.0, light=0.0), bold

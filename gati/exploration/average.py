@@ -36,9 +36,3 @@ class RunningAverage:
         """Replace the module's state by the average."""
         for name, tensor in module.state_dict().items():
             tensor.copy_(self.tensors[name])
-
-    @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from `tensors` of an earlier average of the same module."""
-        for name, tensor in self.tensors.items():
-            tensor.copy_(tensors[name])

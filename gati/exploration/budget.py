@@ -8,6 +8,9 @@ from gati.exploration.state import RunState
 
 Clock = Callable[[], float]
 
+_TRIED = 128  # inputs on which augmentations are tried
+_TRYING_SHARE, _MOST_TRIALS = 0.05, 9  # of a budget; answers to each of these inputs
+
 
 class Budget:
     """A limit on wall-clock seconds since `began`; time spent by interrupted earlier runs counts, too.
@@ -32,6 +35,12 @@ class Budget:
         """Whether no time is left, or less than `needed_s` seconds."""
         left_s = self.left_s()
         return left_s is not None and (left_s == 0.0 or left_s < needed_s)
+
+    def inputs_to_try(self, input_s: float) -> int:
+        """On how many inputs to try augmentations: fewer if a network that takes `input_s` each is slow."""
+        if self.budget_s is None or input_s <= 0:
+            return _TRIED
+        return min(_TRIED, int(_TRYING_SHARE * self.budget_s / (_MOST_TRIALS * input_s)))
 
     def note(self) -> None:
         """Record the time used, for the run that resumes if this one is interrupted."""

@@ -39,7 +39,6 @@ from gati.exploration.memory import is_lack_of_memory
 from gati.exploration.schedule import (
     MOST_BYTES,
     choose_places,
-    choose_widths,
     dearer_than_a_student,
     heaviest,
     places_for,
@@ -306,9 +305,11 @@ class _Chooser:
                 costs[width] = self.measure(variant, shape)
                 reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
         fitting = [width for width in widths if not reasons[width]]
-        chosen = choose_widths(fitting, count)
+        # In the time that one of twice its arithmetic needs, a narrow student learns as much, and its lookup
+        # costs every input less. Wider ones know more only if there is time for several.
+        chosen = fitting[:count]
         if len(chosen) == 1:  # on a GPU, wider ones often take no longer
-            chosen = (widest_as_fast(chosen[0], {width: costs[width].lookup_ms or 0.0 for width in fitting}),)
+            chosen = [widest_as_fast(chosen[0], {width: costs[width].lookup_ms or 0.0 for width in fitting})]
         left_out = f"the budget is enough for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
         if not count:
             left_out = "the reduced network is trained instead: name it with --variants"

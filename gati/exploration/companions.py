@@ -26,7 +26,7 @@ from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
 from gati.exploration.measure import seconds_per_input
 from gati.exploration.memory import is_lack_of_memory
-from gati.exploration.prepare import PreparedModel, inputs_to_try
+from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial, RunState
 from gati.model.entry import INPUT
@@ -138,7 +138,7 @@ def _rows(
             prepared.inputs.held_out,
             prepared.held_out.classes,
             prepared.class_names,
-            tried=_inputs_to_try(prepared, budget),
+            tried=max(2, min(_TRIED, budget.inputs_to_try(prepared.answer_s))),
         )
         needed_s = _seconds_to_measure(companion, prepared, budget)
         measure = partial(_measured, prepared, library, candidate, companion, seed, progress)
@@ -156,11 +156,6 @@ def keep_accompanying(state: RunState, rows: Sequence[FinishedTrial]) -> None:
     """Record the rows of a companion for a run that resumes; the one at the input, which is first, last."""
     for row in reversed(rows):
         state.write_finished(row)
-
-
-def _inputs_to_try(prepared: PreparedModel, budget: Budget) -> int:
-    held_out_s, inputs = prepared.expected.held_out_s, len(prepared.inputs.held_out)
-    return max(2, min(_TRIED, inputs_to_try(held_out_s=held_out_s, inputs=inputs, budget=budget)))
 
 
 def _seconds_to_measure(companion: Companion, prepared: PreparedModel, budget: Budget) -> float:
@@ -336,13 +331,11 @@ def class_order(
 @torch.inference_mode()
 def _outputs(variant: str, module: nn.Module, given: Tensor) -> Tensor:
     try:
-        outputs = module(given.clone())
+        return check_base_outputs(module(given.clone()))
+    except ModelError as error:
+        raise ModelError(f"{variant}: {error}") from error
     except Exception as error:  # user code may raise anything
         raise ModelError(
             f"{variant} does not accept inputs of shape {list(given.shape)} ({one_line(error)}); give its "
             "callable an attribute preprocessing, or leave it out"
         ) from error
-    try:
-        return check_base_outputs(outputs)
-    except ModelError as error:
-        raise ModelError(f"{variant}: {error}") from error

@@ -31,6 +31,7 @@ from gati.exploration.executors import (
     announcement,
     begun_again,
     divided,
+    tell_unanswered,
 )
 from gati.exploration.groups import Classroom, GroupTask, TrialResult
 from gati.exploration.memory import is_lack_of_memory
@@ -293,6 +294,7 @@ class RayExecutor:
                 worker.saved_at = run.budget.clock()
                 run.budget.note()
             if answer.ended:
+                tell_unanswered(task, answer.unanswered_batches, run.progress)
                 self._call(worker, "measure")
                 return
         self._call(worker, "advance", _SLICE_S, run.budget.clock() - worker.saved_at >= run.save_every_s)

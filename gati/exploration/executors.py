@@ -122,6 +122,7 @@ class LocalExecutor:
                     budget.note()
                     saved = budget.clock()
             crowding.end(training.step)
+        tell_unanswered(task, training.unanswered_batches, progress)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
 
@@ -135,6 +136,15 @@ def begun_again(classroom: Classroom, task: GroupTask, run: OngoingRun, error: E
         f"too little memory: {task.lesson.name} begin again with {task.plan.batch_size} inputs a step"
     )
     return task
+
+
+def tell_unanswered(task: GroupTask, batches: int, progress: Progress) -> None:
+    """Say how many `batches` of a task had inputs without answers, if any."""
+    if batches:
+        progress.note(
+            f"{task.lesson.name}: {batches} batches had inputs that the network answers with NaN or "
+            "infinity; these were left out"
+        )
 
 
 def announcement(classroom: Classroom, task: GroupTask) -> str:

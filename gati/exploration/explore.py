@@ -20,25 +20,27 @@ import torch
 
 from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
+from gati.engine.cores import check_lookup_cores
 from gati.errors import DataError, ModelError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import trial_name, wanted
 from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
 from gati.exploration.companions import (
     NamedNetwork,
-    check_companions,
     is_accompanying,
     keep_accompanying,
     load_companions,
     measure_companions,
 )
+from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.distributed import opened_executor, trained_on
-from gati.exploration.graphs import on_device
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import lack_of_memory_told
-from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
+from gati.exploration.opening import fitted
+from gati.exploration.prepare import prepare
+from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration, students_for
 from gati.exploration.splits import content_hash
@@ -83,6 +85,7 @@ def explore(
     ray: str | None = None,
     ray_cores: int = 1,
     ray_gpus: int = 0,
+    lookup_cores: int = 1,
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Library:
@@ -139,6 +142,7 @@ def explore(
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
       number of workers, but it differs from one that was made without Ray.
+    - `lookup_cores`: how many cores overlapped lookups have on the CPU; the network keeps the others.
 
     **Returns:** the finished library.
 
@@ -152,8 +156,8 @@ def explore(
     if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
     check_duration(epochs, budget_s)
-    if seed < 0:
-        raise DataError(f"the seed must be at least 0 (got {seed})")
+    if not 0 <= seed < 2**63:
+        raise DataError(f"the seed must be at least 0 and below 2**63 (got {seed})")
     target = resolve_device(device)
     named = load_model(
         model,
@@ -185,12 +189,12 @@ def explore(
         lack_of_memory_told(),
         reporting as reporter,
     ):
-        for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
-            if note:
-                reporter.note(note)
+        for note in filter(None, (loaded.note, *(candidate.loaded.note for candidate in candidates))):
+            reporter.note(note)
         settings = {
             **_settings(loaded, sources, blocks, asked.variants, target, epochs, budget_s, seed),
             **({"unique": True} if unique else {}),
+            **({"lookup_cores": lookup_cores} if lookup_cores != 1 else {}),
             **_named(class_names, label_map),
             **_accompanied(candidates),
             **trained_on(ray, ray_cores, ray_gpus),
@@ -203,6 +207,7 @@ def explore(
                 state.clear()  # killed between the manifest and this, it would refuse every further round
             reporter.note(already_finished(library, held))
             return library
+        check_lookup_cores(lookup_cores, target)
         check_nothing_depends_on(library)
         if before is not None:
             reporter.note(replacing(library, settings))
@@ -221,11 +226,10 @@ def explore(
             unique=unique,
             class_names=class_names,
             label_map=label_map,
-            clock=clock,
+            companions=candidates,
             budget=budget,
-            companions=[candidate.variant for candidate in candidates],
-            check=partial(check_companions, candidates),
         )
+        prepared = replace(prepared, profile=replace(prepared.profile, lookup_cores=lookup_cores))
         check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
@@ -276,9 +280,8 @@ def _check_something_trained(
     if not trials or any(trial.status == "trained" for trial in trials):
         return
     state.clear()
-    failed = [trial for trial in trials if trial.status == "failed"]
-    if failed:
-        first = failed[0]
+    first = next((trial for trial in trials if trial.status == "failed"), None)
+    if first is not None:
         raise ModelError(
             f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others "
             "with --variants or --blocks)"

@@ -25,25 +25,18 @@ import torch
 from gati.allocation import freed_memory_kept
 from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
+from gati.exploration.augment import choose_augmentations
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
+from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.distributed import opened_executor, trained_on
-from gati.exploration.graphs import on_device
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.measure import seconds_per_input, selector_seconds
 from gati.exploration.memory import lack_of_memory_told, spare_bytes
 from gati.exploration.network import load_network
-from gati.exploration.prepare import (
-    KEPT_PICTURES_BYTES,
-    HeldOut,
-    MeasuringTimes,
-    Prepared,
-    choose_augmentations,
-    inputs_to_try,
-    resolve_device,
-)
+from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, Prepared
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration
 from gati.exploration.splits import Inputs, left_over, part_to_train_on, recorded_inputs
@@ -234,8 +227,8 @@ def _prepare(
         budget.note()
     else:
         expected = MeasuringTimes(*stored["expected"])
-    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
-    plain, bold = choose_augmentations(inputs, network.module, device, state, tried)
+    tried = budget.inputs_to_try(expected.held_out_s / len(inputs.held_out))
+    plain, bold = choose_augmentations(inputs.train, network.module, device, state, tried)
     return Prepared(
         network.module,
         network.traced,

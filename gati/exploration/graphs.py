@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -58,11 +57,6 @@ class ReplayedFunction:
             _log.info("a function is not captured as a CUDA graph: %s", first_line(error))
             return
         self._input, self._graph = own, graph
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which `device` is CUDA's current one: graphs, streams and events belong to that."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def capture_training(forward: nn.Module, example: Tensor) -> None:

@@ -27,12 +27,13 @@ from gati.caches import (
 from gati.errors import ModelError
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
+from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
 from gati.exploration.memory import halved
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
-from gati.exploration.train import LATENESS, Learner, SharedTraining, noting_failure
+from gati.exploration.train import LATENESS, Learner, SharedTraining
 from gati.model.sequence import Data
 from gati.types import OutputsKind, TrialId
 
@@ -187,10 +188,12 @@ def measured_trials(
     for item, trained in zip(specifications, training.learners, strict=True):
         trial_id = trained.trial_id
         if trial_id in failures:
-            found.append(FailedTrial(f"training or measuring it failed: {failures[trial_id]}"))
+            reason = failures[trial_id]
+            raised = "" if reason == GAVE_NAN else "training or measuring it failed: "
+            found.append(FailedTrial(raised + reason))
             continue
         if not bool(torch.isfinite(probabilities[trial_id]).all()):
-            found.append(FailedTrial("its training gave NaN: check the hidden outputs of that block"))
+            found.append(FailedTrial(GAVE_NAN))
             continue
         measured = measure_cache(
             trial_id,

@@ -23,7 +23,7 @@ from gati.errors import ModelError
 from gati.exploration.candidates import trial_name
 from gati.exploration.library import Library, TrialOutcomes
 from gati.exploration.measure import held_out_probabilities, measure_cache
-from gati.exploration.prepare import PreparedModel
+from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
 from gati.exploration.train import Learner

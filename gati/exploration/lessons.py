@@ -35,13 +35,43 @@ class BatchLesson(NamedTuple):
     row_weights: Tensor | None  # [B]
     mixed: bool
 
+    stand_ins: Tensor | None = None  # [B], of `stand_ins_of`
+
+    def answered(self) -> BatchLesson:
+        """Return the lesson with the stand-ins of inputs that have no finite answer."""
+        rows = self.stand_ins
+        if rows is None:
+            return self
+        return BatchLesson(
+            {trial_id: values[rows] for trial_id, values in self.read.items()},
+            self.rows[rows],
+            None if self.row_weights is None else self.row_weights[rows],
+            self.mixed,
+        )
+
+
+def stand_ins_of(logits: Tensor) -> Tensor | None:
+    """Which input of a batch to use in the place of each one, [B]: another if its `logits` are not finite.
+
+    A single NaN would spoil the weights of all learners. The logits are [B, K]. The result is None if all are
+    finite, and empty if those of no input are.
+    """
+    finite = torch.isfinite(logits).all(1)
+    if bool(finite.all()):
+        return None
+    (others,) = finite.nonzero(as_tuple=True)
+    if not len(others):
+        return others
+    rows = torch.arange(len(finite), device=finite.device)
+    return torch.where(finite, rows, others[rows % len(others)])
+
 
 class InputLessons:
     """Lessons on the batches of `viewer` for learners at the input, whose first layers are `fronts`.
 
-    Views repeat after `rounds` rounds; None if they do not repeat in this training. `engine` computes base
-    answers, by default the fastest one available. After a lesson, `fresh_s` is the number of seconds spent on
-    what is computed once per view.
+    Views repeat after `rounds` rounds; None if they do not repeat in this training. In an answer, `features`
+    pooled hidden outputs follow the logits. `engine` computes base answers, by default the fastest one
+    available. After a lesson, `fresh_s` is the number of seconds spent on what is computed once per view.
     """
 
     def __init__(
@@ -52,6 +82,7 @@ class InputLessons:
         emphasis: Emphasis | None,
         device: torch.device,
         *,
+        features: int,
         rounds: int | None,
         engine: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -65,6 +96,8 @@ class InputLessons:
         self._answers = BatchMemory(rounds, viewer.places, self._kept_bytes) if rounds else None
         self._views: dict[Front, BatchMemory] = {}
         self._mixed: dict[ViewedBatch, bool] = {}
+        self._features = features
+        self._stand_ins: dict[ViewedBatch, Tensor | None] = {}  # judged once: on a GPU, looking waits for it
 
     def __call__(self, batch: ViewedBatch) -> BatchLesson:
         """Return the lesson on a batch, on the device."""
@@ -78,12 +111,19 @@ class InputLessons:
             if known is None:
                 began_s = self._clock() if kept_since_s is None else kept_since_s
                 known = self._answer(batch, images)
+                self._stand_ins[batch] = self._judged(known)
                 self.fresh_s = self._clock() - began_s
         views = {front: _channels_last(view.to(self.device)) for front, view in views.items()}
         rows, weights = known.to(self.device), None
         if self.emphasis is not None:
             rows, weights = rows[:, :-1], rows[:, -1]
-        return BatchLesson(self.fronts.read(views), rows, weights, self._mixed[batch])
+        stand_ins = self._stand_ins[batch]
+        return BatchLesson(self.fronts.read(views), rows, weights, self._mixed[batch], stand_ins)
+
+    def _judged(self, known: Tensor) -> Tensor | None:
+        others = self._features + (self.emphasis is not None)
+        stand_ins = stand_ins_of(known[:, : known.shape[1] - others])
+        return None if stand_ins is None else stand_ins.to(self.device)
 
     def _show(self, batch: ViewedBatch) -> tuple[Tensor, dict[Front, Tensor]]:
         shown = self.viewer.show(batch, self.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gati.caches import LearnedCache, is_reduced
 from gati.caches.selectors import BASELINE
 from gati.costs.lengths import lookup_at_lengths
-from gati.costs.profile import measure_overlap
+from gati.costs.overlap import measure_overlap
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification
 from gati.model.lengths import TracedSequences
@@ -28,16 +28,21 @@ def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification],
 
 
 def lookup_costs(
-    traced: TracedModel, block: str, cache: LearnedCache, base_ms: float, notes: list[str] | None = None
+    traced: TracedModel,
+    block: str,
+    cache: LearnedCache,
+    base_ms: float,
+    notes: list[str] | None = None,
+    cores: int | None = 1,
 ) -> tuple[float, float | None, float | None]:
     """Milliseconds of an inline lookup, of an overlapped one, and the delay that this causes the base model.
 
-    `base_ms` is the base model's time. For sequences of varying length, the first is the mean over the
-    lengths; lookups are never overlapped.
+    `base_ms` is the base model's time. Overlapped lookups have so many `cores`; None: they are not measured.
+    For sequences of varying length, the first is the mean over the lengths; lookups are never overlapped.
     """
     inline_ms = lookup_at_lengths(traced, cache, lambda each: each.hidden_example(block), base_ms, notes)
-    if isinstance(traced, TracedSequences):
+    if cores is None or isinstance(traced, TracedSequences):
         return inline_ms, None, None
-    # As in serving, the lookup's worker takes a core from the base model; the penalty includes that.
-    overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
+    # As in serving, the lookup's worker takes cores from the base model; the penalty includes that.
+    overlap = measure_overlap(traced, block, cache, repetitions=10, cores=cores, notes=notes)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gati.caches import load_cache
+from gati.engine.cores import most_lookup_cores
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_costs
-from gati.exploration.prepare import Prepared
+from gati.exploration.prepared import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
 from gati.types import OperatingPoint, Trial, TrialId
@@ -28,7 +29,14 @@ def finish_trials(
     The network itself has none here: it could only do the same work twice, see `gati.exploration.itself`.
     `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` returns
     True, the remaining rows keep the cost of the untrained lookup, and have no cost of overlapped ones.
+    Neither has any row if fewer cores can be reserved for these here than on the machine of the library.
     """
+    wanted, most = prepared.profile.lookup_cores, most_lookup_cores()
+    if wanted > most:
+        progress.note(
+            f"overlapped lookups are not measured: those of the library have {wanted} cores of their own, "
+            f"but at most {most} can be reserved here"
+        )
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float | None, float | None]] = {}
     specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
     every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
@@ -47,7 +55,14 @@ def finish_trials(
             continue
         if key not in measured:
             cache = load_cache(library.cache_path(trial.trial_id)).to(prepared.device)
-            measured[key] = lookup_costs(prepared.traced, trial.block, cache, prepared.profile.base_ms, notes)
+            measured[key] = lookup_costs(
+                prepared.traced,
+                trial.block,
+                cache,
+                prepared.profile.base_ms,
+                notes,
+                cores=wanted if wanted <= most else None,
+            )
         progress.advance(1)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]
         rows.append(

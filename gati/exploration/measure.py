@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ from gati.types import OperatingPoint, TrialId
 ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
 _TARGETS = (0.97, 0.985, 0.99)
 _LEAST_GAIN = 0.005  # hit rate that a selector must gain over the plain maximum probability
-_BATCH = 250
+_BATCH = 250  # inputs, at most
+_LONGEST_BATCH_S = 30.0
 
 
 class Measured(NamedTuple):
@@ -40,31 +41,42 @@ class Measured(NamedTuple):
     hit_rate_at_99: float
 
 
-@torch.no_grad()
 def base_answers(
     module: nn.Module, inputs: InputSource, device: torch.device, limit: TimeLimit | None = None
 ) -> Tensor:
-    """The base model's raw outputs [n, K] on all inputs, in float32.
+    """The base model's raw outputs [n, K] on all inputs, in float32; as `base_batches`."""
+    return torch.cat(list(base_batches(module, inputs, device, limit)))
 
-    As many inputs at a time as memory holds, up to 250. If the time `limit` might be too short, the first
-    batches are smaller, so that it is told early.
+
+@torch.no_grad()
+def base_batches(
+    module: nn.Module, inputs: InputSource, device: torch.device, limit: TimeLimit | None = None
+) -> Iterator[Tensor]:
+    """Yield the base model's raw outputs [b, K] on all inputs in their order, in float32.
+
+    As many inputs at a time as memory holds, up to 250; if there is a time `limit`, no more than the network
+    answers in half a minute, but at least one. If that limit might be too short, the first batches are
+    smaller, so that it is told early.
 
     **Raises:** `DataError` if the time is too short; `ModelError` if one input does not fit into memory.
     """
     answer = _answering(module, inputs, device)
-    if limit is None or limit.is_clear(seconds_per_input(module, inputs, device, limit.budget.clock)):
-        return torch.cat(list(in_batches(len(inputs), _fitting(inputs, device, answer), answer)))
-    batches: list[Tensor] = []
+    most = _fitting(inputs, device, answer)
+    input_s = 0.0 if limit is None else seconds_per_input(module, inputs, device, limit.budget.clock)
+    if most * input_s > _LONGEST_BATCH_S:
+        most = min(most, max(1, int(_LONGEST_BATCH_S / input_s)))
+    if limit is None or limit.is_clear(input_s):
+        yield from in_batches(len(inputs), most, answer)
+        return
     done = 0
     first = began = limit.budget.clock()
-    for batch in in_batches(len(inputs), _fitting(inputs, device, answer), answer, first=FIRST_INPUTS):
+    for batch in in_batches(len(inputs), most, answer, first=FIRST_INPUTS):
         now = limit.budget.clock()
-        batches.append(batch)
         done += len(batch)
         # larger batches are faster; a disturbed one, or the small last one, is no reason to end
         limit.check(done, min((now - began) / len(batch), (now - first) / done))
-        began = now
-    return torch.cat(batches)
+        yield batch
+        began = limit.budget.clock()
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
-_SHOWINGS = 2  # of each view
+SHOWINGS = 2  # of each view
 _KEPT = 50  # latest times only: the speed of a machine changes while it trains
 
 
@@ -73,13 +73,13 @@ def rounds_for(
     """
     if fewest is None:
         return None
-    a_round_s = steps_per_round * (pace.answer_s + _SHOWINGS * pace.learn_s)
+    a_round_s = steps_per_round * (pace.answer_s + SHOWINGS * pace.learn_s)
     return max(fewest, min(most, int(budget_s / a_round_s) if a_round_s > 0 else most))
 
 
 def rounds_in(steps: int, *, steps_per_round: int, fewest: int | None, most: int) -> int | None:
     """Return how many rounds of views to train on in `steps` steps, as `rounds_for` does for a time."""
-    return None if fewest is None else max(fewest, min(most, steps // (_SHOWINGS * steps_per_round)))
+    return None if fewest is None else max(fewest, min(most, steps // (SHOWINGS * steps_per_round)))
 
 
 class Course(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,20 +17,23 @@ from gati.caches import reads_input
 from gati.caches.tokens import of_any_length
 from gati.costs.lengths import profile_at_lengths
 from gati.documents import values_of
-from gati.errors import BackendError, DataError, LibraryError
+from gati.errors import DataError, GatiError, LibraryError, StorageError
 from gati.exploration.alike import warning_of_neighbours
-from gati.exploration.augment import Augmentation, choose_augmentation
-from gati.exploration.budget import Budget, Clock
+from gati.exploration.augment import choose_augmentations
+from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
+from gati.exploration.companions import NamedNetwork, check_companions
 from gati.exploration.feasible import TimeLimit
+from gati.exploration.kept_answers import KeptAnswers
 from gati.exploration.library import NetworkProbe
 from gati.exploration.lookup_costs import lookup_seconds
-from gati.exploration.measure import base_answers, selector_seconds
-from gati.exploration.memory import spare_bytes
+from gati.exploration.measure import base_answers, base_batches, selector_seconds
+from gati.exploration.memory import is_lack_of_memory, spare_bytes
 from gati.exploration.network import Network, answers_otherwise, computes_otherwise, example_of, probe_of
 from gati.exploration.places import find_places
+from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, PreparedModel
 from gati.exploration.progress import Progress, told_if_long
-from gati.exploration.splits import Inputs, content_hash, split_inputs
+from gati.exploration.splits import content_hash, split_inputs
 from gati.exploration.state import RunState
 from gati.model.data import load_data
 from gati.model.labels import (
@@ -42,132 +45,18 @@ from gati.model.labels import (
     read_class_names,
     read_label_map,
 )
-from gati.model.lengths import length_shares, with_lengths
+from gati.model.lengths import with_lengths
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
-from gati.model.packed import fit_tensors, fit_text
-from gati.model.segments import TracedModel, trace
+from gati.model.segments import trace
 from gati.model.sequence import Data
-from gati.types import BlockProfile, OutputsKind, Profile, Trial
+from gati.types import BlockProfile, Profile, Trial
 
-_TRIED = 128  # inputs used to find allowed augmentations
-_TRYING_SHARE, _MOST_TRIALS = 0.05, 9  # of a budget; answers to each of these inputs
 _COMPARED = 32  # inputs, when a run is resumed
-KEPT_PICTURES_BYTES = 1 << 30  # of decoded training images
-_GREY = "--data are read as grey pictures: the network takes one channel"
 _UNKNOWN = (
     "--data are preprocessed tensors, and how images become such tensors is not known: the library will take "
     "only tensors; give --mean, --std and --resize to use it with images"
 )
-
-
-class HeldOut(NamedTuple):
-    """The base model's class of every held-out input, int64 [n]."""
-
-    base_class: npt.NDArray[np.int64]
-    outputs_kind: OutputsKind
-    classes: int
-
-
-class MeasuringTimes(NamedTuple):
-    """Seconds of each kind of measurement, estimated to reserve time at the end of a budget."""
-
-    held_out_s: float  # all held-out inputs through the base model
-    selector_s: float  # choosing one trial's selector
-    lookup_s: float  # the costs of one lookup, inline and overlapped
-
-    def all_of(self, trials: int, lookups: int, passes: int) -> float:
-        """Seconds for `trials` trials, `lookups` different lookups and `passes` over the held-out inputs."""
-        return passes * 1.5 * self.held_out_s + trials * self.selector_s + lookups * self.lookup_s
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What all training shares."""
-
-    module: nn.Module  # the base model
-    traced: TracedModel
-    inputs: Inputs
-    held_out: HeldOut
-    profile: Profile
-    specifications: tuple[Specification, ...]
-    augmentation: Augmentation
-    bold_augmentation: Augmentation  # where inputs are scarce: stronger changes teach more slowly
-    device: torch.device
-    expected: MeasuringTimes
-
-
-@dataclass(frozen=True)
-class PreparedModel(Prepared):
-    """What `prepare` returns for a network that was just loaded, with its class names and labels."""
-
-    loaded: LoadedModel
-    class_names: tuple[str, ...] | None
-    labels: npt.NDArray[np.int64] | None  # the network's class numbers of the held-out inputs
-    probe: NetworkProbe
-
-
-def resolve_device(name: str) -> torch.device:
-    """Turn `cpu`, `cuda` or `cuda:1` into a device. Raises `BackendError` if it is not there."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BackendError(f"unknown device {name!r}: choose cpu, cuda or cuda:INDEX") from error
-    if device.type not in ("cpu", "cuda"):
-        raise BackendError(f"device {name!r} is not supported: choose cpu, cuda or cuda:INDEX")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError(
-            "no CUDA device is available here: use --device cpu, or install the GPU build of torch"
-        )
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise BackendError(
-            f"device {name!r} is not available here: choose one from cuda:0 to cuda:{count - 1}"
-        )
-    return device
-
-
-def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
-    """Open the held-out data, and adapt the network to the arrays or texts in it.
-
-    **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
-    """
-    loaded, held = _opened(fit_text(loaded), data)
-    if held.tensors is None:
-        unknown = not (held.is_images or loaded.preprocessing_told or loaded.preprocessing.sound)
-        return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
-    loaded = fit_tensors(loaded, held.tensors, "--data")
-    lengths = length_shares(loaded.module, held.tensors, held)
-    return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held
-
-
-def _opened(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
-    """Open the held-out data: as grey images if only that fits a network that does not tell its channels."""
-    known, note = loaded.preprocessing, loaded.note
-    try:
-        held = load_data(data, known, what="--data")
-        if loaded.channels_known or held.tensors is not None or _takes(loaded.module, held):
-            return loaded, held
-        if held.images(np.arange(1)).shape[1] > 1:
-            note = "; ".join(filter(None, (note, _GREY)))
-    except DataError:
-        if loaded.channels_known:
-            raise
-    if len({*known.mean}) == len({*known.std}) == 1:
-        grey = replace(known, mean=known.mean[:1], std=known.std[:1], channels=1)
-        with suppress(DataError):
-            held = load_data(data, grey, what="--data")
-            if _takes(loaded.module, held):
-                return replace(loaded, preprocessing=grey, note=note), held
-    return loaded, load_data(data, known, what="--data")
-
-
-@torch.inference_mode()
-def _takes(module: nn.Module, held: Data) -> bool:
-    try:
-        module(held.images(np.arange(min(2, len(held)))))
-    except Exception:  # of the user's code, or of inputs that it does not take
-        return False
-    return True
 
 
 def prepare(
@@ -181,18 +70,16 @@ def prepare(
     seed: int,
     state: RunState,
     progress: Progress,
-    unique: bool = False,
-    class_names: ClassNames | None = None,
-    label_map: LabelMap | None = None,
-    companions: Sequence[str] = (),
-    check: Callable[[LoadedModel, Data, int, Sequence[str] | None], None] | None = None,
-    clock: Clock = time.monotonic,
-    budget: Budget | None = None,
+    unique: bool,
+    class_names: ClassNames | None,
+    label_map: LabelMap | None,
+    companions: Sequence[NamedNetwork],
+    budget: Budget,
 ) -> PreparedModel:
     """Check model and data, measure the base model and untrained lookups, and skip what cannot pay off.
 
-    `loaded` and `held` are the results of `fitted`. `companions` are variants that also read the input; they
-    have no specification. `check` looks at the held-out inputs and the classes before any are answered.
+    `loaded` and `held` are the results of `fitted`. `companions` also read the input; they are checked before
+    any input is answered, and have no specification.
 
     **Raises:** `DataError` if `budget` does not suffice to measure and train anything; and as `explore`.
     """
@@ -201,24 +88,25 @@ def prepare(
     with told_if_long(progress, f"reading {' and '.join(given)}, to find copies"):
         inputs = split_inputs(held, more, seed, unique=unique)
         contents = {option: content_hash(data) for option, data in given.items()}
-    stored = state.costs()
+    stored = _stored(state)
     if stored is not None:
-        _check_same_inputs(stored.get("contents", contents), contents)
-        _check_same_split(stored.get("split", ""), inputs, held, state)
+        _check_same_inputs(stored.contents, contents)
+        if stored.split != inputs.split_hash():  # it trained on what would certify now
+            raise _another_version(state, "which split the inputs of --data differently")
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
-    places = find_places(module, blocks, example, asked.variants, companions)
+    accompanying = [each.variant for each in companions]
+    places = find_places(module, blocks, example, asked.variants, accompanying)
     traced = trace(module, example, places.names)
     asked = for_tokens(asked, traced, tensors)
-    if not all(map(of_any_length, (*asked.variants, *companions))):  # some variants support one length only
+    if not all(map(of_any_length, (*asked.variants, *accompanying))):  # some support one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
     probe = probe_of(Network(module, traced), example_of(loaded.preprocessing, traced.input_shape).to(device))
-    if stored is not None and "probe" in stored:
-        known = NetworkProbe.from_values(stored["probe"], str(state.directory))
-        if computes_otherwise(known, probe, (device.type,)):
+    if stored is not None:
+        if computes_otherwise(stored.probe, probe, (device.type,)):
             raise _other_network()
-        probe = known
+        probe = stored.probe
     traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -229,25 +117,28 @@ def prepare(
             progress.note(note)
     inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
     if stored is None:
-        if check is not None:
-            check(loaded, inputs.held_out, traced.classes, named)
-        limit = None if budget is None else TimeLimit(budget, len(inputs.held_out))
-        began = clock()
-        with told_if_long(progress, f"answering {len(inputs.held_out)} held-out inputs with the network"):
-            outputs = check_base_outputs(base_answers(module, inputs.held_out, device, limit))
-        held_out_s = clock() - began
-        held_out = _answers(outputs)
-        progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
-        profile = profile_at_lengths(traced)
-        costs = measured_costs(traced, module, profile.base_ms)
-        specifications = specify(traced, module, profile, asked, costs)
-        expected = MeasuringTimes(
-            held_out_s,
-            selector_seconds(outputs, inputs.split, seed, clock),
-            lookup_seconds(traced, specifications, clock),
+        identity = f"{sorted(contents.items())} {inputs.split_hash()} torch {torch.__version__}"
+        kept = KeptAnswers(
+            state,
+            budget,
+            hashlib.sha256(identity.encode()).hexdigest(),
+            values_of(probe),
+            lambda known: not computes_otherwise(_probe(known, state), probe, (device.type,)),
         )
-        if limit is not None:
-            _check_time_to_train(limit, specifications, held_out_s / len(outputs))
+        with _giving_up(state):
+            check_companions(companions, loaded, inputs.held_out, traced.classes, named)
+            outputs = _answered(module, inputs.held_out, device, kept, budget, progress)
+            held_out = _answers(outputs)
+            progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
+            profile = profile_at_lengths(traced)
+            costs = measured_costs(traced, module, profile.base_ms)
+            specifications = specify(traced, module, profile, asked, costs)
+            expected = MeasuringTimes(
+                kept.seconds,
+                selector_seconds(outputs, inputs.split, seed, budget.clock),
+                lookup_seconds(traced, specifications, budget.clock),
+            )
+            _check_time_to_train(budget, specifications, expected.held_out_s, len(outputs))
         state.write_costs(
             {
                 "profile": asdict(profile),
@@ -259,13 +150,15 @@ def prepare(
                 "answers": {**held_out._asdict(), "base_class": held_out.base_class.tolist()},
             }
         )
-        if budget is not None:
-            budget.note()
+        kept.forget()
+        budget.note()
     else:
-        profile, specifications, expected = _from_stored(stored)
-        held_out = _answers_before(stored, module, inputs.held_out, device)
-    tried = inputs_to_try(held_out_s=expected.held_out_s, inputs=len(inputs.held_out), budget=budget)
-    plain, bold = choose_augmentations(inputs, module, device, state, tried)
+        held_out, profile = stored.held_out, stored.profile
+        specifications, expected = stored.specifications, stored.expected
+        if _answers_otherwise(held_out.base_class, module, inputs.held_out, device):
+            raise _other_network()
+    tried = budget.inputs_to_try(expected.held_out_s / len(inputs.held_out))
+    plain, bold = choose_augmentations(inputs.train, module, device, state, tried)
     return PreparedModel(
         module,
         traced,
@@ -284,74 +177,66 @@ def prepare(
     )
 
 
-def _check_same_inputs(before: dict[str, str], now: dict[str, str]) -> None:
-    """Refuse other inputs than the exploration began with: it may have trained on what is now held out."""
-    for option in sorted(before.keys() | now.keys()):
-        if before.get(option) != now.get(option):
-            raise DataError(
-                f"the inputs of {option}, or their order, have changed since this exploration began: "
-                "restore them, or choose another --out"
-            )
+def _answered(
+    module: nn.Module,
+    held: Data,
+    device: torch.device,
+    kept: KeptAnswers,
+    budget: Budget,
+    progress: Progress,
+) -> torch.Tensor:
+    """The network's answers [n, K] to the held-out inputs, of which an interrupted run may have kept some.
 
-
-def _check_same_split(before: str, inputs: Inputs, held: Data, state: RunState) -> None:
-    """Refuse another split of the same inputs, by another version: it trained on what would certify now.
-
-    Versions that stored no hash, "", split inputs without copies in the same way.
+    **Raises:** `ModelError` for answers that are no class scores; `DataError` if the time is too short.
     """
-    same = before == inputs.split_hash() if before else len(np.unique(held.identities)) == len(held)
-    if not same:
-        raise LibraryError(
-            "this exploration began with another version of Gati, which split copies among the inputs of "
-            f"--data differently: choose another --out, or delete {state.directory} to start again"
-        )
+    if len(kept):
+        if _answers_otherwise(kept.rows.argmax(1).numpy(), module, held, device):
+            kept.forget()
+        else:
+            progress.note(f"{len(kept)} of {len(held)} held-out inputs are answered already")
+    if len(kept) < len(held):
+        rest = held.subset(np.arange(len(kept), len(held)))
+        with told_if_long(progress, f"answering {len(rest)} held-out inputs with the network"):
+            batches = base_batches(module, rest, device, TimeLimit(budget, len(rest)))
+            kept.collect(map(_not_all_nan, batches))
+    return check_base_outputs(kept.rows)
 
 
-def _other_network() -> LibraryError:
-    """Outcomes of exits that are finished are of the hidden outputs and answers that the network had."""
-    return LibraryError(
-        "the network has the same weights as when this exploration began, but computes a different "
-        "result: restore its code, or choose another --out"
-    )
+def _not_all_nan(outputs: torch.Tensor) -> torch.Tensor:
+    """Raise `ModelError` if no answer of a batch is finite: there is no need to wait for the others."""
+    return outputs if bool(torch.isfinite(outputs).all(1).any()) else check_base_outputs(outputs)
 
 
-def _check_time_to_train(limit: TimeLimit, specifications: Sequence[Specification], input_s: float) -> None:
+def _answers(outputs: torch.Tensor) -> HeldOut:
+    base_class = outputs.argmax(1).numpy()
+    check_more_than_one_class(base_class, "--data")
+    return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
+
+
+def _check_time_to_train(
+    budget: Budget, specifications: Sequence[Specification], held_out_s: float, inputs: int
+) -> None:
     """Raise `DataError` if measurements have left too little time; exits alone must be measured, too."""
     trained = [item.trial.variant for item in specifications if item.trial.status == "trained"]
     if trained:
-        limit.check_training(input_s, measured=0 if any(map(reads_input, trained)) else limit.count)
+        measured = 0 if any(map(reads_input, trained)) else inputs
+        TimeLimit(budget, inputs).check_training(held_out_s / inputs, measured=measured)
 
 
-def inputs_to_try(*, held_out_s: float, inputs: int, budget: Budget | None) -> int:
-    """On how many inputs to try augmentations: fewer if the network is slow for the budget.
+@contextmanager
+def _giving_up(state: RunState) -> Iterator[None]:
+    """An error inside gives the exploration up, as its corrected command is another one.
 
-    `held_out_s` is the time of its answers to `inputs` inputs.
+    Not what may pass, as a full disk, a read error or too little memory: then the same command resumes.
     """
-    if budget is None or budget.budget_s is None or held_out_s <= 0:
-        return _TRIED
-    affordable = _TRYING_SHARE * budget.budget_s / (_MOST_TRIALS * held_out_s / inputs)
-    return min(_TRIED, int(affordable))
-
-
-def choose_augmentations(
-    inputs: Inputs, module: torch.nn.Module, device: torch.device, state: RunState, most: int
-) -> tuple[Augmentation, Augmentation]:
-    """The augmentations for exits and for students; none if the training inputs are not images.
-
-    They are tried on at most `most` inputs; on less than 16, there are none. A resumed run has the same.
-    """
-    if not inputs.train.is_images or not most:
-        return Augmentation(), Augmentation()
-    stored = state.costs() or {}
-    if "augmentation" in stored:
-        bold = Augmentation(*stored["augmentation"])
-    else:
-        # those of a folder are sorted by class, and a mirrored 0 is a 0
-        tried = np.random.default_rng(0).permutation(len(inputs.train))[:most]
-        sample = inputs.train.images(np.sort(tried)).to(device)
-        bold = choose_augmentation(module, sample, bold=True)
-        state.write_costs({**stored, "augmentation": bold})
-    return bold._replace(least_side=1.0, light=0.0), bold
+    try:
+        yield
+    except GatiError as error:
+        cause = error.__cause__
+        of_system = isinstance(cause, OSError) and cause.errno is not None  # not of damaged images
+        if not (isinstance(error, StorageError) or of_system or is_lack_of_memory(cause)):
+            state.clear()
+        raise
 
 
 def _name_classes(
@@ -367,34 +252,80 @@ def _name_classes(
     return named, fit_labels(held, classes, named, mapped)
 
 
-def _answers(outputs: torch.Tensor) -> HeldOut:
-    base_class = outputs.argmax(1).numpy()
-    check_more_than_one_class(base_class, "--data")
-    return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
+# An interrupted run ---------------------------------------------------------------------------------------
 
 
-def _answers_before(
-    stored: dict[str, Any], module: torch.nn.Module, held: Data, device: torch.device
-) -> HeldOut:
-    """The answers of the run that was interrupted, a few of them compared; an older Gati kept none."""
-    if "answers" not in stored:
-        return _answers(base_answers(module, held, device))
-    found = HeldOut(**stored["answers"])
-    classes = np.array(found.base_class, dtype=np.int64)
-    few = np.linspace(0, len(held) - 1, _COMPARED).astype(np.int64)
-    if answers_otherwise(classes[few], base_answers(module, held.subset(few), device), device.type):
-        raise _other_network()
-    return found._replace(base_class=classes)
+class _Stored(NamedTuple):
+    """What an earlier run has written with `RunState.write_costs`."""
+
+    contents: dict[str, str]
+    split: str
+    probe: NetworkProbe
+    held_out: HeldOut
+    profile: Profile
+    specifications: tuple[Specification, ...]
+    expected: MeasuringTimes
 
 
-def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], MeasuringTimes]:
-    blocks = tuple(
-        BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
-        for block in stored["profile"]["blocks"]
+def _stored(state: RunState) -> _Stored | None:
+    stored = state.costs()
+    if stored is None:
+        return None
+    try:
+        answers = HeldOut(**stored["answers"])
+        blocks = tuple(
+            BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
+            for block in stored["profile"]["blocks"]
+        )
+        specifications = tuple(
+            Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
+            for item in stored["specifications"]
+        )
+        return _Stored(
+            stored["contents"],
+            stored["split"],
+            _probe(stored["probe"], state),
+            answers._replace(base_class=np.array(answers.base_class, dtype=np.int64)),
+            replace(Profile(**{**stored["profile"], "blocks": ()}), blocks=blocks),
+            specifications,
+            MeasuringTimes(*stored["expected"]),
+        )
+    except (KeyError, TypeError) as error:  # fields that are missing, or unknown here
+        raise _another_version(state, "which measured other things") from error
+
+
+def _probe(values: object, state: RunState) -> NetworkProbe:
+    return NetworkProbe.from_values(values, str(state.directory))
+
+
+def _check_same_inputs(before: dict[str, str], now: dict[str, str]) -> None:
+    """Refuse other inputs than the exploration began with: it may have trained on what is now held out."""
+    for option in sorted(before.keys() | now.keys()):
+        if before.get(option) != now.get(option):
+            raise DataError(
+                f"the inputs of {option}, or their order, have changed since this exploration began: "
+                "restore them, or choose another --out"
+            )
+
+
+def _another_version(state: RunState, what: str) -> LibraryError:
+    return LibraryError(
+        f"this exploration began with another version of Gati or NumPy, {what}: choose another --out, or "
+        f"delete {state.directory} to start again"
     )
-    profile = replace(Profile(**{**stored["profile"], "blocks": ()}), blocks=blocks)
-    specifications = tuple(
-        Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
-        for item in stored["specifications"]
+
+
+def _answers_otherwise(
+    known: npt.NDArray[np.int64], module: nn.Module, held: Data, device: torch.device
+) -> bool:
+    """Whether the network gives a few of the first inputs another class than the `known` ones [m]."""
+    few = np.linspace(0, len(known) - 1, min(_COMPARED, len(known))).astype(np.int64)
+    return answers_otherwise(known[few], base_answers(module, held.subset(few), device), device.type)
+
+
+def _other_network() -> LibraryError:
+    """Outcomes of exits that are finished are of the hidden outputs and answers that the network had."""
+    return LibraryError(
+        "the network has the same weights as when this exploration began, but computes a different "
+        "result: restore its code, or choose another --out"
     )
-    return profile, specifications, MeasuringTimes(*stored["expected"])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gati.errors import DataError
-from gati.exploration.pace import Pace, affordable_steps, rounds_for, rounds_in
+from gati.exploration.pace import SHOWINGS, Pace, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
 
@@ -39,7 +39,7 @@ _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 _LARGEST_BATCH = 128  # inputs
 _PROBING_SHARE = 0.2  # of the time of a group, at most, to time a few of its steps
 _FEW_PROBES, _LEAST_PROBED = 3, 2  # steps, of which the first chooses an engine, and inputs of each
-_DEAR_ANSWERS, _SHOWINGS = 4.0, 30.0  # relative to the rest of a step; of each view that is answered
+_DEAR_ANSWERS, _MOST_SHOWINGS = 4.0, 30.0  # relative to the rest of a step; of each view that is answered
 _LARGEST_OVERRUN = 0.05  # share of the budget that the only step of a training may take beyond its time
 _MOST_FOR_EXITS = 0.35  # share of the time left that a few steps and measuring of exits may take
 _FEWEST_EXIT_STEPS = 8  # what exits learn in fewer steps is worth nothing
@@ -63,15 +63,6 @@ def students_for(budget_s: float | None) -> int:
     if budget_s is None:
         return 2
     return 1 if budget_s <= _ONE_STUDENT_S else 2 if budget_s <= _TWO_STUDENTS_S else 3
-
-
-def choose_widths(widths: Sequence[int], count: int) -> tuple[int, ...]:
-    """The `count` narrowest of the ascending `widths`.
-
-    In the time that one of twice its arithmetic needs, a narrow student learns as much, and its lookup costs
-    every input less. Wider ones know more only if there is time for several.
-    """
-    return tuple(widths[:count])
 
 
 def widest_as_fast(width: int, lookup_ms: Mapping[int, float]) -> int:
@@ -206,18 +197,25 @@ def rounds_of_steps(steps: int, training_inputs: int, batch_size: int, recipe: R
 def answered_batches(
     left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe
 ) -> int | None:
-    """How many batches of views to answer if the network is too slow for all inputs; None for all.
+    """How many batches of views to answer if answers are dear and leave too few steps; None if not.
 
-    Once answers take most of the time, steps on views that were answered before teach more than new views:
-    half of the time is for them, unless they would show each view more than 30 times.
+    With the usual rounds, a slow network answers all the time: each view is shown once, in a few steps. So
+    answers get the time that is left by as many steps as students need, and by as many as show each of the
+    fewest rounds twice. If that is less than half, they get half, unless steps would show each view more than
+    30 times.
     """
+    if recipe.rounds is None or pace.answer_s < _DEAR_ANSWERS * pace.learn_s:
+        return None
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    a_round_s = an_epoch * (pace.answer_s + 2 * pace.learn_s)
-    if recipe.rounds is None or a_round_s <= left_s or pace.answer_s < _DEAR_ANSWERS * pace.learn_s:
+    needed = max(LEAST_STUDENT_STEPS, SHOWINGS * recipe.rounds * an_epoch)
+    _, steps = _with_whole_rounds(left_s, pace, training_inputs, batch_size, recipe)
+    if steps >= needed:
         return None
     half = left_s / 2 / pace.answer_s
-    enough = left_s / (pace.answer_s + _SHOWINGS * pace.learn_s)
-    return max(1, min(an_epoch, int(max(half, enough))))
+    enough = left_s / (pace.answer_s + _MOST_SHOWINGS * pace.learn_s)
+    others = (left_s - needed * pace.learn_s) / pace.answer_s
+    most = most_rounds(training_inputs, batch_size, recipe) * an_epoch
+    return max(1, min(most, int(max(half, enough, others))))
 
 
 class ProbeSize(NamedTuple):
@@ -261,7 +259,7 @@ def too_slow_for_exits(step_s: float, held_out_s: float, left_s: float) -> str:
 
 
 class Affordable(NamedTuple):
-    """Steps that fit into a time, rounds of views as `rounds_of_steps`, and batches as `answered_batches`."""
+    """Steps that fit into a time, rounds of views as `rounds_of_steps`, and batches a round if not all."""
 
     steps: int
     rounds: int | None
@@ -273,19 +271,26 @@ def affordable(
 ) -> Affordable:
     """The useful steps that fit into a time, and which views they show."""
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    places = answered_batches(left_s, pace, training_inputs, batch_size, recipe)
-    rounds: int | None = 1
-    if places is None:
-        rounds = rounds_for(
-            left_s,
-            pace,
-            steps_per_round=an_epoch,
-            fewest=recipe.rounds,
-            most=most_rounds(training_inputs, batch_size, recipe),
-        )
-    steps = affordable_steps(left_s, pace, steps_per_round=places or an_epoch, rounds=rounds)
+    answered = answered_batches(left_s, pace, training_inputs, batch_size, recipe)
+    places: int | None = None
+    if answered is None:
+        rounds, steps = _with_whole_rounds(left_s, pace, training_inputs, batch_size, recipe)
+    else:
+        rounds = math.ceil(answered / an_epoch)
+        places = answered // rounds
+        steps = affordable_steps(left_s, pace, steps_per_round=places, rounds=rounds)
     most = most_steps(training_inputs, batch_size, students=students)
     return Affordable(min(steps, most), rounds, places)
+
+
+def _with_whole_rounds(
+    left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe
+) -> tuple[int | None, int]:
+    """The rounds of views of all inputs, and the steps that fit into a time with them."""
+    an_epoch = steps_an_epoch(training_inputs, batch_size)
+    most = most_rounds(training_inputs, batch_size, recipe)
+    rounds = rounds_for(left_s, pace, steps_per_round=an_epoch, fewest=recipe.rounds, most=most)
+    return rounds, affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:

@@ -24,7 +24,7 @@ from gati.exploration.groups import (
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.measure import accuracy_curve, held_out_probabilities
 from gati.exploration.planning import GroupPlanner
-from gati.exploration.prepare import Prepared
+from gati.exploration.prepared import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Emphasis, Recipe, recipe_of_students
 from gati.exploration.schedule import (
@@ -86,9 +86,10 @@ class TrainingStages:
             seed,
             prepared.device,
         )
-        answer_s = prepared.expected.held_out_s / len(prepared.inputs.held_out)
         adapts = not executor.concurrent and prepared.device.type == "cpu"
-        self.planner = GroupPlanner(self.classroom, budget, executor.probing, answer_s, adapts=adapts)
+        self.planner = GroupPlanner(
+            self.classroom, budget, executor.probing, prepared.answer_s, adapts=adapts
+        )
         self._under_way: dict[str, GroupTask] = {}
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
         self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first
@@ -129,7 +130,7 @@ class TrainingStages:
         todo = [item for item in waiting if item in own]
         if not todo:
             return
-        left_s = self._left_s([*waiting, *self._waiting(self.exits)], passes=2)
+        left_s = self._left_s([*waiting, *self._waiting(self.exits)])
         allowed_s = None
         if left_s is not None:
             of_all_s, _ = self._divided(left_s, len(waiting))
@@ -141,8 +142,8 @@ class TrainingStages:
         todo = self._waiting(self.exits)
         if not todo:
             return
-        left_s = self._left_s([*self.first, *todo], passes=1) if allowed_s is None else allowed_s
         lesson = self._lesson(_EXITS, EXITS, self.prepared.augmentation, self._emphasis())
+        left_s = self._left_s([*self.first, *todo]) if allowed_s is None else allowed_s
         yield from self._tasks(lesson, self.exits, left_s)
 
     def _planned_for_exits_s(self) -> float | None:
@@ -154,7 +155,7 @@ class TrainingStages:
             return None
         known_s = self.state.exits_s
         if known_s is None:
-            left_s = self._left_s([*self.first, *self.exits], passes=2)
+            left_s = self._left_s([*self.first, *self.exits])
             known_s = self._divided(left_s or 0.0, len(self.first))[1]
             self.state.write_exits_s(known_s)
         return known_s
@@ -162,23 +163,16 @@ class TrainingStages:
     def _divided(self, left_s: float, first: int) -> tuple[float, float]:
         return divide_time(left_s, students=first, exits=len(self._waiting(self.exits)))
 
-    def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
+    def _left_s(self, items: Sequence[Specification]) -> float | None:
         """Seconds left for training after reserving time to measure `items`; None without a budget."""
         left_s = self.budget.left_s()
         if left_s is None:
             return None
         lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
-        expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
-        return left_s - reserve(expected_s, left_s, self._needed_s(items)) - self._promised_s()
-
-    def _needed_s(self, items: Sequence[Specification]) -> float:
-        """Seconds to measure those of `items` that wait: selectors, and one pass over the held-out inputs."""
-        waiting, base_ms = self._waiting(items), self.prepared.profile.base_ms
-        lookups_ms = sum(item.trial.lookup_ms or 0.0 for item in waiting)
-        network = any(not reads_input(item.trial.variant) for item in waiting)
-        expected = self.prepared.expected
-        a_pass_s = expected.held_out_s * (network + lookups_ms / base_ms)
-        return a_pass_s + len(waiting) * expected.selector_s
+        measuring_s, certain_s = self.prepared.expected.of_all(
+            self._waiting(items), lookups, self.prepared.profile.base_ms
+        )
+        return left_s - reserve(measuring_s, left_s, certain_s) - self._promised_s()
 
     def _promised_s(self) -> float:
         """Seconds of the tasks that are planned but not finished."""

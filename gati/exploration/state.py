@@ -3,6 +3,7 @@
 .state/settings.json      settings of this exploration; only one with equal settings may resume it
 .state/costs.json         what was measured before training: latencies, the network's answers, harmless
                           augmentations, and the trials that cannot pay off
+.state/answers/           the network's answers to the first held-out inputs, until costs.json is there
 .state/plans.json         how long each stage trains
 .state/exits.json         seconds of the budget for exits, if decided before any training
 .state/spent.json         seconds of the budget used so far
@@ -55,6 +56,11 @@ class RunState:
     def training_path(self, stage: str) -> Path:
         """The file with the weights of a stage in training."""
         return self.directory / f"{stage}.safetensors"
+
+    @property
+    def answers_path(self) -> Path:
+        """The folder of `gati.exploration.kept_answers`."""
+        return self.directory / "answers"
 
     def claimed(self) -> dict[str, Any]:
         """The settings of the run that started here; empty if there is none."""

@@ -11,7 +11,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,14 +22,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gati.caches import distillation_loss, feature_loss, runs_in_order
-from gati.errors import DataError, StorageError, one_line
 from gati.exploration.answers import BaseAnswers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
+from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.fronts import Front, Fronts
 from gati.exploration.graphs import EAGER_CALLS, ReplayedFunction, capture_training
-from gati.exploration.lessons import BatchLesson, InputLessons
-from gati.exploration.memory import is_lack_of_memory
+from gati.exploration.lessons import BatchLesson, InputLessons, stand_ins_of
 from gati.exploration.pace import Pace, Stopwatch
 from gati.exploration.precision import gains_by_bfloat16, training_precision
 from gati.exploration.recipes import EXITS, Emphasis, Recipe, make_optimiser
@@ -61,7 +60,9 @@ class SharedTraining:
     If `feature_block` is given, learners whose predictor ends with a linear layer also match the pooled
     hidden output of that block through a projection, which is discarded. `emphasis` weights the inputs.
 
-    A learner that raises is left out from then on; `failures` says why. The others do not depend on it.
+    A learner that raises or gives NaN is left out from then on; `failures` says why. The others do not
+    depend on it. Inputs that the base model answers with NaN teach nothing, and if it answers none of a whole
+    round, all learners fail.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class SharedTraining:
         self.finished = False  # the learners have the averaged weights, if the recipe averages
         self.losses: dict[TrialId, float] = {}
         self.failures: dict[TrialId, str] = {}
+        self.unanswered_batches = 0  # those with inputs that the base model gives no finite answer
+        self._skipped = 0  # of these, those with no other inputs
         self._clock, self._stopwatch = clock, Stopwatch()
         self._base = BaseAnswers(module, outputs_kind, feature_block)
         views = Views(augmentation, recipe.mixed, recipe.rounds)
@@ -102,6 +105,7 @@ class SharedTraining:
             if means_input(module, learner.block):
                 learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in learners})
+        self._features = self._count_features()
         self._lessons = (
             InputLessons(
                 self._viewer,
@@ -109,6 +113,7 @@ class SharedTraining:
                 self._fronts,
                 emphasis,
                 device,
+                features=self._features,
                 rounds=recipe.rounds,
                 engine=engine,
                 clock=clock,
@@ -179,6 +184,11 @@ class SharedTraining:
         began_s = self._clock()
         batch = self._viewer.batch(self.step)
         lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, answer)
+        if lesson.stand_ins is not None:
+            self.unanswered_batches += 1
+            if not len(lesson.stand_ins):
+                return self._skip(began_s)
+            lesson = lesson.answered()
         if self._steps_run == EAGER_CALLS:
             for learner in self._trained:
                 capture_training(self._forwards[learner.trial_id], lesson.read[learner.trial_id])
@@ -197,15 +207,25 @@ class SharedTraining:
         for learner in self.learners:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].update(learner.predictor, self.step)
-        total = 0.0
-        values = torch.stack(list(losses.values())).tolist() if losses else ()
+        values: list[float] = torch.stack(list(losses.values())).tolist() if losses else []
         for trial_id, value in zip(losses, values, strict=True):
-            total += value
             self._note_loss(trial_id, value)
-        self.step += 1
+        finite = list(filter(math.isfinite, values))
         self._steps_run += 1
+        self._end_step(began_s)
+        return sum(finite) / max(1, len(finite))
+
+    def _skip(self, began_s: float) -> float:
+        """End a step whose inputs have no answers; the learners fail if there has been no other for long."""
+        self._skipped += 1
+        self._end_step(began_s)
+        if self._skipped == self.step == min(self.steps_per_round, self.total_steps):
+            self.failures.update({x.trial_id: GAVE_NAN for x in self._trained})
+        return sum(self.losses.values()) / max(1, len(self.losses))
+
+    def _end_step(self, began_s: float) -> None:
+        self.step += 1
         self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
-        return total / max(1, len(losses))
 
     @property
     def _trained(self) -> list[Learner]:
@@ -216,7 +236,8 @@ class SharedTraining:
         """The base model's hidden outputs and answers for a view."""
         shown = self._viewer.show(batch, self.device)
         looked, rows, weights = answer(shown.images)
-        return BatchLesson(self._fronts.read(looked), rows, weights, shown.mixed)
+        stand_ins = stand_ins_of(rows[:, : rows.shape[1] - self._features])
+        return BatchLesson(self._fronts.read(looked), rows, weights, shown.mixed, stand_ins)
 
     def _answer(
         self, hidden: Mapping[str, Tensor], images: Tensor
@@ -243,24 +264,31 @@ class SharedTraining:
         compared = loss.detach()
         if found is not None:
             wanted = lesson.rows[:, classes:]
+            finite = torch.isfinite(wanted).all(1, keepdim=True)
+            wanted = torch.where(finite, wanted, 0.0)  # which has no gradient
             matched = feature_loss(found.float(), wanted, row_weights=lesson.row_weights)
             loss = loss + self.recipe.feature_weight * matched
         return loss, compared
 
-    def _make_projections(self) -> dict[TrialId, nn.Linear]:
-        """Projections from learners' features to the base model's, if a learner ends with a linear layer."""
+    def _count_features(self) -> int:
+        """How many pooled hidden outputs follow the logits of each answer."""
         if self._base.feature_block is None:
-            return {}
+            return 0
         example = self.inputs.images(np.arange(1)).to(self.device)
         with torch.no_grad():
-            wanted = self._base(example).shape[1] - self.module(example).shape[1]
+            return int(self._base(example).shape[1] - self.module(example).shape[1])
+
+    def _make_projections(self) -> dict[TrialId, nn.Linear]:
+        """Projections from learners' features to the base model's, if a learner ends with a linear layer."""
+        if not self._features:
+            return {}
         found = {}
         for learner in self.learners:
             last = learner.predictor[-1] if runs_in_order(learner.predictor) else None
             if isinstance(last, nn.Linear):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(zlib.crc32(f"{self.seed} {learner.trial_id}".encode()))
-                    found[learner.trial_id] = nn.Linear(last.in_features, wanted).to(self.device)
+                    found[learner.trial_id] = nn.Linear(last.in_features, self._features).to(self.device)
         return found
 
     def _finish(self) -> None:
@@ -279,6 +307,9 @@ class SharedTraining:
         return self.recipe.learning_rate * max(0.005, 0.5 * (1 + math.cos(math.pi * falling)))
 
     def _note_loss(self, trial_id: TrialId, value: float) -> None:
+        if not math.isfinite(value):  # its weights will stay so
+            self.failures[trial_id] = GAVE_NAN
+            return
         before = self.losses.get(trial_id)
         self.losses[trial_id] = value if before is None else 0.95 * before + 0.05 * value
 
@@ -293,6 +324,7 @@ class SharedTraining:
         tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
         tensors["engine"] = _bytes(self.engine_name or "")
         tensors["failures"] = _bytes(json.dumps(self.failures))
+        tensors["unanswered"] = torch.tensor([self.unanswered_batches, self._skipped])
         atomic_write(path, lambda temporary: save_file(tensors, temporary))
 
     def restore(self, path: Path) -> bool:
@@ -315,6 +347,8 @@ class SharedTraining:
         if self._lessons:
             self._lessons.engine_name = _text(saved["engine"]) or self.engine_name
         self.failures = json.loads(_text(saved["failures"])) if "failures" in saved else {}
+        if "unanswered" in saved:
+            self.unanswered_batches, self._skipped = saved["unanswered"].tolist()
         if self.step:
             values = saved["losses"].tolist()
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
@@ -339,23 +373,6 @@ class SharedTraining:
             for name, value in self._optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     yield f"optimiser.{index}.{name}", value.detach().cpu().contiguous()
-
-
-@contextmanager
-def noting_failure(failures: dict[TrialId, str], trial_id: TrialId) -> Iterator[None]:
-    """Inside the context, an exception ends it as the failure of that trial: predictors may be user code.
-
-    Inputs that cannot be read, too little memory and a GPU that has failed are not its fault: they raise.
-    """
-    try:
-        yield
-    except (DataError, StorageError, MemoryError, OSError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        # after an error of CUDA, every call on that GPU raises
-        if "CUDA error" in str(error) or any(map(is_lack_of_memory, (error, error.__cause__))):
-            raise
-        failures[trial_id] = one_line(error)
 
 
 def _bytes(text: str) -> Tensor:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from gati.allocation import freed_memory_kept
-from gati.exploration.graphs import on_device
+from gati.exploration.devices import on_device
 from gati.exploration.groups import (
     Classroom,
     GroupTask,
@@ -43,32 +43,43 @@ class WorkerPlace(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """The result of a slice of training. `state` is what `SharedTraining.save` writes, if requested."""
+    """The result of a slice of training. `state` is what `SharedTraining.save` writes, if requested.
+
+    `unanswered_batches` are those of the whole training, as in `SharedTraining`.
+    """
 
     step: int
     loss: float
     ended: bool
     state: bytes | None
+    unanswered_batches: int = 0
 
 
-class GroupTrainer:
-    """Trains groups of `classroom`, one after the other, with `threads` threads on `device`.
+class WorkerProcess:
+    """Trains groups of one classroom, one after the other, in a process of its own.
 
-    For each: `begin`, `advance` until a slice says that training has ended, then `measure`.
+    First `install`: the process needs the user's files before it unpickles what they define. Then `start`,
+    and for each group `begin`, `advance` until a slice says that training has ended, and `measure`.
     """
 
-    def __init__(self, classroom: Classroom, *, threads: int, device: str = "cpu") -> None:
-        self._classroom = replace(classroom, device=torch.device(device))
-        self._threads = threads
+    def __init__(self) -> None:
+        self._classroom: Classroom | None = None
+        self._threads = 1
         self._task: GroupTask | None = None
         self._training: SharedTraining | None = None
         self._losses: Iterator[float] = iter(())
         self._loss = 0.0
         self._held = ExitStack()
 
-    def place(self) -> WorkerPlace:
-        """The place of this worker."""
-        processor = torch.backends.cpu.get_cpu_capability() if self._classroom.device.type == "cpu" else "GPU"
+    def install(self, files: Sequence[UserFile], folders: Sequence[str]) -> bool:
+        """As `install_user_files`."""
+        install_user_files(files, folders)
+        return True
+
+    def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
+        """Prepare to train on `device` with `threads` threads."""
+        self._classroom, self._threads = replace(classroom, device=torch.device(device)), threads
+        processor = torch.backends.cpu.get_cpu_capability() if device == "cpu" else "GPU"
         processor += " with bfloat16" if bfloat16_pays() else ""
         return WorkerPlace(socket.gethostname(), __version__, torch.__version__, processor)
 
@@ -78,15 +89,16 @@ class GroupTrainer:
         All steps together should take at most `allowed_s` seconds; training is shortened if it lags behind.
         None means no limit.
         """
+        classroom = self._started
         self._held.close()
         self._training, self._task, self._losses = None, None, iter(())  # its memory may be needed
         self._held.enter_context(freed_memory_kept())
-        self._held.enter_context(on_device(self._classroom.device))
+        self._held.enter_context(on_device(classroom.device))
         torch.set_num_threads(self._threads)
-        self._classroom.module.to(self._classroom.device)
+        classroom.module.to(classroom.device)
         if task.lesson.emphasis is not None:
-            task.lesson.emphasis.predictor.to(self._classroom.device)
-        training = group_training(self._classroom, task, time.perf_counter)
+            task.lesson.emphasis.predictor.to(classroom.device)
+        training = group_training(classroom, task, time.perf_counter)
         if state is not None:
             with TemporaryDirectory() as folder:
                 path = Path(folder) / "state.safetensors"
@@ -108,16 +120,22 @@ class GroupTrainer:
             if time.perf_counter() - began >= seconds:
                 break
         state = self._state() if want_state or ended else None
-        return Slice(self._running.step, self._loss, ended, state)
+        return Slice(self._running.step, self._loss, ended, state, self._running.unanswered_batches)
 
     def measure(self) -> list[TrialResult]:
         """Measure the trained caches."""
         if self._task is None:
             raise ValueError("call begin first")
-        found = measured_trials(self._classroom, self._running, self._task.specifications)
+        found = measured_trials(self._started, self._running, self._task.specifications)
         self._training = self._task = None
         self._held.close()
         return found
+
+    @property
+    def _started(self) -> Classroom:
+        if self._classroom is None:
+            raise ValueError("call start first")
+        return self._classroom
 
     @property
     def _running(self) -> SharedTraining:
@@ -130,38 +148,3 @@ class GroupTrainer:
             path = Path(folder) / "state.safetensors"
             self._running.save(path)
             return path.read_bytes()
-
-
-class WorkerProcess:
-    """A worker in a process of its own: it needs the user's files before it unpickles what they define."""
-
-    def __init__(self) -> None:
-        self._trainer: GroupTrainer | None = None
-
-    def install(self, files: Sequence[UserFile], folders: Sequence[str]) -> bool:
-        """As `install_user_files`."""
-        install_user_files(files, folders)
-        return True
-
-    def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
-        """Prepare to train on `device` with `threads` threads."""
-        self._trainer = GroupTrainer(classroom, threads=threads, device=device)
-        return self._trainer.place()
-
-    def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
-        """As `GroupTrainer.begin`."""
-        return self._started.begin(task, state, allowed_s)
-
-    def advance(self, seconds: float, want_state: bool) -> Slice:
-        """As `GroupTrainer.advance`."""
-        return self._started.advance(seconds, want_state)
-
-    def measure(self) -> list[TrialResult]:
-        """As `GroupTrainer.measure`."""
-        return self._started.measure()
-
-    @property
-    def _started(self) -> GroupTrainer:
-        if self._trainer is None:
-            raise ValueError("call start first")
-        return self._trainer

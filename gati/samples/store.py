@@ -49,10 +49,9 @@ class RecordStore:
         max_age_s: float,
         clock: Callable[[], float] = time.time,
         elapsed: Callable[[], float] | None = None,
-        prepared: bool = True,
     ) -> None:
         self._engine = engine
-        self._prepared = prepared
+        self._prepared = False
         self._clock = clock
         self._elapsed = elapsed or (time.monotonic if clock is time.time else clock)
         self._steady_s, self._steady_since_s = clock(), self._elapsed()
@@ -92,7 +91,6 @@ class RecordStore:
             max_age_s=max_age_s,
             clock=clock,
             elapsed=elapsed,
-            prepared=False,
         )
         if connect:
             store._prepare()

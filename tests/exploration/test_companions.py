@@ -314,7 +314,7 @@ def test_what_cannot_stand_in_is_one_line_before_the_network_answers_all_inputs(
     def answered(*_: object) -> None:
         raise AssertionError("answers are lost")
 
-    monkeypatch.setattr("gati.exploration.prepare.base_answers", answered)
+    monkeypatch.setattr("gati.exploration.prepare.base_batches", answered)
     with pytest.raises(ModelError, match=message):
         explore(
             f"{NETWORKS}:Net",

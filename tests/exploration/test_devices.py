@@ -13,11 +13,11 @@ import torch
 
 from gati.errors import BackendError
 from gati.exploration import explore as explored
-from gati.exploration import further, graphs, workers
+from gati.exploration import further, workers
+from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.explore import explore
 from gati.exploration.further import explore_more
 from gati.exploration.groups import Classroom
-from gati.exploration.prepare import resolve_device
 from tests.exploration.killing import Killed
 from tests.exploration.networks import write_digits
 
@@ -74,9 +74,9 @@ def test_a_device_that_is_not_there_says_which_are(two_gpus: None) -> None:
 def test_a_gpu_is_made_the_current_one_and_a_processor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Current()
     monkeypatch.setattr(torch.cuda, "device", made.on_device)
-    with graphs.on_device(torch.device("cuda:1")):
+    with on_device(torch.device("cuda:1")):
         assert made.device == torch.device("cuda:1")
-    with graphs.on_device(torch.device("cpu")):
+    with on_device(torch.device("cpu")):
         assert made.device is None
 
 
@@ -114,7 +114,8 @@ def test_a_worker_trains_on_its_device(current: Current, monkeypatch: pytest.Mon
     monkeypatch.setattr(workers, "measured_trials", measured)
     module = torch.nn.Linear(2, 2)
     classroom = Classroom(module, None, None, None, None, "logits", 2, 1, 0, torch.device("cpu"))  # type: ignore[arg-type]
-    worker = workers.GroupTrainer(classroom, threads=1)
+    worker = workers.WorkerProcess()
+    worker.start(classroom, 1, "cpu")
     task: Any = SimpleNamespace(lesson=SimpleNamespace(emphasis=None), plan=None, specifications=())
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     worker.begin(task, None, None)

@@ -276,6 +276,28 @@ def test_a_training_that_gives_nan_does_not_end_the_others(
     assert isinstance(found[second.name][0], TrainedTrial)
 
 
+class _Faint(Net):
+    """Has no answer to the brighter half of the inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        brightness = x.mean((1, 2, 3))
+        dark = brightness < brightness.median()
+        return torch.where(dark[:, None], super().forward(x), torch.nan)
+
+
+@pytest.mark.parametrize("executor", [LocalExecutor(), RayExecutor(FakeRay(1))], ids=["here", "ray"])
+def test_that_inputs_have_no_answers_is_told_wherever_it_trains(
+    executor: Executor, classroom: Classroom, tmp_path: Path
+) -> None:
+    network, notes = _Faint(), _Notes()
+    network.load_state_dict(classroom.module.state_dict())
+    faint = replace(classroom, module=network.eval())
+    found = trained(executor, faint, tmp_path, notes, given=tasks()[1:2])
+    assert all(isinstance(each, TrainedTrial) for trials in found.values() for each in trials)
+    (told,) = (note for note in notes.notes if "batches had inputs that the network answers with NaN" in note)
+    assert told.startswith("exits: ")
+
+
 def _poison(classroom: Classroom, task: GroupTask) -> dict[Any, dict[str, torch.Tensor]]:
     item = task.specifications[0]
     state = build_predictor(item.trial.variant, item.hidden_shape, classroom.classes).state_dict()

@@ -21,17 +21,20 @@ from gati.exploration import stages
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.explore import explore
+from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.further import explore_more
 from gati.exploration.groups import Classroom, FailedTrial, TrainedTrial, measured_trials
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
-from gati.exploration.train import Learner, SharedTraining, noting_failure
+from gati.exploration.recipes import EXITS, STUDENTS
+from gati.exploration.train import Learner, SharedTraining
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial, TrialId
-from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.networks import Net, trained_state, write_digits
 from tests.exploration.quick import few_steps
+from tests.exploration.test_train import RandomInputs
 
 NETWORKS = Path(__file__).parent / "networks.py"
 NET = f"{NETWORKS}:Net"
@@ -127,7 +130,7 @@ def test_learners_are_trained_as_if_those_that_fail_were_not_there(classroom: Cl
     list(alone.run())
     together = training_of(classroom, bad=raising, good=None, nan=nan)
     list(together.run())
-    assert together.failures == {"bad": "ValueError: one at a time"}
+    assert together.failures == {"bad": "ValueError: one at a time", "nan": GAVE_NAN}
     for name, tensor in weights(alone, "good").items():
         assert torch.equal(tensor, weights(together, "good")[name]), name
     found = measured_trials(classroom, together, specifications(together))
@@ -135,7 +138,7 @@ def test_learners_are_trained_as_if_those_that_fail_were_not_there(classroom: Cl
     assert isinstance(found[1], TrainedTrial) and isinstance(expected[0], TrainedTrial)
     assert found[1].loss == expected[0].loss
     assert found[0] == FailedTrial("training or measuring it failed: ValueError: one at a time")
-    assert found[2] == FailedTrial("its training gave NaN: check the hidden outputs of that block")
+    assert found[2] == FailedTrial(GAVE_NAN)
 
 
 def test_a_failure_is_known_to_the_run_that_resumes(classroom: Classroom, tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_a_predictor_that_fails_on_the_held_out_inputs_leaves_the_others(classro
 
 
 def test_no_time_is_spent_once_all_have_failed(classroom: Classroom) -> None:
-    training = training_of(classroom, one=raising, two=raising)
+    training = training_of(classroom, one=raising, two=nan)
     assert len(list(training.run())) == 1 and training.finished
     found = measured_trials(classroom, training, specifications(training))
     assert all(isinstance(each, FailedTrial) for each in found)
@@ -186,6 +189,77 @@ def test_a_lack_of_memory_is_no_fault_of_a_variant() -> None:
             "CUDA out of memory"
         )
     assert not failures
+
+
+class Standardising(nn.Module):
+    """Divides each picture by its own contrast, which one without any does not survive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
+
+
+class Deciding(Standardising):
+    """Has an answer even where its hidden outputs are NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).nan_to_num()
+
+
+def taught(
+    network: nn.Module, blank: int, block: str, variant: str, shape: tuple[int, ...], batch_size: int = 16
+) -> SharedTraining:
+    """A training with 64 pictures, of which the first are blank."""
+    inputs = RandomInputs(64)
+    inputs.tensor[:blank] = 0.5
+    torch.manual_seed(3)
+    return SharedTraining(
+        network.eval(),
+        inputs,
+        [Learner(TrialId("t"), block, build_predictor(variant, shape, 10))],
+        total_steps=8,
+        batch_size=batch_size,
+        seed=0,
+        augmentation=Augmentation(),
+        outputs_kind="logits",
+        device=CPU,
+        recipe=STUDENTS if block == "input" else EXITS,
+        feature_block="net.blocks.3" if block == "input" else None,
+        engine="torch",
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "variant", "shape"),
+    [("net.blocks.1", "grid(8)", SHAPE), ("input", "student(8)", (1, 8, 8))],
+    ids=["exits", "students"],
+)
+def test_inputs_that_the_network_answers_with_nan_spoil_no_learner(
+    block: str, variant: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    for blank, batch_size in ((3, 16), (44, 2)):  # a few of a batch, and whole batches
+        training = taught(Standardising(), blank, block, variant, shape, batch_size)
+        losses = list(training.run())
+        assert len(losses) == 8 and np.isfinite(losses).all() and not training.failures
+        assert training.unanswered_batches
+        assert all(torch.isfinite(tensor).all() for tensor in weights(training, "t").values())
+    training.save(tmp_path / "state.safetensors")
+    resumed = taught(Standardising(), 44, block, variant, shape, 2)
+    assert resumed.restore(tmp_path / "state.safetensors")
+    assert resumed.unanswered_batches == training.unanswered_batches
+    nothing = taught(Standardising(), 64, block, variant, shape)
+    assert len(list(nothing.run())) == 4, "a round in which no input has an answer"
+    assert nothing.failures == {"t": GAVE_NAN}
+
+
+def test_an_input_whose_hidden_outputs_alone_are_nan_still_teaches_its_answer() -> None:
+    training = taught(Deciding(), 3, "input", "student(8)", (1, 8, 8))
+    assert np.isfinite(list(training.run())).all()
+    assert training.unanswered_batches == 0 and not training.failures
+    assert all(torch.isfinite(tensor).all() for tensor in weights(training, "t").values())
 
 
 def test_inputs_that_cannot_be_read_are_no_fault_of_a_variant(classroom: Classroom) -> None:
@@ -342,6 +416,18 @@ class FailsInTheLight(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dark = x.amin((1, 2, 3)).unsqueeze(1) < 1
         return torch.where(dark, self.conv(x).mean((2, 3)), torch.nan)
+
+
+def test_a_network_that_gives_nan_is_refused_with_the_number_of_all_such_inputs(
+    files: dict[str, str], tmp_path: Path, quick: None
+) -> None:
+    images = np.load(files["data"])["images"]
+    images[3], images[299] = 128, 129  # in the first batch and in the last
+    np.savez(tmp_path / "val.npz", images=images)
+    options: dict[str, Any] = {"data": str(tmp_path / "val.npz"), "train_data": files["train_data"]}
+    with pytest.raises(ModelError, match="returns NaN or infinity for 2 of 300 inputs"):
+        explore(f"{__file__}:Standardising", **options, out=tmp_path / "out", mean=(0.0,), std=(1.0,))
+    assert not (tmp_path / "out" / ".state").exists()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import gati
 from gati.composition.composition import Composition
+from gati.costs.overlap import OverlapCost
 from gati.errors import DataError, LibraryError
 from gati.exploration import candidates, stages
 from gati.exploration.explore import explore
@@ -28,6 +29,7 @@ from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.model.data import load_data
 from gati.types import Trial, TrialId
+from tests.engine.cores import Cores
 from tests.engine.served import composed, exit_at
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import Pictures, trained_state, write_digits
@@ -252,6 +254,35 @@ def test_what_was_explored_from_an_object_needs_it_again(digit_files: Path, tmp_
     with pytest.raises(DataError, match="from an object .* cannot be read again; explore from a file"):
         held_out(Library.open(directory))
     explore_more(directory, epochs=0.05, data=Pictures(images), train_data=Pictures(more))
+
+
+def test_overlapped_lookups_have_the_same_cores_from_measuring_to_serving(
+    digit_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def costs(*_: Any, cores: int, **__: Any) -> OverlapCost:
+        measured.append(cores)
+        return OverlapCost(0.001, 0.0)
+
+    monkeypatch.setattr("gati.exploration.lookup_costs.measure_overlap", costs)
+    with pytest.MonkeyPatch.context() as four:
+        Cores.instead(4, four)
+        library = shortly(digit_files, str(digit_files / "val.npz"), tmp_path, lookup_cores=2)
+        assert measured[-1] == library.manifest.profile.lookup_cores == 2
+        composition = gati.compose(tmp_path, accuracy=0.5, confidence=None, placement="overlapped")
+        assert composition.lookup_cores == 2
+        with gati.load(tmp_path) as engine:
+            assert engine.lookup_cores == 2
+    Cores.instead(2, monkeypatch)
+    said = Notes()
+    shortly(digit_files, str(digit_files / "val.npz"), tmp_path, lookup_cores=2, progress=said)
+    assert "is already finished: gati explore --more" in said.notes[-1]
+    trials = explore_more(tmp_path, epochs=4, progress=said).trials
+    (row,) = (each for each in trials if each.trial_id.endswith("--r2"))
+    assert row.lookup_ms and row.overlapped_lookup_ms is None
+    told = "those of the library have 2 cores of their own, but at most 1 can be reserved here"
+    assert f"overlapped lookups are not measured: {told}" in said.notes
 
 
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:

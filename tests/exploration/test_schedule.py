@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gati.exploration.schedule import (
     batch_size_for,
     choose_places,
-    choose_widths,
     divide_time,
     heaviest,
     most_steps,
@@ -96,12 +95,6 @@ def test_more_time_means_more_students_and_fewer_students_more_exits() -> None:
     assert found == [1, 1, 1, 2, 2, 3, 3]
     assert students_for(None) == 2
     assert places_for(0) > places_for(1) == places_for(3)
-
-
-def test_one_student_is_the_narrowest_and_the_next_is_wider() -> None:
-    assert [choose_widths((32, 48, 72), count) for count in (1, 2, 3)] == [(32,), (32, 48), (32, 48, 72)]
-    assert [choose_widths((32, 48), count) for count in (0, 1, 2, 3)] == [(), (32,), (32, 48), (32, 48)]
-    assert choose_widths((), 2) == ()
 
 
 @given(st.floats(0, 1e5), st.floats(0, 1e5))

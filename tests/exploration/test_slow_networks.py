@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ from torch import Tensor
 from gati.errors import DataError
 from gati.exploration import candidates
 from gati.exploration.budget import Budget
+from gati.exploration.candidates import Specification
 from gati.exploration.explore import explore
 from gati.exploration.feasible import TimeLimit
 from gati.exploration.further import explore_more
+from gati.exploration.kept_answers import KeptAnswers
 from gati.exploration.library import Library
-from gati.exploration.measure import base_answers
+from gati.exploration.measure import base_answers, base_batches
 from gati.exploration.pace import Pace
-from gati.exploration.prepare import inputs_to_try
+from gati.exploration.prepared import MeasuringTimes
 from gati.exploration.progress import SilentProgress
 from gati.exploration.recipes import EXITS, STUDENTS
 from gati.exploration.schedule import (
@@ -36,10 +40,11 @@ from gati.exploration.schedule import (
     too_slow_for_exits,
 )
 from gati.exploration.state import RunState
+from gati.types import Trial, TrialId
 from tests.exploration.killing import Killed
-from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.networks import Net, trained_state, write_digits
 from tests.exploration.quick import quick_selectors
-from tests.exploration.slow_networks import TIME, on_fake_time
+from tests.exploration.slow_networks import TIME, SlowNet, on_fake_time, works
 
 NET = "tests.exploration.slow_networks:SlowNet"
 _TOLERANCE = 1.08  # of the budget: a step or a measurement that has begun is ended
@@ -164,6 +169,77 @@ def test_what_a_slow_network_has_answered_is_not_asked_again_when_a_run_resumes(
     assert [trial.status for trial in library.trials] == ["trained"]
 
 
+class _KilledWhileMeasuring(SilentProgress):
+    """Ends everything as soon as the cost of lookups is measured."""
+
+    def note(self, text: str) -> None:
+        if text.startswith("measuring"):
+            raise Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [210, 1000], ids=["while it answers", "while lookups are measured"])
+def test_what_a_slow_network_answers_is_kept_before_all_is_known(
+    after: int, files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
+) -> None:
+    def killed(*given: Any) -> Iterator[Tensor]:
+        for batch in base_batches(*given):
+            if TIME.answered > after:
+                raise Killed
+            yield batch
+
+    slow.setattr("gati.exploration.prepare.base_batches", killed)
+    options = {**files, "out": tmp_path, "variants": ["student(8)"], "budget_s": 1500, "clock": TIME}
+    options |= {"progress": _KilledWhileMeasuring()}
+    TIME.reset(1.0)
+    with pytest.raises(Killed):
+        explore(NET, **options)
+    spent_s = TIME.now
+    slow.setattr("gati.exploration.prepare.base_batches", base_batches)
+    TIME.reset(1.0)
+    with pytest.raises(Killed):
+        explore(NET, **options)
+    assert TIME.answered < 220, "what a run begins with, and at most a minute of the 240 held-out inputs"
+    assert Budget(1500, TIME, TIME.now, RunState(tmp_path)).spent_s >= 0.8 * spent_s
+    options["progress"] = None
+    slow.setattr("gati.exploration.prepare.profile_at_lengths", _Refused(OSError(errno.EIO, "input error")))
+    with pytest.raises(DataError, match="refused"):
+        explore(NET, **options)
+    with slow.context() as changed, pytest.raises(DataError, match="refused"):
+        changed.setattr(SlowNet, "forward", lambda network, x: 2 * Net.forward(network, works(x)))
+        TIME.reset(1.0)
+        explore(NET, **options)
+    assert TIME.answered > 240, "another network, though it gives the same classes"
+    slow.setattr("gati.exploration.prepare.profile_at_lengths", _Refused(None))
+    with pytest.raises(DataError, match="refused"):
+        explore(NET, **options)
+    assert not (tmp_path / ".state").exists(), "another command may begin"
+
+
+class _Refused:
+    def __init__(self, cause: Exception | None) -> None:
+        self.cause = cause
+
+    def __call__(self, *_: Any) -> Any:
+        raise DataError("refused") from self.cause
+
+
+def test_answers_are_kept_only_for_the_same_inputs_and_only_if_they_are_whole(tmp_path: Path) -> None:
+    state, now = RunState(tmp_path), iter(range(0, 10_000, 40))
+    budget = Budget(None, lambda: float(next(now)), 0.0, state)
+    first = KeptAnswers(state, budget, "these", "network", lambda known: bool(known == "network"))
+    first.collect(torch.full((3, 2), float(number)) for number in range(5))
+    again = KeptAnswers(state, budget, "these", "network", lambda known: bool(known == "network"))
+    assert len(again) == 15 and torch.equal(again.rows, first.rows) and again.seconds == first.seconds
+    sorted(state.answers_path.iterdir())[0].unlink()
+    for inputs, same in (("these", True), ("others", True), ("these", False)):
+        found = KeptAnswers(state, budget, inputs, "network", lambda _, same=same: same)
+        assert len(found) == 0 and not state.answers_path.exists()
+        first.forget()
+        first.collect([torch.zeros(3, 2)] * 5)
+        assert sorted(state.answers_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_companion_that_takes_more_time_than_there_is_is_left_out(
     files: dict[str, Any], tmp_path: Path, slow: pytest.MonkeyPatch
@@ -203,6 +279,24 @@ def test_a_library_without_any_cache_is_not_what_a_budget_ends_with(
     ):
         explore(NET, **files, out=tmp_path, variants=["student(8)"], budget_s=240, clock=TIME)
     assert not (tmp_path / "manifest.json").exists() and not (tmp_path / ".state").exists()
+
+
+@pytest.mark.parametrize(("input_s", "most"), [(0.01, 24), (8.0, 3), (40.0, 1)])
+def test_no_batch_takes_longer_than_half_a_minute_or_one_input(
+    input_s: float, most: int, tmp_path: Path
+) -> None:
+    class Inputs:
+        def __len__(self) -> int:
+            return 24
+
+        def images(self, indices: Any) -> Tensor:
+            return torch.zeros(len(indices), 2)
+
+    TIME.reset(input_s)
+    limit = TimeLimit(Budget(1e6, lambda: TIME.now, 0.0, RunState(tmp_path)), 24)
+    network = torch.nn.Module()
+    network.forward = works
+    assert max(map(len, base_batches(network, Inputs(), torch.device("cpu"), limit))) == most
 
 
 def test_one_slow_batch_is_no_reason_to_end(tmp_path: Path) -> None:
@@ -288,6 +382,39 @@ def test_a_network_too_slow_for_all_inputs_answers_some_of_them_and_shows_them_a
     assert steps > 20 * 19, "and not each view once, in 35 steps"
 
 
+@pytest.mark.parametrize(
+    ("pace", "inputs", "up_to_s"),
+    [(Pace(25.0, 0.7), 50_000, 120_000), (Pace(6.4, 0.15), 3_500, 4_000), (Pace(2.56, 0.15), 3_500, 4_000)],
+)
+def test_a_little_more_time_is_never_much_less_training(pace: Pace, inputs: int, up_to_s: int) -> None:
+    """As if, once there is time to answer every view, each were shown once and no more."""
+    times_s = range(100, up_to_s, up_to_s // 400)
+    plans = [affordable(each, pace, inputs, 128, STUDENTS, students=True) for each in times_s]
+    assert all(later.steps > 0.5 * earlier.steps for earlier, later in pairwise(plans))
+    whole = inputs // 128
+    views = [(plan.rounds or 0) * (plan.places or whole) for plan in plans]
+    assert all(later > 0.9 * earlier for earlier, later in pairwise(views))
+    needed = [plan.steps for each, plan in zip(times_s, plans, strict=True) if each > 0.1 * up_to_s]
+    assert min(needed) >= 1_150, "fewer teach little, and are no use of so much time"
+
+
+def test_a_network_that_answers_fast_enough_shows_new_views_twice() -> None:
+    """Which teaches more than to show half as many more often."""
+    for left_s in (600.0, 900.0, 1_300.0):
+        steps, rounds, places = affordable(left_s, Pace(0.17, 0.03), 47_000, 128, STUDENTS, students=True)
+        assert (rounds, places) == (7, None) and steps > 2 * 7 * 367
+
+
+def test_the_network_answers_again_to_measure_exits_and_not_students() -> None:
+    student, exit_ = (
+        Specification(Trial(TrialId(variant), 0, block, variant, "trained", lookup_ms=1.0), (1, 8, 8))
+        for variant, block in (("student(8)", "input"), ("grid(8)", "blocks.1"))
+    )
+    times = MeasuringTimes(100.0, 3.0, 2.0)
+    assert times.of_all([student], 1, base_ms=10.0) == (1.5 * 10 + 3 + 2, 10 + 3)
+    assert times.of_all([student, exit_], 2, base_ms=10.0) == (1.5 * 120 + 6 + 4, 120 + 6)
+
+
 def test_measuring_that_cannot_be_cut_is_reserved_whole() -> None:
     assert reserve(50.0, 100.0) == 35.0
     assert reserve(90.0, 100.0, 60.0) == 60.0
@@ -311,12 +438,9 @@ def test_a_step_that_does_not_fit_is_begun_only_where_it_is_short() -> None:
 
 
 def test_fewer_inputs_show_which_augmentations_are_harmless_if_the_network_is_slow(tmp_path: Path) -> None:
-    budget = Budget(300.0, lambda: 0.0, 0.0, RunState(tmp_path))
-    assert inputs_to_try(held_out_s=1000.0, inputs=100, budget=None) == 128
-    assert inputs_to_try(held_out_s=0.5, inputs=500, budget=budget) == 128
-    assert inputs_to_try(held_out_s=50.0, inputs=500, budget=budget) == 16
-    assert inputs_to_try(held_out_s=500.0, inputs=500, budget=budget) == 1
-    assert inputs_to_try(held_out_s=5000.0, inputs=500, budget=budget) == 0
+    unlimited, budget = (Budget(limit_s, lambda: 0.0, 0.0, RunState(tmp_path)) for limit_s in (None, 300.0))
+    assert unlimited.inputs_to_try(10.0) == 128
+    assert [budget.inputs_to_try(input_s) for input_s in (0.001, 0.1, 1.0, 10.0)] == [128, 16, 1, 0]
 
 
 def test_a_budget_is_too_short_only_if_answers_alone_exceed_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gati.caches import build_predictor
-from gati.exploration.augment import Augmentation, choose_augmentation
-from gati.exploration.prepare import choose_augmentations
+from gati.exploration.augment import Augmentation, choose_augmentation, choose_augmentations
 from gati.exploration.state import RunState
 from gati.exploration.train import Learner, SharedTraining
 from gati.types import TrialId
@@ -150,7 +148,7 @@ def test_what_is_harmless_for_the_first_class_alone_is_not_harmless(tmp_path: Pa
             left, right = x[..., :4].mean((1, 2, 3)), x[..., 4:].mean((1, 2, 3))
             return torch.stack([torch.full_like(left, 1e-6), left, right], 1)
 
-    inputs: Any = SimpleNamespace(train=FirstHalfDark(600))
+    inputs: Any = FirstHalfDark(600)
     plain, bold = choose_augmentations(inputs, LeftOrRight(), CPU, RunState(tmp_path), 128)
     assert not plain.flip
     assert not bold.flip
@@ -165,7 +163,7 @@ def test_a_resumed_run_has_the_augmentations_it_began_with_and_tries_none(tmp_pa
         def forward(self, x: Tensor) -> Tensor:
             raise AssertionError("asked")
 
-    inputs: Any = SimpleNamespace(train=FirstHalfDark(600))
+    inputs: Any = FirstHalfDark(600)
     first = choose_augmentations(inputs, Brightness(), CPU, RunState(tmp_path), 128)
     assert first[1].flip
     assert choose_augmentations(inputs, Unasked(), CPU, RunState(tmp_path), 20) == first
@@ -186,7 +184,7 @@ def test_without_time_to_try_any_there_are_no_augmentations(tmp_path: Path) -> N
         def images(self, indices: Any) -> Tensor:
             raise AssertionError("read")
 
-    inputs: Any = SimpleNamespace(train=Unreadable(600))
+    inputs: Any = Unreadable(600)
     found = choose_augmentations(inputs, torch.nn.Identity(), CPU, RunState(tmp_path), 0)
     assert found == (Augmentation(), Augmentation())
 
