@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.files import atomic_write_bytes
+from gati.model.adapted import only_scores
 
 __all__ = ["convert_once", "made_once", "shared_folder", "trace_once"]
 
@@ -130,10 +131,10 @@ def _structure(module: nn.Module, example: Tensor) -> Hashable | None:
                 name,
                 _origin(type(part)),
                 getattr(getattr(type(part), "forward", None), "__code__", None),  # a test may replace it
-                _plain({k: v for k, v in vars(part).items() if k not in _TABLES}),
+                _known_hooks(part),
+                _plain({k: v for k, v in vars(part).items() if k not in (*_TABLES, *_HOOKS)}),
             )
             for name, part in module.named_modules(remove_duplicate=False)
-            if not any(vars(part).get(hooks) for hooks in _HOOKS) or _refuse()
         )
     except _UnknownError:
         return None
@@ -145,8 +146,12 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def _refuse() -> bool:
-    raise _UnknownError
+def _known_hooks(part: nn.Module) -> int:
+    """How many hooks reduce results to class scores; others may change anything."""
+    hooks = [hook for kind in _HOOKS for hook in vars(part).get(kind, {}).values()]
+    if any(hook is not only_scores for hook in hooks):
+        raise _UnknownError
+    return len(hooks)
 
 
 def _layout(tensor: Tensor) -> Hashable:

@@ -44,7 +44,8 @@ def check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int)
     variant = leaving.variant or type(leaving.cache).__name__
     raise LibraryError(
         f"the learned cache {variant} does not fit block '{leaving.block}' with output "
-        f"{list(hidden.shape[1:])} and {classes} classes: {reason}; run gati explore again"
+        f"{list(hidden.shape[1:])} and {classes} classes: {reason}; restore the code of its "
+        "predictor and of the network, or run gati explore again with another --out"
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gati.errors import CheckpointError, ModelError, one_line
 
-_FIELDS = {
+_SIZES = {
     "vocabulary": "vocab_size",
     "length": "max_position_embeddings",
     "kinds": "type_vocab_size",
@@ -27,10 +27,11 @@ _FIELDS = {
     "inner_width": "intermediate_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "epsilon": "layer_norm_eps",
 }
 _POSITIONS = "embeddings.position_ids"  # 0, 1, 2, ...: older files have them
 _IGNORED = ("pooler.", "cls.", "classifier.", _POSITIONS)  # not in the encoder
+_CLASSIFIER = "BertForSequenceClassification"
+_CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,16 @@ class BertSettings:
         """Read the settings from a parsed `config.json`; `path` is for messages. Raises as `from_file`."""
         try:
             kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
-            found = cls(**{ours: config[theirs] for ours, theirs in _FIELDS.items()})
-        except (KeyError, TypeError, AttributeError) as error:
+            if kind != "bert" or activation != "gelu":
+                raise ModelError(
+                    f"{path} describes {kind!r} with {activation!r}; only 'bert' with 'gelu' is supported"
+                )
+            sizes = {ours: _whole(theirs, config[theirs]) for ours, theirs in _SIZES.items()}
+            found = cls(**sizes, epsilon=float(config["layer_norm_eps"]))
+            if min(sizes.values()) < 1:
+                raise ValueError("a size is below 1")
+        except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(path, error) from error
-        if kind != "bert" or activation != "gelu":
-            raise ModelError(
-                f"{path} describes {kind!r} with {activation!r}; only 'bert' with 'gelu' is supported"
-            )
         if found.width % found.heads:
             raise ModelError(
                 f"{path} has {found.width} channels, not a multiple of its {found.heads} heads; copy it again"
@@ -201,26 +205,60 @@ class SequenceClassifier(nn.Module):
 
         **Raises:** `ModelError` for another architecture, `CheckpointError` for weights that do not fit.
         """
-        path = Path(folder) / "config.json"
-        config = _config(path)
-        settings = BertSettings.of(config, path)
-        kinds = config.get("architectures") or ["an unknown architecture"]
-        if "BertForSequenceClassification" not in kinds:
-            raise ModelError(
-                f"{path} describes {kinds[0]}, which has no class scores; write a package.module:callable "
-                "that adds a classifier to gati.model.bert.SentenceEncoder.from_folder"
-            )
-        names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-        found = cls(settings, tuple(str(names[str(index)]) for index in range(len(names)))).eval()
+        settings, names = _described(Path(folder))
+        try:
+            found = cls(settings, names).eval()
+        except RuntimeError as error:  # for sizes that no memory holds
+            raise _unreadable(Path(folder) / "config.json", error) from error
         state = _weights(Path(folder))
         _fill(found, {name: state[name] for name in state if not name.endswith(_POSITIONS)}, Path(folder))
         return found
 
 
+def class_names_in(folder: Path) -> tuple[str, ...]:
+    """The names of a folder's classes. Raises `ModelError` as `SequenceClassifier.from_folder`."""
+    return _described(folder)[1]
+
+
+def _described(folder: Path) -> tuple[BertSettings, tuple[str, ...]]:
+    """The settings and the class names of a classifier."""
+    path = folder / "config.json"
+    config = _config(path)
+    kinds = config.get("architectures")
+    kinds = list(map(str, kinds)) if isinstance(kinds, list) and kinds else ["an unknown architecture"]
+    kind, activation = _CLASSIFIER if _CLASSIFIER in kinds else kinds[0], config.get("hidden_act", "gelu")
+    known = kind == _CLASSIFIER and (activation == "gelu" or config.get("model_type") != "bert")
+    if not known and kind.endswith(_CLASSIFIERS):
+        with_what = f" with {activation!r}" if kind == _CLASSIFIER else ""
+        raise ModelError(
+            f"{path} describes {kind}{with_what}, which needs the package transformers: write a "
+            f"package.module:callable that returns transformers.{kind}.from_pretrained({str(folder)!r})"
+        )
+    settings = BertSettings.of(config, path)
+    if kind != _CLASSIFIER:
+        raise ModelError(
+            f"{path} describes {kind}, which has no class scores; write a package.module:callable "
+            "that adds a classifier to gati.model.bert.SentenceEncoder.from_folder"
+        )
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    try:
+        return settings, tuple(str(names[str(index)]) for index in range(len(names)))
+    except (KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{name} is {value!r}, no whole number")
+    return value
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise TypeError(f"it holds a {type(config).__name__}")
+    except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, error) from error
     return config
 

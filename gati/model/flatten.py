@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from gati.errors import ModelError, one_line
+from gati.errors import GatiError, ModelError, one_line
 from gati.model.bindings import (
     candidates,
     copies,
@@ -56,7 +56,12 @@ def lower(
     program = eager_program(module, example)
     if program is None:
         exported = export_program(module, example)
-        return _Lowering(exported, example.clone(), observe).run()  # it may change its input in place
+        try:
+            return _Lowering(exported, example.clone(), observe).run()  # it may change its input in place
+        except (GatiError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of operators that have no values of their own, such as those of vmap
+            raise ModelError(f"cannot trace {type(module).__name__}: {one_line(error)}") from error
     if observe is not None:
         with torch.inference_mode():
             for statement, value in program.steps(example.clone()):

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 from gati.errors import DataError, ModelError, one_line
 from gati.files import lasting_source
-from gati.model.bert import SequenceClassifier
+from gati.model.adapted import giving_scores
+from gati.model.bert import SequenceClassifier, class_names_in
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, near
 from gati.model.text import TOKENIZER, read_tokenizer
-from gati.model.usable import check_weights, other_precision, without_compile
+from gati.model.usable import check_weights, frozen, other_precision, without_compile
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -67,6 +68,7 @@ class _Recipe:
     any_classes: bool = False  # whether `build` accepts a number
     channels: int | None = None  # of its input, if known
     is_published: bool = False  # and its preprocessing that of the published weights
+    is_users: bool = False  # `build` returns the user's own object
 
 
 def load_model(
@@ -88,9 +90,10 @@ def load_model(
 
     `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable`, a
     `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier. A
-    callable takes no arguments and returns an `nn.Module`; its attribute `preprocessing`, if any, is a
-    `Preprocessing`. Networks of torchvision, timm and `gati.zoo` get as many classes as the checkpoint's last
-    layer has rows. Initial weights use a fixed seed; the caller's random state is not changed.
+    callable takes no arguments and returns an `nn.Module`, which may return class scores as `logits` among
+    others (see `class_scores`); its attribute `preprocessing`, if any, is a `Preprocessing`. Networks of
+    torchvision, timm and `gati.zoo` get as many classes as the checkpoint's last layer has rows. Initial
+    weights use a fixed seed; the caller's random state is not changed.
 
     `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) override the
     network's own values; `sample_rate` (hertz) and `seconds` those of its spectrogram front end, or add one.
@@ -120,7 +123,7 @@ def load_model(
             module = _build(source, recipe, classes)
             recipe = dataclasses.replace(recipe, class_names=None)
         apply_checkpoint(module, state, checkpoint or "")
-    module = _freeze(module)
+    module = giving_scores(frozen(module, source), may_change=not recipe.is_users)
     channels = recipe.channels or _channels_of_convolution(module)
     preprocessing = _override(recipe.preprocessing or _identity(channels or 3), mean, std, resize)
     preprocessing = _with_sound(preprocessing, sample_rate, seconds)
@@ -172,7 +175,7 @@ def _exported_recipe(path: Path) -> _Recipe:
 
 def _folder_recipe(folder: Path) -> _Recipe:
     """A Hugging Face folder, weights included."""
-    names = SequenceClassifier.from_folder(folder).class_names
+    names = class_names_in(folder)
     return _Recipe(lambda classes: SequenceClassifier.from_folder(folder), class_names=names)
 
 
@@ -254,7 +257,7 @@ def _callable_recipe(source: str) -> _Recipe:
             "make it a gati.model.preprocess.Preprocessing"
         )
     if isinstance(target, nn.Module):
-        return _Recipe(lambda classes: target, preset)
+        return _Recipe(lambda classes: target, preset, is_users=True)
     if not callable(target):
         raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
     if target in zoo.PRESETS:
@@ -305,16 +308,6 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
         raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
     module = without_compile(module)
     check_weights(module, source)
-    return module
-
-
-def _freeze(module: nn.Module) -> nn.Module:
-    for layer in module.modules():
-        if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
-            layer.use_nested_tensor = False
-    module.to("cpu")
-    module.eval()  # the user's own may return nothing
-    module.requires_grad_(False)
     return module
 
 

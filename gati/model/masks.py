@@ -7,10 +7,7 @@ unmasked output.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -35,33 +32,3 @@ def without_padding(hidden: Tensor, tokens: Tensor) -> Tensor:
     if hidden.dim() != 3 or hidden.shape[:2] != tokens.shape:
         return hidden
     return hidden.masked_fill(tokens.logical_not().unsqueeze(2), 0.0)
-
-
-def giving_hidden(module: nn.Module, blocks: Sequence[str]) -> nn.Module:
-    """A network that returns its answer, followed by the hidden output of each block, padding zeroed.
-
-    It shares all weights with `module`, which must have a mask; weights and modules keep their names.
-    """
-    kind, mask = type(module), mask_of(module)
-    if mask is None:
-        raise AssertionError("the network has no mask, so its hidden outputs have no padding to remove")
-
-    def forward(self: nn.Module, x: Tensor) -> tuple[Any, ...]:
-        found: dict[str, Tensor] = {}
-
-        def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def note(_module: nn.Module, _arguments: Any, output: Any) -> None:
-                hidden = output[0] if isinstance(output, (tuple, list)) else output
-                found[name] = without_padding(hidden, mask(x))
-
-            return note
-
-        with ExitStack() as handles:
-            for name in blocks:
-                handles.enter_context(self.get_submodule(name).register_forward_hook(noting(name)))
-            answer = kind.forward(self, x)
-        return (answer, *(found[name] for name in blocks))
-
-    copied = copy.copy(module)
-    copied.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return copied

@@ -1,8 +1,8 @@
-"""Checks of the base model's outputs: are they usable, and are they logits or probabilities."""
+"""The class scores that the base model returns: are they usable, and are they logits or probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,41 @@ from gati.types import OutputsKind
 _SUM_TOLERANCE = 1e-3
 
 
-def check_base_outputs(outputs: Any) -> Tensor:
+def class_scores(output: Any) -> Tensor:
+    """The class scores in what a network returns: a tensor, alone, as `logits`, or in a tuple of one.
+
+    **Raises:** `ModelError` if there is no such tensor.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, (tuple, list)) and len(output) == 1:
+        return class_scores(output[0])
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    described = _described(output)
+    if found is not None:
+        described = f"{type(output).__name__} whose logits are a {_described(found)}"
+    raise ModelError(
+        f"the network returns {described}; a classifier must return one tensor [batch, classes], alone or as "
+        "`logits`"
+    )
+
+
+def _described(output: Any) -> str:
+    kind = type(output).__name__
+    if isinstance(output, Mapping):
+        return f"{kind} with {', '.join(map(str, output)) or 'nothing'}"
+    if isinstance(output, (tuple, list)):
+        return f"{kind} of {', '.join(type(each).__name__ for each in output) or 'nothing'}"
+    return kind
+
+
+def check_base_outputs(outputs: Tensor) -> Tensor:
     """Return `outputs` if it is finite and of shape [B, K] with K >= 2.
 
     **Raises:** `ModelError` otherwise.
     """
-    if not isinstance(outputs, Tensor):
-        raise ModelError(
-            f"the network returns {type(outputs).__name__}; "
-            "a classifier must return one tensor [batch, classes]"
-        )
     check_not_one_score(outputs.shape)
     if outputs.ndim != 2 or outputs.shape[1] < 2:
         raise ModelError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import DataError, ModelError, one_line
+from gati.model.adapted import Forward, adapted
 from gati.model.inputs import ALONE, TensorInputs
 from gati.model.load import LoadedModel
 from gati.model.masks import MASK, set_mask
 from gati.model.text import IDS, KINDS, TextTokens
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedModel:
@@ -32,7 +29,7 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
     are too long and ids that are too large.
     """
     probe = inputs.example(binary=True)
-    module = packed(loaded.module, inputs, probe)
+    module = packed(loaded.module, inputs)
     seen: list[tuple[Tensor, int]] = []
     with _embeddings_watched(module, seen):
         _accepted(module, inputs, probe, loaded, what)
@@ -105,18 +102,16 @@ def _fitted_text(text: TextTokens | None, inputs: TensorInputs) -> TextTokens | 
     return replace(text, length=shape[0]) if len(shape) == 1 else None
 
 
-def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = None) -> nn.Module:
+def packed(module: nn.Module, inputs: TensorInputs) -> nn.Module:
     """`module` as a network from one packed tensor [B, ...] to class scores, sharing its weights.
 
-    Modules and weights keep their names. A network that already has this form is returned unchanged;
-    `example` is an input to try it on, random by default.
+    Modules and weights keep their names. A network that already has this form is returned unchanged.
 
     **Raises:** `ModelError` if its forward has no arguments of those names.
     """
     (first, *_) = inputs.parts
     names = _arguments(module)
-    plain = inputs.alone and first.dtype != "bool" and (names is None or first.name in (ALONE, *names[:1]))
-    if plain and isinstance(_tried(module, inputs.example() if example is None else example), Tensor | None):
+    if inputs.alone and first.dtype != "bool" and (names is None or first.name in (ALONE, *names[:1])):
         return module
     if not (inputs.alone and first.name == ALONE):
         _check_names(module, inputs, names)
@@ -124,34 +119,20 @@ def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = Non
 
 
 def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
-    """A shallow copy of another class, a subclass with its own forward; names do not change."""
-    kind = type(module)
     by_name = not (inputs.alone and inputs.parts[0].name == ALONE)
 
-    def forward(self: nn.Module, x: Tensor) -> Any:
-        tensors = inputs.unpack(x)
-        answer = kind.forward(self, **tensors) if by_name else kind.forward(self, *tensors.values())
-        return _scores(answer)
+    def unpacking(module: nn.Module) -> Forward:
+        def forward(x: Tensor) -> Any:
+            tensors = inputs.unpack(x)
+            return module(**tensors) if by_name else module(*tensors.values())
 
-    copied = copy.copy(module)
-    for name in _HOOKS:  # hooks on one do not run on the other
-        if isinstance(vars(module).get(name), Mapping):
-            object.__setattr__(copied, name, OrderedDict(vars(module)[name]))
+        return forward
+
+    found = adapted(module, unpacking)
     mask = next((part for part in inputs.parts if part.name == MASK and len(part.shape) == 1), None)
     if mask is not None:
-        set_mask(copied, lambda x: inputs.split(x)[MASK] != 0)
-    copied.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return copied
-
-
-def _scores(answer: Any) -> Any:
-    """The class scores in a network's output: its `logits` if it has several results."""
-    if isinstance(answer, Tensor):
-        return answer
-    found = getattr(answer, "logits", None)
-    if found is None and isinstance(answer, Mapping):
-        found = answer.get("logits")
-    return answer if found is None else found
+        set_mask(found, lambda x: inputs.split(x)[MASK] != 0)
+    return found
 
 
 def _arguments(module: nn.Module) -> list[str] | None:
@@ -190,6 +171,8 @@ def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: Lo
         with torch.inference_mode():
             module(probe.clone())
         return
+    except ModelError:  # about what it returns
+        raise
     except Exception as error:
         refusal = one_line(error)
     length = _longest(module, inputs, probe)

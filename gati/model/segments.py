@@ -18,17 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, GatiError, ModelError, one_line
+from gati.model.adapted import giving_hidden
 from gati.model.bindings import equal_values, storages
 from gati.model.cuts import Segment, cut_program
 from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
-from gati.model.masks import giving_hidden, mask_of, without_padding
-from gati.model.outputs import check_not_one_score
+from gati.model.hooks import first_tensor
+from gati.model.masks import mask_of, without_padding
+from gati.model.outputs import check_not_one_score, class_scores
 from gati.model.program import FlatFunction, Program
 
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
+_LEAST_SCALE = 1e-4  # of scores; below it, rounding may be all there is
+_ROUNDINGS = 4  # of a type narrower than float32, that another kernel may change
 _ALONE = threading.RLock()  # one for all networks: traces of a network at several lengths share its tensors
 
 
@@ -126,11 +130,6 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     with torch.inference_mode():
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
-    if not isinstance(expected, Tensor):
-        raise ModelError(
-            f"the network returns a value of type {type(expected).__name__}; a tensor [batch, classes] is "
-            "needed; wrap it to return its class scores"
-        )
     for name in inner:
         if reason := _unreadable(name, captured, example):
             raise CutError(reason)
@@ -147,7 +146,7 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
             "[batch, classes] is needed; wrap it to return its class scores"
         )
     base = program.whole()
-    _check_base(base, example, expected)
+    _check_base(base, example, expected, finder.rounding)
     positions = finder.positions(program)
     kinds = {name: type(module.get_submodule(name)).__name__ for name in positions}
     if len(inner) < len(blocks):
@@ -203,13 +202,13 @@ def _run_with_hooks(
         for name in blocks:
 
             def hook(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
-                hidden = output[0] if isinstance(output, (tuple, list)) else output
-                if isinstance(hidden, Tensor):
+                with suppress(ModelError):  # `_unreadable` says that there is no tensor
+                    hidden = first_tensor(output, name)
                     hidden = hidden if mask is None else without_padding(hidden, mask(example))
                     captured[name] = hidden.clone()  # a later operator may change it in place
 
             handles.append(_submodule(module, name).register_forward_hook(hook))
-        result: Tensor = module(example.clone())
+        result = class_scores(module(example.clone()))
     except (GatiError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # user code may raise anything
@@ -260,18 +259,30 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
     raise CutError(f"the network has no module '{name}'; its modules are {known}")
 
 
-def _check_base(base: FlatFunction, example: Tensor, expected: Tensor) -> None:
-    """Check that the flat network equals the module, and that the rows of a batch are independent."""
+def _check_base(base: FlatFunction, example: Tensor, expected: Tensor, rounding: float) -> None:
+    """Check that the flat network equals the module, and that the rows of a batch are independent.
+
+    `rounding` is the epsilon of the narrowest type it computes in.
+    """
     with torch.inference_mode():
-        whole = base(example.clone())
+        whole, again = base(example.clone()), base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
     if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
         raise ModelError(
             "the traced network does not compute what the module's own forward does; "
             "its forward depends on something other than its input and its weights"
         )
-    tolerance = _ROW_TOLERANCE.get(example.device.type, 1e-3)
-    if not torch.allclose(alone, whole[:2], tolerance, tolerance, equal_nan=True):
+    if not equal_values(whole, again):
+        raise ModelError(
+            "the network computes another result each time, even for the same inputs; remove from its "
+            "forward what is random or remembers earlier inputs"
+        )
+    tolerance = max(_ROW_TOLERANCE.get(example.device.type, 1e-3), _ROUNDINGS * rounding)
+    scale = 1.0
+    if rounding <= torch.finfo(torch.float32).eps:
+        # Probabilities of many classes are small.
+        scale = min(1.0, max(_LEAST_SCALE, float(whole.abs().max())))
+    if not torch.allclose(alone, whole[:2], tolerance, tolerance * scale, equal_nan=True):
         raise ModelError(
             "the network's result for an input depends on the other inputs of its batch; "
             "Gati needs networks whose results for an input do not depend on the batch"
@@ -283,6 +294,7 @@ class _BlockFinder:
 
     def __init__(self, captured: dict[str, Tensor]) -> None:
         self._captured = captured
+        self.rounding = 0.0  # the largest epsilon of the types of the values
         self._exact: dict[str, str] = {}
         self._exact_elsewhere: dict[str, str] = {}
         self._close: dict[str, str] = {}
@@ -290,6 +302,8 @@ class _BlockFinder:
     def observe(self, name: str, scopes: frozenset[str], value: Any) -> None:
         if not isinstance(value, Tensor):
             return
+        if value.is_floating_point():
+            self.rounding = max(self.rounding, torch.finfo(value.dtype).eps)
         for block, hidden in self._captured.items():
             if value.shape != hidden.shape or value.dtype != hidden.dtype:
                 continue

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gati.errors import ModelError
+from gati.errors import GatiError, ModelError, one_line
 
 
 def without_compile(module: nn.Module) -> nn.Module:
@@ -29,10 +29,14 @@ def _original(module: nn.Module) -> nn.Module:
 
 def check_weights(module: nn.Module, source: str) -> None:
     """Raise `ModelError` for weights that are missing, quantized or hidden from Python."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError(
-            f"{source} is a TorchScript module, which cannot be cut; give the nn.Module that it was made from"
-        )
+    for name, part in module.named_modules():
+        # torch.export runs through a part that was traced, but not through one that was scripted
+        unusable = not name or type(part).__name__ == "RecursiveScriptModule"
+        if isinstance(part, torch.jit.ScriptModule) and unusable:
+            raise ModelError(
+                f"{source}{f': {name}' if name else ''} is a TorchScript module, which cannot be cut; give "
+                "the nn.Module that it was made from"
+            )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise ModelError(
@@ -57,3 +61,22 @@ def other_precision(module: nn.Module) -> str:
     """
     kinds = {each.dtype for each in module.parameters() if each.is_floating_point()}
     return str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 and torch.float32 not in kinds else ""
+
+
+def frozen(module: nn.Module, source: str) -> nn.Module:
+    """The network on the CPU, in evaluation mode, without gradients. Raises `ModelError` if it refuses."""
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
+            layer.use_nested_tensor = False
+    try:
+        module.to("cpu")
+        module.eval()  # the user's own may return nothing
+    except (GatiError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # such as that of a loaded torch.export program
+        raise ModelError(
+            f"{source} does not let itself be put on the CPU in evaluation mode ({one_line(error)}); give an "
+            "nn.Module that does, or the .pt2 file of an exported network itself"
+        ) from error
+    module.requires_grad_(False)
+    return module

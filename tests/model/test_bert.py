@@ -71,7 +71,10 @@ def test_a_layer_computes_what_pytorchs_does() -> None:
 
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    loaded = load_model(folder(tmp_path))
+    folder(tmp_path, architectures=["BertModel", "BertForSequenceClassification"])
+    state = torch.get_rng_state()
+    loaded = load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
     assert loaded.class_names == ("yes", "no", "perhaps")
     assert loaded.source == str(tmp_path.resolve())
     assert find_blocks(loaded.module) == tuple(f"bert.encoder.layer.{number}" for number in range(3))
@@ -103,10 +106,31 @@ def test_padding_changes_no_class_score(tmp_path: Path) -> None:
             ModelError,
         ),
         ({"architectures": ["BertModel"]}, "describes BertModel, which has no class scores", ModelError),
+        (
+            {"architectures": ["ViTForImageClassification"], "model_type": "vit"},
+            "returns transformers.ViTForImageClassification.from_pretrained(",
+            ModelError,
+        ),
+        (
+            {"architectures": ["BertForTokenClassification"]},
+            "describes BertForTokenClassification, which has no class scores",
+            ModelError,
+        ),
+        (
+            {"hidden_act": "gelu_new"},
+            "with 'gelu_new', which needs the package transf",
+            ModelError,
+        ),
+        ({"architectures": "Bert"}, "describes an unknown architecture, which has no", ModelError),
+        ({"id2label": {"1": "yes"}}, "(KeyError: '0'); give a config.json of BERT", ModelError),
+        ({"hidden_size": "wide"}, "config.json (ValueError: ", ModelError),
+        ({"num_hidden_layers": 2.7}, "(ValueError: num_hidden_layers is 2.7, no whole", ModelError),
+        ({"vocab_size": 10**13}, "cannot read ", ModelError),
+        ({"num_attention_heads": 0}, "(ValueError: a size is below 1); give a config.json", ModelError),
         ({"hidden_size": 18}, "has 18 channels, not a multiple of its 4 heads", ModelError),
         ({"vocab_size": 41}, "does not fit its config.json", CheckpointError),
     ],
-    ids=["another kind", "no classifier", "odd heads", "other size"],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_other_folders_are_refused(
     tmp_path: Path, changes: dict[str, Any], message: str, kind: type[GatiError]
@@ -119,9 +143,10 @@ def test_other_folders_are_refused(
 
 def test_a_damaged_or_missing_file_is_one_line(tmp_path: Path) -> None:
     folder(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config.json \(.*\); give a config.json of BERT$"):
-        load_model(tmp_path)
+    for content in ("{", "[1]"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ModelError, match=r"config.json \(.*\); give a config.json of BERT$"):
+            load_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"cannot read .*/model.safetensors \("):

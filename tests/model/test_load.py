@@ -16,6 +16,7 @@ from gati.errors import CheckpointError, ModelError
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
+from gati.model.usable import frozen
 from tests.model import user_code
 
 HERE = "tests.model.user_code"
@@ -158,6 +159,11 @@ def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch:
         (
             "scripted",
             "is a TorchScript module, which cannot be cut; give the nn.Module that it was made from",
+        ),
+        ("scripted_inside", "scripted_inside: 0 is a TorchScript module, which cannot be cut"),
+        (
+            "stubborn",
+            "on the CPU in evaluation mode (NotImplementedError: not supported yet); give an nn.Module",
         ),
         ("lazy", "1.weight has no shape yet, because it belongs to a lazy layer; run the network once on"),
         ("on_meta", "0.weight is on the meta device, without values; build it on the CPU"),
@@ -342,3 +348,16 @@ def test_a_network_whose_eval_returns_nothing_is_loaded(tmp_path: Path) -> None:
     )
     module = load_model(f"{tmp_path / 'mine.py'}:Mine").module
     assert not module.training and not any(each.requires_grad for each in module.parameters())
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("full"), CheckpointError("wrong"), torch.OutOfMemoryError("full")]
+)
+def test_what_is_no_refusal_of_the_network_is_told_as_it_is(error: Exception) -> None:
+    class Failing(nn.Linear):
+        def train(self, mode: bool = True) -> nn.Module:
+            raise error
+
+    with pytest.raises(type(error)) as told:
+        frozen(Failing(2, 2), "own.py:build")
+    assert told.value is error

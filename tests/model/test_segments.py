@@ -7,7 +7,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,32 +235,6 @@ def test_numbers_made_of_the_batch_size_are_worked_out_again_after_the_cut() -> 
         assert torch.equal(run_segments(traced, ("first", "last"), x), traced.base(x))
 
 
-def test_a_network_that_returns_a_dict_is_told_so() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"logits": self.head(x)}
-
-    with pytest.raises(ModelError, match="the network returns a value of type dict; a tensor"):
-        trace(Wrapped().eval(), torch.randn(2, 6), [])
-
-
-def test_a_network_that_returns_an_object_is_told_so() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> SimpleNamespace:
-            return SimpleNamespace(logits=self.head(x))
-
-    with pytest.raises(ModelError, match="the network returns a value of type SimpleNamespace; a tensor"):
-        trace(Wrapped().eval(), torch.randn(2, 6), [])
-
-
 def test_a_network_that_needs_gradients_is_told_so() -> None:
     class Sensitive(Folding):
         def forward(self, x: Tensor) -> Tensor:
@@ -357,8 +330,8 @@ def test_blocks_must_exist_and_come_in_forward_order() -> None:
 
 def test_a_block_that_returns_no_tensor_is_refused() -> None:
     class Named(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"x": x}
+        def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
+            return {"x": [x]}
 
     class Wrapping(nn.Module):
         def __init__(self) -> None:
@@ -366,7 +339,7 @@ def test_a_block_that_returns_no_tensor_is_refused() -> None:
             self.named, self.head = Named(), nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.head(self.named(x)["x"])
+            result: Tensor = self.head(self.named(x)["x"][0])
             return result
 
     with pytest.raises(CutError, match="block 'named' returned no tensor"):
@@ -410,13 +383,49 @@ def test_a_network_of_one_score_is_told_to_return_two(squeezed: bool) -> None:
         small(Single())
 
 
-def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused() -> None:
+@pytest.mark.parametrize("classes", [4, 2000])
+def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused(classes: int) -> None:
     class Centering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x - x.mean(0, keepdim=True)
+            return (x - x.mean(0, keepdim=True)).repeat(1, classes // 4).softmax(1)
 
     with pytest.raises(ModelError, match="depends on the other inputs of its batch"):
         small(Centering())
+
+
+def test_scores_that_rounding_changes_are_not_said_to_depend_on_the_batch() -> None:
+    class Rounding(nn.Module):
+        """Probabilities in bfloat16; a single row runs in other kernels."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = (768, 512, 512, 256, 20_000)
+            layers = [nn.Linear(*pair) for pair in zip(sizes, sizes[1:], strict=False)]
+            self.layers = nn.Sequential(*(part for layer in layers for part in (nn.ReLU(), layer)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).softmax(1).bfloat16()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    trace(ready(Rounding()), torch.randn(8, 768), [])
+
+
+def test_a_network_that_answers_otherwise_each_time_is_refused() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1e-6 * torch.randn_like(x)
+
+    with pytest.raises(ModelError, match="another result each time, even for the same inputs; remove from"):
+        small(Noisy())
+
+
+def test_a_network_whose_operators_have_no_values_of_their_own_is_refused() -> None:
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda row: row * 2)(x)
+
+    with pytest.raises(ModelError, match=r"^cannot trace Mapped: NotImplementedError: "):
+        small(Mapped())
 
 
 def test_control_flow_on_values_is_refused_with_one_line(

@@ -8,6 +8,15 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 NUMBER = 3
 
 
+class Stubborn(nn.Linear):
+    def eval(self) -> nn.Module:
+        raise NotImplementedError("not supported yet")
+
+
+def stubborn() -> nn.Module:
+    return Stubborn(4, 2)
+
+
 def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
 
@@ -22,6 +31,10 @@ def raising() -> nn.Module:
 
 def scripted() -> nn.Module:
     return torch.jit.script(tiny())
+
+
+def scripted_inside() -> nn.Module:
+    return nn.Sequential(torch.jit.script(tiny()))
 
 
 def lazy() -> nn.Module:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from gati.engine.exits import EngineExit
+from gati.engine.exits import EngineExit, Lookup
 from gati.errors import BackendError, GatiError, StorageError, first_line
 from gati.files import atomic_write_bytes
 from gati.model.cuts import Segment
@@ -21,8 +21,6 @@ from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.engine.graph.convert import Converter
-
-Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Backend(ABC):

@@ -69,7 +69,7 @@ class BatchGraphs:
                     self._graphs[size] = self._capture(tensors, size)
                 captured = self._graphs[size]
                 for given, own, by_row in zip(tensors, captured.inputs, self._takes_rows, strict=True):
-                    device.copy(given, own[:rows] if by_row else own, "main")
+                    device.copy(given, own[:rows] if by_row else own)
                 device.replay(captured.graph, "main")
                 gives = self._gives_rows or (True,)
                 results = tuple(

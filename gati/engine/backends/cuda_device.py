@@ -43,8 +43,8 @@ class Device(Protocol):
     def replay(self, graph: Any, lane: Lane) -> None:
         """Queue a graph."""
 
-    def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
-        """Queue a copy into static or pinned memory."""
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Queue a copy into static or pinned memory on `main`."""
 
     def event(self) -> Any:
         """A new event, not recorded yet."""
@@ -121,13 +121,9 @@ class CudaDevice:
         with torch.cuda.stream(self._streams["lookups"]):
             graph.replay()
 
-    def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
+    def copy(self, source: Tensor, target: Tensor) -> None:
         """As `Device.copy`."""
-        if lane == "main":
-            target.copy_(source, non_blocking=True)
-            return
-        with torch.cuda.stream(self._streams["lookups"]):
-            target.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=True)
 
     def event(self) -> Any:
         """As `Device.event`."""

@@ -9,12 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gati.engine.backends.base import Lookup, Path, SingleExit, SinglePath, register_backend
+from gati.engine.backends.base import Path, SingleExit, SinglePath, register_backend
 from gati.engine.backends.batches import BatchGraphs, GraphTurns, operators_of
 from gati.engine.backends.captured import CapturedNetwork, CapturedPath
 from gati.engine.backends.cuda_device import CudaDevice, Device, why_no_cuda
 from gati.engine.backends.replayed import CapturedLookup, CapturedSegment
 from gati.engine.backends.torch import TorchBackend
+from gati.engine.exits import Lookup
 from gati.errors import BackendError
 from gati.model.cuts import Segment
 from gati.model.entry import INPUT_KIND
@@ -115,14 +116,9 @@ class CudaGraphBackend(CapturingBackend):
         return why_no_cuda()
 
     @classmethod
-    def available(cls) -> bool:
-        """Whether there is a CUDA device."""
-        return cls.unavailable() is None
-
-    @classmethod
     def installed(cls) -> bool:
         """Whether there is a CUDA device."""
-        return cls.available()
+        return cls.unavailable() is None
 
     def device(self, device: torch.device) -> Device | None:
         """The `Device` for captured requests. Raises BackendError if `device` is not a CUDA device."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gati.engine.backends.base import Lookup
 from gati.engine.backends.cuda_device import Device, Lane
+from gati.engine.exits import Lookup
 from gati.errors import BackendError, first_line
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -93,7 +93,7 @@ class CapturedSegment:
             self._capture(tensors)
         for given, own in zip(tensors, self._inputs, strict=True):
             if given is not own:
-                self._device.copy(given, own, "main")
+                self._device.copy(given, own)
         self._device.replay(self._graph, "main")
         return self._outputs[0] if self._alone else self._outputs
 
@@ -122,7 +122,7 @@ class CapturedLookup:
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities [1, K] and the score [1]; copies another hidden output into place first."""
         if hidden is not self._hidden:
-            self._device.copy(hidden, self._hidden, "main")
+            self._device.copy(hidden, self._hidden)
         self._device.replay(self._graph, "main")
         self._flag.launched()
         score = self._flag.score()

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gati.engine.backends.base import Graph, Lookup, Path, SegmentBackend, register_backend
+from gati.engine.backends.base import Graph, Path, SegmentBackend, register_backend
+from gati.engine.exits import Lookup
 from gati.model.flatten import flatten
 from gati.model.segments import TracedModel
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gati.engine.backends.base import Lookup, Path, register_backend
+from gati.engine.backends.base import Path, register_backend
 from gati.engine.backends.cuda_graph import CapturingBackend
+from gati.engine.exits import Lookup
 from gati.errors import BackendError, first_line
 from gati.model.program import as_module
 from gati.model.segments import TracedModel

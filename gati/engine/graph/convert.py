@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +14,12 @@ import torch
 from gati.engine.graph.apart import process_apart
 from gati.engine.graph.operators import one_table_of_operators
 from gati.engine.graph.pooling import without_adaptive_pooling
+from gati.engine.graph.quiet import quiet
 from gati.engine.graph.stages import GraphStage
 from gati.errors import ModelError, one_line
 
 OPSET = 18
+_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,8 @@ def _parsed(model: bytes) -> onnx.ModelProto:
 
 def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
     """Convert a stage's module in this process. Raises `ModelError` as `to_piece`."""
-    printed = io.StringIO()
     try:
-        with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(printed):
+        with quiet(*_LOGGERS), one_table_of_operators(), contextlib.redirect_stdout(io.StringIO()):
             program = without_adaptive_pooling(torch.export.export(module, example, strict=False))
             converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     except Exception as error:  # torch raises many unrelated types
@@ -115,22 +114,6 @@ def _reason(error: BaseException) -> str:
     while cause is not None:
         error, cause = cause, cause.__cause__
     return one_line(error)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide messages for the exporter's developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _rename(graph: Any, names: Mapping[str, str], prefix: str) -> None:

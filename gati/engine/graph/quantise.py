@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from gati.engine.exits import EngineExit
+from gati.engine.graph.quiet import quiet
 from gati.engine.graph.stages import float32_at_least
 
 _NEVER = 1e30
@@ -61,7 +61,8 @@ def quantised(model: bytes, calibration: Tensor) -> Quantised:
 
     rows = calibration.numpy()
     inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _MOST_INPUTS))])
-    with _quiet():
+    unseen = io.StringIO()  # progress bars and advice
+    with quiet("nncf"), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
         result = nncf.quantize(
             Core().read_model(model=model),
             inputs,
@@ -107,16 +108,3 @@ def _to_file(model: Any) -> bytes:
             for part in (xml, weights):
                 archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes())
     return packed.getvalue()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide NNCF's progress bars and advice."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)

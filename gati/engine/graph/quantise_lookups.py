@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
 import math
 import os
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Hashable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 from gati.engine.graph.biases import Floats, correct_biases
 from gati.engine.graph.convert import Converter
 from gati.engine.graph.integers import sums_are_exact
+from gati.engine.graph.quiet import quiet
 from gati.engine.graph.stages import GraphStage, GraphStages
 from gati.errors import StorageError
 from gati.files import atomic_write_bytes
@@ -133,7 +133,7 @@ def _quantised(
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     moving = {"CalibMovingAverage": True, "CalibMovingAverageConstant": _SHARE_OF_AN_INPUT}
-    with TemporaryDirectory() as folder, _quiet():
+    with TemporaryDirectory() as folder, quiet(""):
         given, result = Path(folder) / "given.onnx", Path(folder) / "quantised.onnx"
         onnx.save(model, given)
         quantize_static(
@@ -186,15 +186,3 @@ def _hidden_outputs(stages: GraphStages, inputs: Tensor, blocks: Collection[str]
             if len(hidden) == len(blocks):
                 break
     return hidden
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the quantiser's warnings."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
