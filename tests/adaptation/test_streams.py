@@ -17,8 +17,8 @@ def test_no_more_streams_break_a_promise_than_delta_allows(tmp_path: Path) -> No
 
     Half of the streams have room in the queue of audits, the others find it full half of the time.
     """
-    room = [run(seed, tmp_path, 6_000, stretch=0) for seed in range(24)]
-    full = [run(seed, tmp_path, 6_000, stretch=100) for seed in range(16, 40)]
+    room = [run(seed, tmp_path, 6_000, stretch=0) for seed in range(16)]
+    full = [run(seed, tmp_path, 6_000, stretch=100) for seed in range(16, 32)]
     for each in (room, full, room + full):
         found = summary(each)
         assert found["broken_streams"] <= found["allowed"]

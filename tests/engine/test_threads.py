@@ -212,11 +212,11 @@ def test_two_threads_get_their_own_answers(
 
 
 @pytest.mark.parametrize(("backend", "placement"), kinds(slow=True))
-def test_two_threads_with_five_thousand_inputs_each_get_their_own_answers(
+def test_two_threads_with_two_thousand_inputs_each_get_their_own_answers(
     engine_of: EngineOf, backend: str, placement: Placement
 ) -> None:
     """The same for both, who begin in different places, so that what is right is worked out once."""
-    count = 5_000
+    count = 2_000
     engine, rows = engine_of(backend, placement), inputs(count).split(1)
     expected = [engine(row)[0] for row in rows]
     found: list[dict[int, Prediction]] = [{} for _ in range(THREADS)]
