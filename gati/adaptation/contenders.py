@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gati.adaptation.contest import Contender
 from gati.adaptation.tune import Lesson, TuneRecipe, train_new, tuned
 from gati.adaptation.window import Parts, Window
-from gati.caches import LearnedCache, reads_input
+from gati.caches import LearnedCache, is_companion, reads_input
 from gati.composition.load import Served
 from gati.costs.profile import measure_lookup
 from gati.errors import AdaptError
@@ -108,8 +108,8 @@ class Work:
         """The serving caches after further training; students have `_STUDENT_TIME` times the limit."""
         found = []
         for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
-            if not isinstance(leaving.cache, LearnedCache):
-                continue
+            if not isinstance(leaving.cache, LearnedCache) or is_companion(leaving.cache.variant):
+                continue  # a companion is a network of its own, and stays as it is
             lesson = self._lesson(leaving.block)
             name = self._new_name(leaving.block, leaving.cache.variant, "retrained")
             longer = _STUDENT_TIME if reads_input(leaving.cache.variant) else 1.0

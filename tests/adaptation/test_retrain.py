@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import Lesson, TuneRecipe, tuned
 from gati.adaptation.window import Window, split_window
-from gati.caches import build_predictor
+from gati.caches import LearnedCache, build_predictor
 from gati.composition import engines
 from gati.composition.load import Served, open_served
 from gati.engine.backends import BACKENDS
@@ -332,6 +332,18 @@ def test_a_student_has_more_time_as_it_is_larger(tmp_path: Path, window: Window)
     other, student = sorted(took for name, took in result.seconds.items() if "retrained" in name)
     assert 50.0 <= other < 60.0 and 500.0 <= student < 510.0
     assert next(took for name, took in result.seconds.items() if "student" in name) == student
+
+
+def test_a_companion_stays_as_it_is_and_others_are_retrained(
+    tmp_path: Path, window: Window
+) -> None:
+    """Its name says no architecture, by which the time of training was chosen: every retraining failed."""
+    served = make_deployed(tmp_path)
+    companion, other = (cast(LearnedCache, leaving.cache) for leaving in served.engine.exits)
+    companion.variant = "companion(itself)"
+    result = retrain(served, window, recipe=TuneRecipe(epochs=1.0, limit_s=50.0))
+    trained = [name for name in result.seconds if "retrained" in name]
+    assert len(trained) == 1 and other.variant.split("(")[0] in trained[0]
 
 
 def test_making_an_optimiser_takes_none_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
