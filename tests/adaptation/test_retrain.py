@@ -334,9 +334,7 @@ def test_a_student_has_more_time_as_it_is_larger(tmp_path: Path, window: Window)
     assert next(took for name, took in result.seconds.items() if "student" in name) == student
 
 
-def test_a_companion_stays_as_it_is_and_others_are_retrained(
-    tmp_path: Path, window: Window
-) -> None:
+def test_a_companion_stays_as_it_is_and_others_are_retrained(tmp_path: Path, window: Window) -> None:
     """Its name says no architecture, by which the time of training was chosen: every retraining failed."""
     served = make_deployed(tmp_path)
     companion, other = (cast(LearnedCache, leaving.cache) for leaving in served.engine.exits)
