@@ -9,7 +9,7 @@ import typer
 import gati
 from gati.cli import options
 from gati.cli.render import console, new_table, percent
-from gati.cli.words import threads
+from gati.cli.words import counted
 from gati.units import parse_duration
 
 if TYPE_CHECKING:
@@ -128,8 +128,9 @@ def _show_network(found: Diagnosis) -> None:
     console().print(table)
     shape = "x".join(map(str, found.input_shape or ()))
     print(
-        f"{found.model} ({size}) can be cut at {_counted(len(profile.blocks), 'place')}; "
-        f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, {threads(profile.threads)})"
+        f"{found.model} ({size}) can be cut at {counted(len(profile.blocks), 'place')}; "
+        f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, "
+        f"{counted(profile.threads, 'thread')})"
     )
     if profile.disturbance:
         print(f"note: these latencies may be wrong: {profile.disturbance}")
@@ -159,7 +160,7 @@ def _show_explore(forecast: ExploreForecast) -> None:
     places = len({block for block, _ in forecast.exits})
     trained = [f"{', '.join(forecast.at_the_input)} at the input"] if forecast.at_the_input else []
     if forecast.exits:
-        trained.append(f"{_counted(len(forecast.exits), 'exit')} at {_counted(places, 'block')}")
+        trained.append(f"{counted(len(forecast.exits), 'exit')} at {counted(places, 'block')}")
     print(
         f"explore would train {' and '.join(trained) or 'nothing'}; "
         f"measuring takes about {_duration(forecast.measuring_s)}"
@@ -204,11 +205,7 @@ def _certifiable(losses: int | None) -> str:
         return "no"
     if losses == 0:
         return "without a different answer"
-    return f"with up to {_counted(losses, 'different answer')}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"with up to {counted(losses, 'different answer')}"
 
 
 def _duration(seconds: float) -> str:

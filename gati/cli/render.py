@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.cli.words import quoted, threads
+from gati.cli.words import counted, quoted
 from gati.units import at_least, at_most, format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def blocks(found: ModelBlocks) -> None:
     console().print(table)
     print(
         f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
-        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {threads(profile.threads)})"
+        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, "
+        f"{counted(profile.threads, 'thread')})"
     )
     _disturbed(profile.disturbance)
 
@@ -224,7 +225,7 @@ def evaluation(measured: Evaluation) -> None:
         console().print(exits)
     print(
         f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, "
-        f"{threads(measured.threads)}): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
+        f"{counted(measured.threads, 'thread')}): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
         f"tail ratio {measured.tail_ratio:.2f}, "
         f"{percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
     )
@@ -273,7 +274,7 @@ def bench(result: Bench) -> None:
     )
     clients = sorted({1, result.clients})
     columns = ("answers", "agreement", "accuracy", "left early", "memory")
-    asked_by = [f"{many} client{'s' if many > 1 else ''}" for many in clients]
+    asked_by = [counted(many, "client") for many in clients]
     answers = new_table(*columns, *asked_by, left=(0,))
     for row in result.rows:
         times = row.latency_ms

@@ -11,6 +11,6 @@ def quoted(path: str | Path) -> str:
     return shlex.quote(str(path))
 
 
-def threads(number: int) -> str:
-    """A number of threads, such as `1 thread` and `2 threads`."""
-    return f"{number} thread" if number == 1 else f"{number} threads"
+def counted(number: int, what: str) -> str:
+    """A number of things, such as `1 thread` and `2 threads`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

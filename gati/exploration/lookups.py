@@ -32,7 +32,8 @@ def finish_trials(
     Neither has any row if fewer cores can be reserved for these here than on the machine of the library.
     """
     wanted, most = prepared.profile.lookup_cores, most_lookup_cores()
-    if wanted > most:
+    cores = wanted if wanted <= most else None
+    if cores is None:
         progress.note(
             f"overlapped lookups are not measured: those of the library have {wanted} cores of their own, "
             f"but at most {most} can be reserved here"
@@ -61,7 +62,7 @@ def finish_trials(
                 cache,
                 prepared.profile.base_ms,
                 notes,
-                cores=wanted if wanted <= most else None,
+                cores=cores,
             )
         progress.advance(1)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]

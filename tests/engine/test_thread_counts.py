@@ -190,14 +190,16 @@ def test_cores_that_are_reserved_already_are_there_for_other_lookups(cores: Core
         check_lookup_cores(3, torch.device("cpu"))
 
 
+def overlapped_engine(lookup_cores: int) -> Engine:
+    exits = overlapped_exits((0.5,) * 3, "overlapped")
+    return Engine(traced_network(), exits, lookup_cores=lookup_cores)
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_engines_that_are_open_at_once_leave_the_caller_what_the_largest_share_leaves(
     first: int, cores: Cores
 ) -> None:
-    small, large = (
-        Engine(traced_network(), overlapped_exits((0.5,) * 3, "overlapped"), lookup_cores=count)
-        for count in (1, 2)
-    )
+    small, large = overlapped_engine(1), overlapped_engine(2)
     small.open()
     assert cores.ours == ({0, 1, 2}, 3)
     large.open()
@@ -215,10 +217,7 @@ def test_closing_in_another_thread_gives_back_cores_at_once_and_threads_when_it_
     also_open: bool, cores: Cores
 ) -> None:
     """It left the closed engine among those that reserve cores, so the thread stayed confined for good."""
-    small, large = (
-        Engine(traced_network(), overlapped_exits((0.5,) * 3, "overlapped"), lookup_cores=count)
-        for count in (1, 3)
-    )
+    small, large = overlapped_engine(1), overlapped_engine(3)
     left = ({0, 1, 2} if also_open else {0, 1, 2, 3}, 3)
     if also_open:
         small.open()

@@ -306,14 +306,19 @@ def test_what_waits_for_a_replica_of_a_model_that_is_unloaded_is_told_so_at_once
     run(test)
 
 
+def parking_with_one_away(load: SimpleNamespace) -> Parking:
+    """For two replicas with that load, of which one is lost for now, at a clock that stands still."""
+    here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+    away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+    return Parking(lambda: (here, away), lambda: 0.0)
+
+
 def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
     """Of those that a replica refused, the last one was the first to be sent again, whatever its priority."""
 
     async def test() -> None:
         load = SimpleNamespace(outstanding=1, seconds_an_input=0.01)
-        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
-        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
-        parking = Parking(lambda: (here, away), lambda: 0.0)
+        parking = parking_with_one_away(load)
         full, answered = True, []
 
         def ask(name: str, priority: int) -> asyncio.Task[None]:
@@ -342,9 +347,7 @@ def test_a_batch_as_large_as_the_queue_is_sent_again_once_there_is_room_for_it()
 
     async def test() -> None:
         load = SimpleNamespace(outstanding=0, seconds_an_input=0.01)
-        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
-        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
-        parking = Parking(lambda: (here, away), lambda: 0.0)
+        parking = parking_with_one_away(load)
         sent: list[str] = []
         answers: dict[str, asyncio.Event] = {}
 
@@ -423,9 +426,7 @@ def test_what_others_fill_is_not_asked_again_and_again() -> None:
     async def test() -> None:
         asked_times = 0
         load = SimpleNamespace(outstanding=0, seconds_an_input=0.01)
-        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
-        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
-        parking = Parking(lambda: (here, away), lambda: 0.0)
+        parking = parking_with_one_away(load)
 
         async def once(asked: Asked) -> None:
             nonlocal asked_times
