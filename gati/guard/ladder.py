@@ -7,6 +7,9 @@ wrong with at least the tolerated probability throughout, the first such setting
 at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
 wrong too often for some period passes in that period with probability at most delta.
 
+A proof that waits for those of stricter settings goes on: its setting is released only if all audits until
+then prove it.
+
 By default, audits of requests that a setting does not answer are ignored. With `of_all`, the reference
 answers these requests, so the promise covers all requests and such an audit counts as agreement. In a
 proof, at most as many of them count as audits of the setting's own answers: a setting that answers almost
@@ -121,7 +124,7 @@ class Ladder:
             if (alarmed := self._in_alarm(deployed)) is not None:
                 return self._withdraw(alarmed, self._guards)
         for at, each in enumerate(agreed[:tested]):
-            if at >= self.level and not self._proofs[at].passed:
+            if at >= self.level:
                 self._count(at, each)
         return self._release()
 
@@ -152,12 +155,12 @@ class Ladder:
             self._left[at] += 1
             proof.audit(agreed=True)
 
-    def prove_anew(self) -> None:
+    def prove_anew(self) -> bool:
         """Withdraw what audits have proven until it is proven again, on a further share of delta.
 
-        Settings that were certified, and never withdrawn since, stay.
+        Settings that were certified, and never withdrawn since, stay. Returns as `restrict`.
         """
-        self.restrict(self.certified)
+        return self.restrict(self.certified)
 
     def certify(self, level: int) -> None:
         """Settings up to `level` need no audits to answer. Raises ValueError if they do not answer now."""
@@ -167,15 +170,17 @@ class Ladder:
 
     def grant(self, level: int) -> None:
         """Let the settings up to `level` answer by a certificate."""
-        for at in range(self.level, level):
-            self._reset(at)
         self.level, self.certified = max(self.level, level), level
 
-    def restrict(self, level: int) -> None:
-        """Withdraw all settings above `level`, whatever was certified, until they are proven again."""
-        self.certified = min(self.certified, level)
-        self.level = min(self.level, level)
+    def restrict(self, level: int) -> bool:
+        """Withdraw all settings above `level`, whatever was certified, until they are proven again.
+
+        So are those below that are in alarm and would answer now; returns whether there are any.
+        """
+        left = self.level = min(self.level, level)
+        self._leave_no_alarm()
         self._restart(self.level)
+        return self.level < left
 
     def prove_apart(self) -> None:
         """Begin the proofs under way on a further share of delta, as another process goes on with them."""
@@ -212,11 +217,15 @@ class Ladder:
         """Withdraw the setting `level`, which is in alarm, with all looser ones; `heard` raised it."""
         self.level, alarmed = level, heard[level - 1]
         judgement = Judgement("withdrawn", alarmed.audits, alarmed.losses)
+        self._leave_no_alarm()
+        self._restart(self.level)
+        return judgement
+
+    def _leave_no_alarm(self) -> None:
+        """Withdraw from the setting that answers now to the loosest one that is not in alarm."""
         while self.level and self.in_alarm(self.level):
             self.level -= 1
         self.certified = min(self.certified, self.level)
-        self._restart(self.level)
-        return judgement
 
     def _restart(self, first: int) -> None:
         """Restart the proofs of all settings from `first` on; proofs of released settings are kept."""

@@ -52,7 +52,7 @@ AT_ONCE = Duration()
 
 @dataclass
 class Proof:
-    """Collects audits of caches that do not answer yet; `passed` once agreement is proven at level `delta`.
+    """Collects audits of caches that do not answer yet; `passed` if they prove agreement at level `delta`.
 
     `lasts` is how long that takes at least. Raises AdaptError for values out of range.
     """
@@ -117,12 +117,12 @@ class Proof:
         return self.has_taken(_MOST_PATIENCE if promising else _PATIENCE)
 
     def audit(self, *, agreed: bool) -> bool:
-        """Record one audit. Returns whether agreement is proven; once proven, it stays proven."""
+        """Record one audit. Returns whether all audits so far prove agreement."""
         self.audits += 1
         self.losses += not agreed
         self._log_capital += self._grown[not agreed]
         self._ripe = self._is_ripe()
-        self.passed |= self._ripe and self.log_evidence >= -math.log(self.delta)
+        self.passed = self._ripe and self.log_evidence >= -math.log(self.delta)
         return self.passed
 
     def _is_ripe(self) -> bool:

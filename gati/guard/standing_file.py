@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)
 _PRESUMED_SPENT = 20  # proofs, where the count was lost
+_COUNTED = re.compile(rb'"spent": (\d{1,15}),')  # also in a file that is cut short, or of a newer format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class _Kept:
     lost_s: float | None = None
 
 
-_NO_SHARES, _PRESUMED = (DeltaShares(delta=0.0, taken=taken) for taken in (0, _PRESUMED_SPENT))
+_NO_SHARES = DeltaShares(delta=0.0, taken=0)
 
 
 @dataclass
@@ -63,7 +66,8 @@ class Saved:
 
     By name of a version: its watch as JSON values, when its last audit was taken in (in seconds since 1970),
     the delta of all its proofs, and whether it was ever certified. `parts` are of other components. `lost`:
-    why something that was known is not any more, which was found at `lost_s`.
+    why something that was known is not any more, which was found at `lost_s`. `written_s`: when the file was
+    last written, 0 if it is not known.
     """
 
     versions: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +78,7 @@ class Saved:
     shares: DeltaShares = _NO_SHARES
     lost: str = ""
     lost_s: float = 0.0
+    written_s: float = 0.0
 
     def text(self) -> str:
         """The content of the file; `versions` must say the rest of each."""
@@ -81,14 +86,15 @@ class Saved:
         kept = _Kept(versions=self.versions, parts=self.parts, distrusted=self.lost, lost_s=lost_s)
         return _KIND.text_of({**values_of(self.shares), **vars(kept)})
 
-    def _lose(self, error: AdaptError, now_s: float) -> None:
-        self.lost, self.lost_s = str(error), now_s
-        _log.warning("the state of versions is unknown; they are on probation: %s", error)
+    def _lose(self, reason: str, now_s: float) -> None:
+        """Something that the file said is lost: not before it was written, also if the clock was set back."""
+        self.lost, self.lost_s = reason, max(now_s, self.written_s)
+        _log.warning("the state of versions is unknown; they are on probation: %s", reason)
 
-    def _take(self, name: str, kept: dict[str, Any], model_delta: float, written_s: float) -> None:
+    def _take(self, name: str, kept: dict[str, Any], model_delta: float) -> None:
         """Take in one version. Raises like a mapping or a number if it is damaged, and leaves it out."""
         delta = float(kept.get("delta", model_delta))  # missing in older files, like all others here
-        heard_s = float(kept.get("heard_s", written_s))
+        heard_s = float(kept.get("heard_s", self.written_s))
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta!r}")
         json.dumps(kept, allow_nan=False)  # else no later file could be written
@@ -101,34 +107,35 @@ class Saved:
 def read_saved(path: Path, now_s: float) -> Saved:
     """What the file at `path` says, as far as it can be read; nothing if there is none."""
     saved, where = Saved(), str(path)
+    with suppress(OSError):
+        saved.written_s = path.stat().st_mtime
     try:
         document = _KIND.read(path)
         shares = _KIND.record(DeltaShares, document, where)  # count even if the rest of the file is damaged
     except AdaptError as error:
         if not _is_missing(error):
-            saved.shares = _PRESUMED
-            saved._lose(error, now_s)
+            saved.shares = _presumed(path)
+            saved._lose(str(error), now_s)
         return saved
     saved.shares = shares
     try:
         kept = _KIND.record(_Kept, document, where)
         with _KIND.reading(where):
             json.dumps(kept.parts, allow_nan=False)
-            written_s = path.stat().st_mtime  # for files without times
     except AdaptError as error:
-        saved._lose(error, now_s)
+        saved._lose(str(error), now_s)
         return saved
     saved.parts = kept.parts
     if kept.distrusted:
         saved.lost = kept.distrusted
-        saved.lost_s = written_s if kept.lost_s is None else kept.lost_s
+        saved.lost_s = saved.written_s if kept.lost_s is None else kept.lost_s
         _log.warning("an earlier state of versions was lost; others are on probation: %s", saved.lost)
     for name, each in kept.versions.items():
         try:
             with _KIND.reading(f"{where}: version {name}"):
-                saved._take(name, each, shares.delta, written_s)
+                saved._take(name, each, shares.delta)
         except AdaptError as error:  # the others are believed
-            saved._lose(error, now_s)
+            saved._lose(str(error), now_s)
     return saved
 
 
@@ -137,7 +144,15 @@ def read_shares(path: Path) -> DeltaShares | None:
     try:
         return _KIND.record(DeltaShares, _KIND.read(path), str(path))
     except AdaptError as error:
-        return None if _is_missing(error) else _PRESUMED
+        return None if _is_missing(error) else _presumed(path)
+
+
+def _presumed(path: Path) -> DeltaShares:
+    """The shares that proofs took by a file that cannot be read: as many as its text says at most."""
+    counts = [_PRESUMED_SPENT]
+    with suppress(OSError):
+        counts += map(int, _COUNTED.findall(path.read_bytes()))
+    return DeltaShares(delta=0.0, taken=max(counts))
 
 
 def _is_missing(error: AdaptError) -> bool:

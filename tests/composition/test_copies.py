@@ -18,6 +18,8 @@ from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from gati.model.identity import CopyCounts
 from tests.composition.libraries import make_library
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 
 def with_copies(directory: Path, copies: int) -> Library:
     library = make_library(directory)

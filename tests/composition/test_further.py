@@ -42,7 +42,7 @@ from tests.composition.test_costs import costs_of
 from tests.exploration.networks import digits, trained_state
 from tests.exploration.quick import quick_selectors
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unbounded")]
 
 NET = f"{Path(__file__).parent.parent / 'exploration' / 'networks.py'}:Net"
 HELD_OUT, TRAINED = 600, 700

@@ -23,6 +23,8 @@ from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
 from tests.composition.libraries import make_library
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 
 def noon() -> datetime:
     return datetime(2026, 1, 1, 12, tzinfo=UTC)

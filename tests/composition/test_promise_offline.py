@@ -20,6 +20,7 @@ from benchmarks.promise_offline import (
 
 pytestmark = pytest.mark.slow
 DRAWS = 300
+FEWER = {"certify": 120}  # each draw writes a ledger twelve times
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def judge_of(world: World) -> Callable[[str], Judge]:
 def test_what_is_certified_is_false_no_more_often_than_delta(
     judge_of: Callable[[str], Judge], command: str
 ) -> None:
-    assert false_share(judge_of(command), DRAWS, shared=True) <= allowed(DRAWS)
+    draws = FEWER.get(command, DRAWS)
+    assert false_share(judge_of(command), draws, shared=True) <= allowed(draws)
 
 
 @pytest.mark.parametrize("command", ["auto", "pareto", "certify"])
@@ -52,4 +54,4 @@ def test_the_same_simulation_catches_every_test_at_the_full_delta(
 
 def test_four_engines_take_part_and_the_whole_command_deploys_the_same(world: World) -> None:
     assert len(entrants_of(world)) == 4
-    check_against_whole_command(world, 3)
+    check_against_whole_command(world, 2)

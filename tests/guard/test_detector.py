@@ -82,6 +82,20 @@ def test_evidence_is_that_of_the_recursion(alpha: float, which: int, losses: lis
     assert guard.evidence == pytest.approx(evidence)
 
 
+def test_the_alarm_comes_when_the_mean_over_all_bets_is_large_enough_not_when_one_is() -> None:
+    """The largest of several detectors alarms too early: it may be several times the mean."""
+    against, losses = (0.2, 0.4, 0.8), (True, False, False, True, True, False, True)
+    guard, alone = Guard(0.9, 1e9, against), [Guard(0.9, 1e9, [each]) for each in against]
+    for loss in losses:
+        for each in (guard, *alone):
+            each.audit(agreed=not loss)
+        assert guard.evidence == pytest.approx(np.mean([each.evidence for each in alone]))
+    assert max(each.evidence for each in alone) > 1.2 * guard.evidence
+    for often, alarmed in ((1.01 * guard.evidence, False), (0.99 * guard.evidence, True)):
+        again = Guard(0.9, often, against)
+        assert [again.audit(agreed=not loss) for loss in losses][-1] == alarmed
+
+
 @given(st.floats(0.01, 0.4), st.floats(0.0, 1.0))
 def test_no_bet_can_lose_more_than_there_is(alpha: float, disagreement: float) -> None:
     bet = growth_optimal_bet(min(disagreement, 0.999), alpha)

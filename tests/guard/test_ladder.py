@@ -69,15 +69,29 @@ def test_all_settings_are_proven_in_the_time_of_one() -> None:
     st.lists(st.lists(st.sampled_from([True, True, True, False, None]), min_size=3, max_size=3), max_size=300)
 )
 def test_a_looser_setting_never_answers_before_a_stricter_one(audits: list[list[bool | None]]) -> None:
-    ladder, spending = ladder_of(3), Spending(DELTA)
+    ladder, spending, level = ladder_of(3), Spending(DELTA), 0
     alone = [Proof(AGREEMENT, delta) for delta in [spending.next()] * 3]
     for agreed in audits:
         ladder.audited(agreed, guards=False)
-        for proof, each in zip(alone, agreed, strict=True):
-            if each is not None and not proof.passed:
+        for proof, each in list(zip(alone, agreed, strict=True))[level:]:
+            if each is not None:
                 proof.audit(agreed=each)
         passed = [proof.passed for proof in alone]
-        assert ladder.level == (passed.index(False) if False in passed else 3)
+        level = passed.index(False) if False in passed else 3
+        assert ladder.level == level
+
+
+def test_a_setting_that_waits_for_a_stricter_one_is_not_released_by_what_it_was_before() -> None:
+    """It was proven first, as it answers more, and wrong in each audit since: it answered at once."""
+    ladder = ladder_of(2)
+    while not ladder._proofs[1].passed:
+        assert ladder.audited([None, True]) is None
+    while not ladder.level:
+        ladder.audited([True, False])
+    assert ladder.level == 1
+    while ladder.level == 1:
+        ladder.audited([True, True])
+    assert ladder.level == 2
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,6 +136,22 @@ def test_a_setting_that_was_in_alarm_itself_does_not_take_over() -> None:
     while ladder.level == 3:
         ladder.audited([True, True, False])
     assert ladder.level == 1
+
+
+@pytest.mark.parametrize(("change", "left"), [("restrict", 2), ("prove_anew", 0)])
+def test_a_setting_that_was_in_alarm_itself_does_not_answer_when_looser_ones_are_withdrawn(
+    change: str, left: int
+) -> None:
+    """Another guard found the loosest wrong: the next one answered, and no later run could read the state."""
+    ladder = ladder_of(4, proven=True)
+    ladder.certify(2 if change == "restrict" else 1)
+    wrong = 2 if change == "restrict" else 0
+    while not ladder._guards[wrong].alarmed:
+        assert ladder.audited([each != wrong for each in range(4)]) is None
+    withdrew = ladder.restrict(3) if change == "restrict" else ladder.prove_anew()
+    assert withdrew and (ladder.level, ladder.certified) == (left, left)
+    Ladder.from_json(json.loads(json.dumps(ladder.to_json())), spend=Spending(DELTA).next)
+    assert not ladder.restrict(left), "nothing else is in alarm"
 
 
 def test_the_guard_alarms_no_oftener_than_it_says() -> None:
@@ -191,6 +221,38 @@ def test_it_goes_on_where_it_was_written_down(
 def test_what_contradicts_itself_is_not_believed(damage: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Ladder.from_json({**ladder_of(2).to_json(), **damage}, spend=Spending(DELTA).next)
+
+
+def test_a_guard_hears_what_its_setting_answers_and_of_the_rest_only_if_the_reference_gives_it() -> None:
+    """Requests that a setting leaves to others would hide how often it is wrong."""
+    for of_all, audits in ((False, 3), (True, 53)):
+        ladder = Ladder(1, AGREEMENT, Spending(DELTA).next, proven=True, of_all=of_all)
+        for agreed in [True] * 3 + [None] * 50:
+            ladder.audited([agreed])
+        assert ladder.guard.audits == audits
+
+
+def test_requests_that_a_setting_leaves_to_the_reference_are_at_most_half_of_its_proof() -> None:
+    """One that answers almost nothing must not prove itself, in the next proof no more than in the first."""
+    ladder = Ladder(1, AGREEMENT, Spending(DELTA).next, of_all=True)
+    for own in (0, 10, 3):
+        if own == 3:
+            ladder.prove_anew()
+        for agreed in [True] * own + [None] * 50:
+            ladder.audited([agreed])
+        assert ladder.proof is not None and ladder.proof.audits == 2 * own
+
+
+def test_what_was_heard_in_new_scenes_ends_with_the_proof_that_it_was_about() -> None:
+    guard, ladder = Guard(AGREEMENT), ladder_of(1)
+    while not guard.audit(agreed=False):
+        pass
+    for _ in range(2):
+        while not ladder.level:
+            ladder.audited([True])
+        for _ in range(guard.audits - 1):
+            assert ladder.in_new_scene([False]) is None
+        ladder.prove_anew()
 
 
 def test_a_ladder_without_settings_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from gati.guard.standing import Standing, created_s
+from gati.guard.standing_file import read_shares
 from tests.guard.test_standing import composition
 
 NOW_S = 1e9
@@ -97,6 +99,7 @@ def test_a_version_made_after_a_loss_is_believed_and_one_of_before_is_not(tmp_pa
     """Every later version was on probation, for as long as the file lived."""
     path = tmp_path / "standing.json"
     path.write_text("{half")
+    os.utime(path, (NOW_S, NOW_S))
     Standing(0.05, path, now=lambda: NOW_S).save()
     for _ in range(2):
         later = Standing(0.05, path, now=lambda: NOW_S + 10 * DAY_S)
@@ -123,6 +126,43 @@ def test_a_loss_of_unknown_time_was_before_the_file_was_written(tmp_path: Path) 
     later = Standing(0.05, path, now=lambda: written_s + DAY_S)
     assert not later.watch("a", 0.9, proven=True, created_s=written_s - 1.0).may_hit
     assert later.watch("b", 0.9, proven=True, created_s=written_s + 100.0).may_hit
+
+
+def test_a_loss_found_by_a_clock_set_back_was_not_before_the_file_was_written(
+    tmp_path: Path,
+) -> None:
+    """A certificate of before let stopped caches answer, once the clock was right again."""
+    path = tmp_path / "standing.json"
+    path.write_text("{half")
+    written_s = path.stat().st_mtime
+    Standing(0.05, path, now=lambda: 0.0).save()
+    later = Standing(0.05, path, now=lambda: written_s + DAY_S)
+    assert not later.watch("a", 0.9, proven=True, created_s=written_s - 1.0).may_hit
+    assert later.watch("b", 0.9, proven=True, created_s=written_s + 100.0).may_hit
+
+
+@pytest.mark.parametrize("damage", ["cut short", "twice", "newer", "cut in the number"])
+def test_what_was_spent_counts_in_a_file_that_cannot_be_read(tmp_path: Path, damage: str) -> None:
+    """Proofs took shares of delta again, from number 21 on."""
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    standing.spending.used = 70
+    standing.watch("a", 0.9, proven=False)
+    text = path.read_text()
+    assert '"spent": 71,' in text
+    path.write_text(
+        {
+            "cut short": text[: len(text) // 2],
+            "twice": text.replace('"spent": 71', '"spent": 30') + text,
+            "newer": text.replace('"format": 1', '"format": 99'),
+            "cut in the number": text[: text.index("71,") + 1],
+        }[damage]
+    )
+    spent = 71 if damage != "cut in the number" else 20
+    shares = read_shares(path)
+    assert shares is not None and shares.taken == spent and not shares.are_of(0.05)
+    again = Standing(0.05, path)
+    assert again.distrusted and again.spending.used == spent
 
 
 def test_the_time_of_a_composition_is_read() -> None:

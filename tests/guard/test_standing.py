@@ -284,6 +284,19 @@ def test_what_was_proven_long_ago_is_proven_anew(tmp_path: Path, later_s: float,
     assert watch.state == state and later.spending.used == 1 + (state == "probation")
 
 
+def test_what_is_only_written_again_is_not_heard_again(tmp_path: Path) -> None:
+    """A server without requests writes its file, too: its proofs age by their last audit."""
+    path, now_s = tmp_path / "standing.json", [1e9]
+    standing = Standing(0.05, path, now=lambda: now_s[0])
+    watch = standing.watch("a", 0.97, proven=False)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    standing.save()
+    now_s[0] += 8 * 86_400.0
+    standing.save()
+    assert not Standing(0.05, path, now=lambda: now_s[0]).watch("a", 0.97, proven=False).may_hit
+
+
 def test_a_proof_that_is_as_old_as_the_future_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     proven_then(path)

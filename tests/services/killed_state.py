@@ -1,6 +1,6 @@
 """The state of the guard and of memory in a service that is killed at each change of a file.
 
-    python -m tests.services.killed_state FOLDER proofs|memory
+    python -m tests.services.killed_state FOLDER
 
 `test_killed` runs this. A process follows a version from its trial to its end, or a memory. It tells what it
 acts on. Whatever it had told before it was killed, the next process must know.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,17 +27,26 @@ from tests.services.dying import Death, each_death
 from tests.services.test_standing import Run
 
 Tell = Callable[[str], None]
+Act = Callable[[Path, Tell], None]
+Check = Callable[[Path, Death, list[str]], None]
 
-SAVED_EVERY = 8  # audits
+SAVED_EVERY = 16  # audits
 AGREEMENT = 0.9
 
 
 def main() -> int:
     """Print the changes at which processes were killed, and the last that each had told."""
-    folder, what = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
     standing._SAVED_EVERY_S = 0.0
-    act, check = {"proofs": (follow, check_proofs), "memory": (remember, check_memory)}[what]
-    shutil.rmtree(folder / "whole", ignore_errors=True)
+    os.fsync = lambda descriptor: None  # what a killed process has written is not lost
+    logging.disable()
+    each = {"proofs": (follow, check_proofs), "memory": (remember, check_memory)}
+    print(json.dumps({what: deaths(folder / what, *those) for what, those in each.items()}))
+    return 0
+
+
+def deaths(folder: Path, act: Act, check: Check) -> list[tuple[str, str]]:
+    """Kill processes at each change that `act` makes, and `check` what the next process knows."""
     lines: list[str] = []
     act(folder / "whole" / "small.json", lines.append)
     found = []
@@ -48,15 +59,14 @@ def main() -> int:
         found.append((death.change, death.told[-1] if death.told else ""))
         shutil.rmtree(again)
         shutil.rmtree(folder / "state")
-    print(json.dumps(found))
-    return 0
+    return found
 
 
 # --- the proof of a version, its taking over, and its end -----------------------------------------------
 
 
 def follow(path: Path, tell: Tell) -> None:
-    """A version is proven in 8 audits and more, takes over, and is stopped; begins where the file ends."""
+    """A version is proven, takes over, and is stopped; it begins where the file ends."""
     run = started(path)
     second = run.post("second")
     run.activate(second)

@@ -394,7 +394,7 @@ def test_what_the_draining_process_has_proven_is_proven_once_it_has_ended(tmp_pa
     look(started)
     assert not watch.may_hit
     count(watch, 1)
-    assert watch.level == before.level == 3 and watch.proven_on == before.proven_on
+    assert watch.level == before.level == 3 and watch.proven_on == before.proven_on + 1
     close(started, unlock_started)
 
 

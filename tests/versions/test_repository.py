@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,21 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(
     assert not [path for path in repository._place.sizes("cars") if path != "lock"]
 
 
+def test_a_manifest_that_names_files_outside_of_its_version_is_none(tmp_path: Path) -> None:
+    """It would be written anywhere when the version is fetched."""
+    repository = ModelRepository(tmp_path / "models")
+    publish(repository, 2)
+    manifest = tmp_path / "models" / "cars" / "versions" / "00000002" / "manifest.json"
+    version = repository.version("cars", 2)
+    outside = {f"../../../{name}": entry for name, entry in version.files.items()}
+    manifest.write_bytes(replace(version, files=outside).to_json())
+    with pytest.raises(UnknownVersionError):
+        repository.fetch("cars", 2, tmp_path / "into")
+    with pytest.raises(RepositoryError, match="cannot hold a file called"):
+        Version.from_json(manifest.read_bytes(), where="there")
+    assert numbers(repository) == [1]
+
+
 def test_a_link_out_of_the_repository_is_not_followed(tmp_path: Path) -> None:
     outside = ModelRepository(tmp_path / "outside")
     publish(outside)
@@ -388,6 +404,7 @@ from gati.versions.repository import Lineage, ModelRepository
 folder, kind, action = Path(sys.argv[1]), *sys.argv[2:]
 FILES = {f"part{n}/weights.bin": bytes([n]) * 50_000 for n in range(3)}
 CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "fcntl.flock"}
+os.fsync = lambda descriptor: None  # what a killed process has written is not lost
 
 def opened(later=0.0):
     return ModelRepository(
