@@ -193,10 +193,6 @@ class Adaptation:
         return cls(served, settings, **{"model": model_name(directory), **options})
 
     @property
-    def _remembers(self) -> bool:
-        return self._recall is not None and self._recall.serves
-
-    @property
     def served(self) -> Served:
         """The network and caches that serve now."""
         return self._succession.serving.deployed.served
@@ -206,6 +202,7 @@ class Adaptation:
         """The current counts."""
         with self._lock:
             counts, audited, serving = self._counts, self._follow.auditor, self._succession.serving
+            early = self._succession.may_hit or (self._recall is not None and self._recall.serves)
             return Status(
                 version=serving.deployed.number,
                 state=serving.watch.state,
@@ -219,7 +216,7 @@ class Adaptation:
                 samples=len(self._samples),
                 retraining=self._renewing,
                 proof=self._succession.how_far,
-                promise=self._promise.accuracy if self._succession.may_hit or self._remembers else None,
+                promise=self._promise.accuracy if early else None,
                 on_trial=self._succession.on_trial,
             )
 
@@ -264,7 +261,7 @@ class Adaptation:
             self._counts.answered(prediction.exit, time_s)
             if prediction.exit != RECALL and decided.may_hit:
                 self._reached(prediction, lookups=decided.lookups, time_s=time_s)
-        ticket = Ticket(x, self._counts.requests, time_s, source, prediction, looked)
+        ticket = Ticket(x, self._counts.requests, time_s, source, prediction, looked, place)
         agreed = self._follow.answered(ticket, decided, base) or None
         self._after(time_s)
         if self._keeper.is_due():
@@ -283,8 +280,10 @@ class Adaptation:
         that answers.
         """
         self._answer.close()
-        self._workers.close(_FAREWELL_S)
-        self._keeper.save()
+        self._workers.auditing.close(_FAREWELL_S)
+        self._keeper.save()  # now: whoever takes too long to end is killed, perhaps within a retraining
+        self._succession.standing.save()
+        self._workers.training.close(_FAREWELL_S)
         self._succession.standing.save()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -344,7 +343,7 @@ class Adaptation:
 
     def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
         taken = self._samples.taken
-        tried = True
+        tried = failed = True
         try:
             if self._renewal.enough(self._samples, changed_at):
                 self._tell("retraining", reason)
@@ -356,12 +355,13 @@ class Adaptation:
                     self._take(outcome)
                 elif outcome is not None:
                     self._due = (time_s + self.settings.delay_s, outcome)
+            failed = False
         except GatiError as error:
             self._failed(error)
         finally:
             with self._lock:
                 self._renewing = False
-                self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
+                self._triggers.attempted(taken=taken, time_s=time_s, tried=tried, failed=failed)
 
     def _take(self, outcome: RenewalOutcome) -> None:
         self._succession.take(outcome)

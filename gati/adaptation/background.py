@@ -176,11 +176,6 @@ class Workers(NamedTuple):
         """Wait at most `deadline_s` seconds for each; returns whether all jobs are done."""
         return self.auditing.wait(deadline_s) and self.training.wait(deadline_s)
 
-    def close(self, deadline_s: float) -> None:
-        """Close both; each running job has `deadline_s` seconds to finish."""
-        self.auditing.close(deadline_s)
-        self.training.close(deadline_s)
-
 
 def in_line() -> Workers:
     """Workers for simulated time."""

@@ -28,7 +28,7 @@ from gati.types import Placement, TrialId
 from gati.variants import SCENE
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
-_PART = 256  # inputs per batch
+_PART = 16  # inputs between which requests pass: a companion takes as long as a network for them
 _STUDENT_TIME = 10.0  # times that of other caches, as a step takes so many times longer
 _ORIGINAL_SHARE = 0.25  # share of original data in the training draws
 

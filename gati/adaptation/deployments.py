@@ -199,9 +199,10 @@ class Deployments:
             _log.warning("old versions of %s stay: %s", self._model, error)
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
+        stored = {each.version for each in self._repository.versions(self._model)}
         lineage = Lineage(
             retrained.composition.checkpoint_sha256,
-            parent=parent.number or None,
+            parent=parent.number if parent.number in stored else None,  # all of them may have been deleted
             window=trained,
             measurements={"before": values_of(retrained.before), "after": values_of(retrained.after)},
             tags={

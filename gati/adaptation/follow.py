@@ -143,6 +143,8 @@ class FollowUp:
             ticket.request,
             ticket.source,
         )
+        if ticket.place is not None and sample in self._samples:
+            return  # of a camera that is frozen: in minutes, the window would hold nothing but one picture
         self._samples.add(sample)
         if self._on_sample is not None:
             self._on_sample(sample, ticket.given.prediction)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from gati.caches import build_predictor
+from gati.caches import build_predictor, is_companion
 from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.costs.least import Arithmetic
@@ -40,13 +40,16 @@ class LookupCosts:
     def corrected(self, served: Served) -> Served:
         """A copy whose composition charges lookups, and the segments before them, at least the estimate.
 
-        The time to reach a block is a share of the base model's, taken from the library's profile.
+        The time to reach a block is a share of the base model's, taken from the library's profile. Companions
+        cost what was measured: the network itself in 8-bit integers has all its FLOPs, and half of its time.
         """
         profile = served.library.manifest.profile
         reach_ms = {each.name: self._base_ms * each.reach_ms / profile.base_ms for each in profile.blocks}
         exits, added_ms, paid_ms = [], 0.0, 0.0
         for described, leaving in zip(served.composition.exits, served.engine.exits, strict=True):
-            lookup_ms = max(described.lookup_ms, self.of(leaving.cache, leaving.block))
+            lookup_ms = described.lookup_ms
+            if not is_companion(described.variant):
+                lookup_ms = max(lookup_ms, self.of(leaving.cache, leaving.block))
             added_ms += lookup_ms - described.lookup_ms
             paid_ms += lookup_ms
             exit_ms = max(described.exit_ms + added_ms, reach_ms[leaving.block] + paid_ms)

@@ -12,18 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gati.caches.tokens import of_any_length
 from gati.composition.composition import COARSE_LOOKUPS
 from gati.composition.load import Served
 from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, doubtful_score, tie_tolerance
 from gati.guard.auditor import Probed
+from gati.model.lengths import TracedSequences
 from gati.types import TrialId
 from gati.versions.setting import Setting
 
 
 def can_probe(served: Served) -> bool:
     """Whether lookups of the serving engine equal those of plain PyTorch, up to rounding."""
-    exact = served.engine.precision == "f32" and not served.composition.backend.endswith(COARSE_LOOKUPS)
-    return exact and not served.engine.traced.changes_itself
+    engine, traced = served.engine, served.engine.traced
+    exact = engine.precision == "f32" and not served.composition.backend.endswith(COARSE_LOOKUPS)
+    # a probe runs sequences at the longest length, the engine at the shortest one that fits
+    several = isinstance(traced, TracedSequences)
+    alike = not several or all(of_any_length(leaving.variant) for leaving in engine.exits)
+    return exact and alike and not traced.changes_itself
 
 
 class Probe:

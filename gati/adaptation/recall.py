@@ -202,12 +202,12 @@ class Recall:
         return max(0.0, alone - others) / max(1.0 - others, 1e-9)
 
     def look(self, x: Tensor, place: str | None, *, alone: bool = False, asked: bool = True) -> Looked | None:
-        """Look up an input [1, ...] of that place; None without a place, or if the input is no usual number.
+        """Look up an input [1, ...] of that place; None without a place, or if its numbers compare nothing.
 
         `alone`: the reference answers the request if memory does not; if that is decided later, see
         `Looked.where`. `asked` False: only to know its scene, and to learn from it.
         """
-        if place is None or not _is_usual(sketched := sketch(x)):
+        if place is None or not x.is_floating_point() or not _is_usual(sketched := sketch(x)):
             with self._lock:
                 for ladder in self._ladders if asked else ():
                     ladder.passed()

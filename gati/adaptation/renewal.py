@@ -18,15 +18,19 @@ from gati.adaptation.samples import Sample, Samples, window_of
 from gati.adaptation.scene import Signature, nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
-from gati.adaptation.window import BATCH, Window, most_inputs, original_sample
-from gati.caches import parse_variant
+from gati.adaptation.window import Window, most_inputs, original_sample
+from gati.caches import TOKEN_VARIANTS, parse_variant
+from gati.caches.tokens import of_any_length
 from gati.composition.composition import Composition
 from gati.composition.engines import graph_backend, graph_kind
 from gati.composition.load import Served
 from gati.composition.plans import DEFAULT_CONFIDENCE
-from gati.engine.exits import BASE
+from gati.engine.exits import BASE, Prediction
 from gati.errors import AdaptError, DataError, GatiError
 from gati.model.entry import INPUT_KIND
+from gati.model.lengths import TracedSequences
+from gati.priority import let_requests_pass
+from gati.variants import SCENE
 from gati.versions.lineage import SampleWindow
 
 _log = logging.getLogger(__name__)
@@ -35,6 +39,7 @@ _LEAST_ADVANTAGE = 0.03  # share of expected latency to save before caches that 
 _MORE_HITS = 1.2  # hits that an earlier version needs, in multiples of the serving one's
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
 _LEAST_INPUTS = 200
+_TRIED_AT_ONCE = 8  # inputs between which requests pass
 _LEAST_FRESH = 40  # samples since the hit rate fell that show whether the library's caches answer more
 
 
@@ -109,7 +114,7 @@ class Renewal:
         self._promise = promise
         self._clock = clock
         self._costs = LookupCosts(first)
-        self._blocks = candidate_blocks(first, settings)
+        self._blocks, self._variants = candidate_blocks(first, settings), candidate_variants(first, settings)
         self._original: Window | None = None
         self._original_known = False
 
@@ -260,9 +265,8 @@ class Renewal:
     def _new_caches(self) -> NewCaches | None:
         if not self._blocks:
             return None
-        variants = self._settings.variants
-        costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
-        return NewCaches(self._blocks, variants, lookup_ms=costs)
+        costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in self._variants}
+        return NewCaches(self._blocks, self._variants, lookup_ms=costs)
 
     def _originals(self) -> Window | None:
         """Original data, kept from one retraining to the next."""
@@ -287,12 +291,10 @@ class Renewal:
 def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
     """Where new predictors are tried.
 
-    Raises AdaptError for a block that does not exist or where a variant cannot be, VariantError for a variant
-    that does not exist.
+    Raises AdaptError for a block that does not exist or where a variant cannot be, and as
+    `candidate_variants`.
     """
-    kinds = served.engine.traced.block_kinds
-    for variant in settings.variants:
-        parse_variant(variant)
+    kinds, variants = served.engine.traced.block_kinds, candidate_variants(served, settings)
     if settings.blocks is not None:
         for block in settings.blocks:
             if block not in kinds:
@@ -301,8 +303,30 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
     else:
         names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # most read hidden outputs
         blocks = tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
-    check_places(blocks, settings.variants, served.engine.traced)
+    check_places(blocks, variants, served.engine.traced)
     return blocks
+
+
+def candidate_variants(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
+    """The variants of new predictors.
+
+    A network that runs sequences at several lengths has caches that read any length, since retraining and
+    proofs run it at the longest one: others would answer otherwise at a shorter one.
+
+    Raises AdaptError for a variant that reads one length only, VariantError for one that does not exist.
+    """
+    for variant in settings.variants:
+        parse_variant(variant)
+    if not isinstance(served.engine.traced, TracedSequences):
+        return settings.variants
+    if settings.variants == (SCENE,):  # not asked for
+        return TOKEN_VARIANTS[:1]
+    if fixed := [variant for variant in settings.variants if not of_any_length(variant)]:
+        raise AdaptError(
+            f"{fixed[0]} reads sequences of one length, but the network runs them at several; try "
+            f"{', '.join(TOKEN_VARIANTS)}"
+        )
+    return settings.variants
 
 
 def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
@@ -321,10 +345,13 @@ def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
 def _tried(version: Deployed, window: Window) -> tuple[int, int]:
     """The number of inputs of a window that a version answers early, and how many of these are wrong.
 
-    Uses a copy of its engine: the serving one belongs to another thread.
+    Uses a copy of its engine: the serving one belongs to another thread, and only that one reserves cores.
     """
-    with version.served.engine.twin() as engine:
-        answers = [answer for rows in window.inputs.split(BATCH) for answer in engine(rows)]
+    engine = version.served.engine.twin()
+    answers: list[Prediction] = []
+    for rows in window.inputs.split(_TRIED_AT_ONCE):
+        let_requests_pass()
+        answers += engine.inline(rows)
     early = [
         answer.class_index == base
         for answer, base in zip(answers, window.base_class.tolist(), strict=True)

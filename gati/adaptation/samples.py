@@ -49,6 +49,15 @@ class Samples:
         with self._lock:
             return len(self._kept)
 
+    def __contains__(self, sample: Sample) -> bool:
+        """Whether an equal input with an equal answer is kept."""
+        with self._lock:
+            kept = list(self._kept)
+        return any(
+            torch.equal(each.probabilities, sample.probabilities) and torch.equal(each.input, sample.input)
+            for each in reversed(kept)
+        )
+
     def add(self, sample: Sample) -> None:
         """Add a sample, and drop those that are too old by its time."""
         with self._lock:

@@ -18,7 +18,7 @@ _KEPT = 2  # one that serves, one on trial
 
 
 class Ticket(NamedTuple):
-    """An answered request. `looked` is its lookup in memory, if there was one."""
+    """An answered request of `place`, if known. `looked` is its lookup in memory, if there was one."""
 
     x: Tensor  # [1, ...]
     request: int
@@ -26,6 +26,7 @@ class Ticket(NamedTuple):
     source: str
     prediction: Prediction
     looked: Looked | None = None
+    place: str | None = None
 
     @property
     def given(self) -> Given:

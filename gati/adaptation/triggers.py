@@ -15,6 +15,7 @@ from gati.adaptation.settings import AdaptSettings
 SETTLED = 200  # requests or samples until their hit rate is meaningful
 _MEMORY = 0.99  # decay of the running hit rate
 _NOTICED = 70  # requests until a drop shows in it
+_MOST_DOUBLINGS = 6  # of the samples to wait for, if retraining fails each time
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Triggers:
         self._settings = settings
         self._least_inputs = least_inputs
         self._next_at = 0  # total samples before the next attempt
+        self._failures = 0  # attempts in a row that failed
         self._last_s: float | None = None
         self._since = 0
         self.changed_at: int | None = None  # the request since when fewer hit than promised
@@ -101,9 +103,14 @@ class Triggers:
         self._since, self._rate, self.promised = 0, 0.0, promised
         self.changed_at = None
 
-    def attempted(self, *, taken: int, time_s: float, tried: bool) -> None:
-        """Record an attempt after `taken` samples; if `tried`, the next waits for many more samples."""
-        self._next_at = taken + max(10, self._least_inputs // (4 if tried else 20))
+    def attempted(self, *, taken: int, time_s: float, tried: bool, failed: bool = False) -> None:
+        """Record an attempt after `taken` samples; if `tried`, the next waits for many more samples.
+
+        Each attempt in a row that `failed` doubles them.
+        """
+        self._failures = min(self._failures + 1, _MOST_DOUBLINGS) if failed else 0
+        more = max(10, self._least_inputs // (4 if tried else 20))
+        self._next_at = taken + more * 2**self._failures
         if tried:
             self._last_s = time_s
 

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _DEFAULT_RATE = 25.0  # pictures per second if neither timestamps nor a header give it
 _REORDERED = 4  # reordering window in pictures: files without presentation times use decoding order
+_GLITCH_S = 1.0  # back by more, time has begun anew
 _UNSPECIFIED_SPACE, _RESERVED_SPACE = 2, 3  # FFmpeg's numbers; some encoders write the reserved one
 _LATE = "no answer in time"
 _REASONS = {
@@ -195,8 +196,9 @@ def in_order(
 ) -> Iterator[tuple[float, T]]:
     """Yield the items, in the order given, with strictly rising timestamps in seconds.
 
-    Timestamps out of order within `window` items are sorted. A timestamp that is missing or still not above
-    its predecessor becomes the predecessor plus the last gap (`period_s` at first).
+    Timestamps out of order within `window` items are sorted. One that is missing or still not above its
+    predecessor becomes the predecessor plus `period_s`. If it is far below it, time has begun anew: later
+    ones are shifted alike.
     """
     waiting: deque[T] = deque()
     stamps: list[float] = []
@@ -204,7 +206,7 @@ def in_order(
     newest: float | None = None
     for stamp, item in items:
         if stamp is None:
-            stamp = 0.0 if newest is None else newest + rising.gap_s
+            stamp = 0.0 if newest is None else newest + period_s
         newest = stamp
         waiting.append(item)
         heapq.heappush(stamps, stamp)
@@ -218,14 +220,16 @@ class _Rising:
     """Makes timestamps strictly rising."""
 
     def __init__(self, period_s: float) -> None:
-        self.gap_s = period_s
+        self._period_s = period_s
         self._last_s: float | None = None
+        self._shift_s = 0.0  # of all timestamps, as time has begun anew
 
     def next(self, stamp_s: float) -> float:
-        if self._last_s is not None:
-            if stamp_s > self._last_s:
-                self.gap_s = stamp_s - self._last_s
-            else:
-                stamp_s = self._last_s + self.gap_s
+        stamp_s += self._shift_s
+        if self._last_s is not None and stamp_s <= self._last_s:
+            next_s = self._last_s + self._period_s
+            if stamp_s < self._last_s - _GLITCH_S:
+                self._shift_s += next_s - stamp_s
+            stamp_s = next_s
         self._last_s = stamp_s
         return stamp_s

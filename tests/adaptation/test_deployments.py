@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +25,33 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return make_deployed(tmp_path_factory.mktemp("deployed"))
 
 
-def published(deployments: Deployments, served: Served) -> Deployed:
+@pytest.fixture
+def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gati.adaptation.deployments._KEEP", 3)
+
+
+def published(deployments: Deployments, served: Served, parent: Deployed | None = None) -> Deployed:
     """The same caches again, as a version."""
     setting = Setting(served.composition, tuple(served.engine.exits))
     measured = Measurement(100, 0.5, 0.99, 1.0)
     return deployments.publish(
         Retrained((setting,), 0, measured, measured, {}),
-        parent=deployments.open(0),
+        parent=parent or deployments.open(0),
         trained=SampleWindow(100),
         signature=np.zeros(17, np.float32),
         reason="interval",
     )
 
 
+@pytest.mark.usefixtures("few_are_kept")
 def test_versions_that_are_never_proven_do_not_fill_the_disk(served: Served, tmp_path: Path) -> None:
     """Only an activation removed old ones: where none could be proven, there was one more each interval."""
     repository = ModelRepository(tmp_path / "versions")
     deployments = Deployments(served, repository, "digits", tmp_path / "local")
     deployments.activate(published(deployments, served))
-    numbers = [published(deployments, served).number for _ in range(30)]
-    assert numbers == list(range(2, 32))
-    assert [each.version for each in repository.versions("digits")] == [1, *range(11, 32)]
+    numbers = [published(deployments, served).number for _ in range(8)]
+    assert numbers == list(range(2, 10))
+    assert [each.version for each in repository.versions("digits")] == [1, *range(6, 10)]
     assert len(list((tmp_path / "local").iterdir())) <= 6
 
 
@@ -79,12 +86,25 @@ def test_a_version_that_cannot_be_stored_leaves_nothing(
     assert list((tmp_path / "local").iterdir()) == []
 
 
+@pytest.mark.usefixtures("few_are_kept")
 def test_versions_that_were_proven_stay_however_many_are_not(served: Served, tmp_path: Path) -> None:
     """Each of them counted among those that are kept: a scene of yesterday was learned from anew."""
     repository = ModelRepository(tmp_path / "versions")
     deployments = Deployments(served, repository, "digits", tmp_path / "local")
-    for at in range(28):
+    for at in range(10):
         version = published(deployments, served)
         if at in (0, 2, 4):
             deployments.activate(version)
-    assert [each.version for each in repository.versions("digits")] == [1, 3, 5, *range(8, 29)]
+    assert [each.version for each in repository.versions("digits")] == [1, 3, 5, *range(7, 11)]
+
+
+def test_versions_are_published_after_all_were_deleted(served: Served, tmp_path: Path) -> None:
+    """The one that serves was named as their parent, which had to be there: each retraining failed."""
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+    serving = published(deployments, served)
+    shutil.rmtree(tmp_path / "versions")
+    again = published(deployments, served, parent=serving)
+    assert repository.version("digits", again.number).lineage.parent is None
+    later = published(deployments, served, parent=again)
+    assert repository.version("digits", later.number).lineage.parent == again.number

@@ -204,17 +204,17 @@ def test_of_what_is_pure_chance_it_answers_nothing() -> None:
     place = Place(2)
     place.flips = 1.0
     run = Run(drawn=1.0)
-    assert run(place, 3000).mean() < 0.02
+    assert run(place, 1500).mean() < 0.02
 
 
 @pytest.mark.parametrize("flips", [0.02, 0.1, 0.3])
 def test_the_promise_holds_however_restless_the_base_model_is(flips: float) -> None:
-    """Over streams of 3,000 requests each; a share of what no cache can know is part of all of them."""
+    """Over streams of 2,000 requests each; a share of what no cache can know is part of all of them."""
     agreements = []
-    for seed in range(4):
+    for seed in range(3):
         place, run = Place(seed, noise=0.05), Run(seed=seed)
         place.flips = flips
-        run(place, 3000)
+        run(place, 2000)
         agreements.append(np.mean(run.agreed))
     assert min(agreements) >= AGREEMENT and np.mean(agreements) >= (1.0 + AGREEMENT) / 2.0 - 0.01
 
@@ -281,7 +281,7 @@ class Turning(Place):
 def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
     """No answer was ever wrong there, however far away the input; but few were as far as the new scene."""
     losses = 0
-    for seed in range(10):
+    for seed in range(5):
         place, run = Turning(seed), Run(seed=seed)
         run(place, 1200)
         assert np.mean(run.hit[-300:]) > 0.9
@@ -289,7 +289,7 @@ def test_a_scene_of_one_class_teaches_nothing_about_another() -> None:
         run(place, 300)
         losses += int((~np.array(run.agreed[1200:])).sum())
         assert np.mean(run.hit[-100:]) > 0.9  # and soon answers there, too
-    assert losses <= 3  # 20 if the regression alone decides
+    assert losses <= 2  # 10 if the regression alone decides
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -372,6 +372,12 @@ def test_numbers_that_are_none_are_not_remembered() -> None:
     assert run.recall.look(torch.full((1, 3, 8, 8), math.nan), "gate") is None
 
 
+def test_whole_numbers_such_as_tokens_are_not_compared() -> None:
+    """No request of a text was answered whose place was named."""
+    run = Run()
+    assert run.recall.look(torch.ones(1, 2, 16, dtype=torch.int64), "desk") is None
+
+
 @pytest.mark.parametrize("odd", ["huge inputs", "answers that are no numbers"])
 def test_what_one_place_shows_does_not_end_the_memory_of_others(odd: str) -> None:
     """One input of 1e25 made all weights of the regression NaN, and so did one answer."""
@@ -427,10 +433,10 @@ def test_a_fit_that_nobody_takes_is_offered_again() -> None:
 
 def test_nothing_is_proven_by_audits_of_what_it_would_not_answer() -> None:
     """Coin flips: it was "proven" in all of 4 runs, on audits none of which it would have answered."""
-    for seed in range(4):
+    for seed in range(3):
         place, run = Place(seed), Run(drawn=1.0, seed=seed)
         place.flips = 1.0
-        run(place, 2000)
+        run(place, 1200)
         assert not run.recall.serves and not run.changes
 
 
@@ -535,9 +541,9 @@ def test_alone_it_is_released_wrongly_no_more_often_than_delta_allows(known: flo
     wrong = min(1.0 - AGREEMENT, known)
     released = [
         math.isfinite(audits_to_a_release(ladder_of(alone=True), random, known=known, wrong=wrong))
-        for _ in range(300)
+        for _ in range(200)
     ]
-    assert np.mean(released) <= 0.05 + 2.0 * math.sqrt(0.05 * 0.95 / 300)
+    assert np.mean(released) <= 0.05 + 2.0 * math.sqrt(0.05 * 0.95 / 200)
 
 
 def test_alone_fewer_requests_prove_it_but_half_of_the_audits_are_of_answers() -> None:

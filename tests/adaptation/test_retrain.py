@@ -129,15 +129,15 @@ def test_a_saved_version_answers_as_before_it_was_saved(
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_a_version_on_a_backend_that_compiles_graphs(
-    retrained: Retrained, tmp_path: Path, backend: str
+    served: Served, retrained: Retrained, tmp_path: Path, backend: str
 ) -> None:
     pytest.importorskip(backend)
-    served = make_deployed(tmp_path, backend=backend)
+    there = replace(served, composition=replace(served.composition, backend=backend))
     composition = replace(retrained.composition, backend=backend)
     save_version(tmp_path / "v2", composition, retrained.exits)
-    graphs = Graphs(served.engine.traced.blocks)
+    graphs = Graphs(NEW.blocks)
     for _ in range(2):  # converted, then as it was kept
-        engine = open_version(served, tmp_path / "v2", graphs=graphs).engine
+        engine = open_version(there, tmp_path / "v2", graphs=graphs).engine
         made = Engine(served.engine.traced, retrained.exits)
         x = stream(STRANGE, 30, seed=4)
         for answer, other in zip(engine(x), made(x), strict=True):
@@ -327,10 +327,10 @@ def test_a_student_has_more_time_as_it_is_larger(tmp_path: Path, window: Window)
     served = make_deployed(tmp_path, variants={INPUT: "student(8)", BLOCKS[2]: "grid(16)"})
     ticks = iter(range(10_000_000))
     result = retrain(
-        served, window, recipe=TuneRecipe(epochs=1e6, limit_s=50.0), clock=lambda: float(next(ticks))
+        served, window, recipe=TuneRecipe(epochs=1e6, limit_s=10.0), clock=lambda: float(next(ticks))
     )
     other, student = sorted(took for name, took in result.seconds.items() if "retrained" in name)
-    assert 50.0 <= other < 60.0 and 500.0 <= student < 510.0
+    assert 10.0 <= other < 20.0 and 100.0 <= student < 110.0
     assert next(took for name, took in result.seconds.items() if "student" in name) == student
 
 
@@ -667,13 +667,13 @@ def test_after_a_change_the_library_is_tried_again_if_it_answers_more(
             samples.add(Sample(x, said, likely[number], float(number), number + 1))
         return renewal(serving, samples, "hit rate", 0)
 
-    run, batches = Engine.__call__, []
+    run, batches = Engine.inline, []
 
     def watched(engine: Engine, x: Tensor) -> list[Prediction]:
         batches.append(len(x))
         return run(engine, x)
 
-    monkeypatch.setattr(Engine, "__call__", watched)
+    monkeypatch.setattr(Engine, "inline", watched)
     found = after(silent, FAMILIAR)
     assert found is not None and (found.kind, found.deployed.number) == ("reused", 0)
     assert sum(batches) == 2 * 60 and max(batches) <= 32, "hidden outputs of all may be gigabytes"

@@ -426,8 +426,7 @@ BANNERS = {
 }
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-@pytest.mark.parametrize("name", BANNERS)
+@pytest.mark.parametrize(("name", "width"), [*zip(BANNERS, (1280, 375, 375, 1280), strict=True)])
 def test_every_state_can_be_seen(browser: Any, name: str, width: int) -> None:
     with serve_page(scene(name)) as running, visit(browser, running.url, width) as page:
         page.wait_for_selector("#frame:not([hidden])")

@@ -365,3 +365,20 @@ def test_time_rises_whatever_the_stamps(stamps: list[float | None], window: int)
 
 def test_missing_stamps_follow_the_rate() -> None:
     assert [stamp for stamp, _ in in_order([(None, 0)] * 4, 0.25)] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_a_stamp_that_is_there_twice_after_a_pause_leaves_the_rate_alone() -> None:
+    """The pause was taken for the time between pictures from then on: days went by in seconds."""
+    stamps = [0.0, 0.04, 5000.0, 5000.0, *(5000.0 + number / 25 for number in range(1, 100))]
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in stamps], 0.04)]
+    assert times[-1] == pytest.approx(stamps[-1], abs=0.1)
+    assert max(later - earlier for earlier, later in pairwise(times[3:])) < 0.1
+
+
+def test_where_time_begins_anew_it_goes_on_as_before() -> None:
+    """As in recordings that were joined: the last pause became the time between all later pictures."""
+    part = [*(number / 25 for number in range(50)), 10.0]
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in part * 2], 0.04, 1)]
+    assert times[-1] == pytest.approx(20.0, abs=0.1)
+    again = [later - earlier for earlier, later in pairwise(times[len(part) :])]
+    assert again == pytest.approx([later - earlier for earlier, later in pairwise(part)])

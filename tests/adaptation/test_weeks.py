@@ -1,0 +1,104 @@
+"""What happens to one camera within weeks: it freezes, retraining fails each time, the process is ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from gati.adaptation import renewal
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.settings import AdaptSettings, Change
+from gati.composition.load import Served
+from gati.errors import AdaptError
+from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = AdaptSettings(
+    interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0,
+    rest=False, recall=False, seed=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return make_deployed(tmp_path_factory.mktemp("deployed"))
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise AdaptError("it never succeeds")
+
+    monkeypatch.setattr(renewal, "retrain", fails)
+
+
+def feed(adaptation: Adaptation, inputs: Tensor, begin_s: float = 0.0) -> Iterator[None]:
+    for number, x in enumerate(inputs.split(1)):
+        adaptation.answer(x, time_s=begin_s + 0.1 * number, source="camera", place="door")
+        yield
+
+
+def test_a_camera_that_is_frozen_does_not_fill_the_window_with_one_picture(served: Served) -> None:
+    """After minutes nothing else was left to train on."""
+    with Adaptation(served, SETTINGS, deterministic=True) as adaptation:
+        for _ in feed(adaptation, stream(FAMILIAR, 200, seed=3)):
+            pass
+        before = adaptation.status.samples
+        for _ in feed(adaptation, stream(FAMILIAR, 1, seed=4).repeat(300, 1, 1, 1), 20.0):
+            pass
+        assert before > 20 and adaptation.status.samples == before + 1
+        for _ in feed(adaptation, stream(FAMILIAR, 200, seed=5), 50.0):
+            pass
+        assert adaptation.status.samples > before + 20
+
+
+@pytest.mark.usefixtures("failing")
+def test_retraining_that_always_fails_is_tried_ever_more_rarely(served: Served) -> None:
+    """With stopped caches, whose requests are all sampled, it was tried once in five seconds."""
+    changes: list[Change] = []
+    with Adaptation(served, SETTINGS, deterministic=True, on_change=changes.append) as adaptation:
+        for _ in feed(adaptation, stream(STRANGE, 1200, seed=2)):
+            pass
+        taken = adaptation.status.samples
+    failed = [change for change in changes if change.kind == "failed"]
+    assert taken == 600 and 2 <= len(failed) <= 5
+    assert {change.message for change in failed} == {"retraining failed: it never succeeds"}
+
+
+def test_what_was_learned_is_saved_before_a_retraining_is_waited_for(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told to end has a minute or so, and a retraining may take longer: then comes SIGKILL."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def patient(*_: Any, **__: Any) -> None:
+        begun.set()
+        goes_on.wait()
+        raise AdaptError("it took too long")
+
+    monkeypatch.setattr(renewal, "retrain", patient)
+    settings = replace(SETTINGS, interval_s=1.0, sampling=1.0, window_inputs=140, recall=True)
+    adaptation = Adaptation(served, settings, standing=tmp_path / "standing.json")
+    for _ in feed(adaptation, stream(FAMILIAR, 150, seed=3)):
+        pass
+    for _ in feed(adaptation, stream(FAMILIAR, 1000, seed=4), 15.0):
+        if begun.wait(0.01):
+            break
+    assert begun.is_set()
+    (tmp_path / "standing-memory.npz").unlink(missing_ok=True)  # saved as its first answers were proven
+    closing = threading.Thread(target=adaptation.close)
+    closing.start()
+    try:
+        until((tmp_path / "standing-memory.npz").exists)
+        assert closing.is_alive()
+    finally:
+        goes_on.set()
+        closing.join()
