@@ -11,6 +11,7 @@ from gati.cli import render
 def print_fields(found: Mapping[str, Any]) -> None:
     """Print names and values; a mapping takes one line."""
     table = render.new_table("", "", left=(0, 1))
+    table.show_header = False
     for name, value in found.items():
         if isinstance(value, Mapping):
             text = ", ".join(f"{key} {_number(each)}" for key, each in value.items())

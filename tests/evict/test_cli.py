@@ -39,6 +39,7 @@ def test_inspect_says_what_is_in_it(trace: Path, capsys: pytest.CaptureFixture[s
     assert run(["evict", "inspect", str(trace), "--json", str(target)]) == 0
     said = capsys.readouterr().out
     assert "requests" in said and "400" in said and "gati evict replay" in said
+    assert "─" not in said  # no line below a header without words
     assert json.loads(target.read_text())["most_hits"] > 0.3
 
 

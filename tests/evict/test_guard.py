@@ -70,8 +70,8 @@ def test_the_bound_holds_on_hostile_instances(seed: int) -> None:
     assert most_excess(*hostile_instance(seed)) <= 0.0
 
 
-def test_the_bound_holds_on_a_thousand_hostile_instances() -> None:
-    broken = [seed for seed in range(1000) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
+def test_the_bound_holds_on_hundreds_of_hostile_instances() -> None:
+    broken = [seed for seed in range(400) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
     assert not broken
 
 
@@ -274,8 +274,8 @@ def test_the_bound_holds_however_often_predictions_are_tried_again(seed: int, gu
     assert most_excess(*hostile_instance(seed)) <= 0.0
 
 
-def test_the_bound_holds_on_a_thousand_hostile_instances_that_are_tried_again(gullible: None) -> None:
-    broken = [seed for seed in range(1000) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
+def test_the_bound_holds_on_hundreds_of_hostile_instances_that_are_tried_again(gullible: None) -> None:
+    broken = [seed for seed in range(400) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
     assert not broken
 
 

@@ -47,7 +47,7 @@ def made(
 
 @pytest.mark.slow
 @given(long_trees, capacities, st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_lpc_is_lpc_block_by_block(trace: Trace, capacity: int, seed: int) -> None:
     """A block's key is the largest of the conversations through it that were not continued, since loaded."""
     source = known(trace, seed)

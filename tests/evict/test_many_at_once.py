@@ -56,7 +56,7 @@ def filled(trace: Any) -> Scored:
 
 @pytest.mark.slow
 @given(long_trees, st.integers(0, 999), st.integers(9, 60), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_many_at_once_are_those_that_one_by_one_would_take(
     trace: Any, seed: int, count: int, locked: bool
 ) -> None:

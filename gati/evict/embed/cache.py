@@ -54,7 +54,8 @@ class EmbeddingCache(nn.Module):
     `gati` (laru that falls back to lru if it does worse). With `rows=None`, the cache uses its share of
     `pool`.
 
-    An `AskedTier` fetches rows concurrently while the policy learns from the batch and decides what stays.
+    An `AskedTier` fetches rows concurrently while cached rows are copied and the policy learns from the batch
+    and decides what stays.
 
     The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
     are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
@@ -88,6 +89,7 @@ class EmbeddingCache(nn.Module):
         if rows is not None and rows < 1:
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
         self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset
+        self._asks = slow if isinstance(slow, AskedTier) else None
         self.padding_idx = padding_of(padding_idx, slow.rows)
         self._pool = _own_pool(slow, rows) if pool is None else pool
         self._slab = RowSlab(self._pool, slow.width, slow.dtype)
@@ -214,19 +216,25 @@ class EmbeddingCache(nn.Module):
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
-            hits = np.flatnonzero(slots >= 0)
-            held = torch.from_numpy(self._where[slots[hits]])
-            torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
-        missing, fetched = np.flatnonzero(slots < 0), rows[len(hits) : -1]
+        hits, missing = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        fetched = rows[len(hits) : -1]
         waiting: Callable[[torch.Tensor], None] | None = None
         plan: _Plan | None = None
-        if len(missing) and isinstance(self.slow, AskedTier):
-            waiting = self.slow.ask(ids[missing])
-        elif len(missing):
-            self._fetch(ids[missing], fetched)
-        try:  # work that does not need the rows runs while the slow tier fetches them
+        if len(missing) and self._asks is not None:
+            waiting = self._asks.ask(ids[missing])
+        try:  # work that does not need the missing rows runs while the slow tier fetches them
+            with self._lock:
+                if version != self._version:  # another thread was served meanwhile
+                    slots, version = self._sets.find(ids, places), self._version
+                gone, hits = hits[slots[hits] < 0], hits[slots[hits] >= 0]
+                held = torch.from_numpy(self._where[slots[hits]])
+                torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
+            if len(gone):
+                self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
+            if len(missing) and waiting is None:
+                self._fetch(ids[missing], fetched)
             row_of = np.empty(len(ids), dtype=np.int64)
-            row_of[hits], row_of[missing] = np.arange(len(hits)), np.arange(len(hits), len(ids))
+            row_of[np.concatenate((hits, gone, missing))] = np.arange(len(ids))
             row_places = row_of[inverse]
             with self._lock:
                 begin, self._clock = self._clock, self._clock + len(inverse)
@@ -241,7 +249,7 @@ class EmbeddingCache(nn.Module):
             if waiting is not None:
                 waiting(fetched)
         with self._lock:  # from here on, nothing fails
-            self._count(batch, hits, len(missing))
+            self._count(batch, hits, len(gone) + len(missing))
             if plan is not None and plan.turn == self._turn:
                 self._policy.commit(batch, plan.served)
                 changes = plan.changes

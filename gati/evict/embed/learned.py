@@ -55,6 +55,7 @@ class LaruRows(RowPolicy):
         self._evicted_count = np.zeros(sets.sets, dtype=np.int64)
         self._evicted_tags = np.zeros((sets.sets, 256), dtype=np.bool_)  # those of E: detects most others
         self._phases = self._caught = 0
+        self._free = False  # whether nothing limits predictions for now, so that there are no phases
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
         """Have the predictor see it."""
@@ -74,12 +75,14 @@ class LaruRows(RowPolicy):
         known |= caught
         requested = self._requested + np.bincount(homes[~known], minlength=sets.sets)
         over = requested > sets.room
+        over |= self._free
         requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
         safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
         share = np.where(over, 1.0, self._share) * 0.5 ** np.minimum(safe, 64)
         return _PhaseStep(over, batch.begin, requested, share, safe)
 
     def _record(self, step: _PhaseStep) -> None:
+        self._free = False
         over = step.over
         self._requested, self._share = step.requested, step.share
         self._phase_began[over] = step.begin
@@ -112,6 +115,8 @@ class LaruRows(RowPolicy):
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""
+        if self._free:
+            return
         matters = (self._requested <= self.sets.room)[homes]
         ids, homes = ids[matters], homes[matters]
         order = by_home(homes, self.sets.sets)
@@ -168,8 +173,8 @@ class GuardedRows(LaruRows):
     until X <= A. A = eps n for n distinct ids requested of the sets; B is as in `gati.evict.policy.guard`.
     The bound there holds with up to 4 sets, else for the watched sets.
 
-    While X <= 0, caught predictions are forgiven: whoever keeps what returns most often evicts rows that
-    return now and then, and saves more than they cost.
+    While X <= 0, no predictions are caught: whoever keeps what returns most often evicts rows that return now
+    and then, and saves more than they cost. Phases begin when X > 0.
     """
 
     name: ClassVar[str] = "gati"
@@ -193,16 +198,20 @@ class GuardedRows(LaruRows):
         guard = self._judged(
             self._guard._replace(shadow=shadow, excess=excess, seen=self._guard.seen + len(watched))
         )
+        none = np.zeros_like(self.sets.room)
+        if excess <= 0:
+            return EvictionLimits(none, np.maximum(self.sets.room, 1)), partial(self._record_free, guard)
         step = self._step(batch, slots)
-        none = np.zeros_like(step.safe)
-        if not guard.following:
-            limits = EvictionLimits(none, np.ones_like(step.safe))
-        elif excess <= 0:
-            step = step._replace(share=np.ones_like(step.share))
-            limits = EvictionLimits(none, self._windows(step.share))
-        else:
-            limits = EvictionLimits(step.safe, self._windows(step.share))
+        windows = self._windows(step.share)
+        limits = EvictionLimits(step.safe, windows) if guard.following else EvictionLimits(none, none + 1)
         return limits, partial(self._record_all, step, guard)
+
+    def _record_free(self, guard: _GuardState) -> None:
+        if not self._free:
+            self._free = True
+            self._share[:] = 1.0
+            super().forget()
+        self._guard = guard
 
     def _record_all(self, step: _PhaseStep, guard: _GuardState) -> None:
         self._record(step)

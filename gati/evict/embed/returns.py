@@ -1,10 +1,15 @@
 """Predicts when embedding rows return, online: counts and gaps of each id, and hazards.
 
-A table of fixed size stores, for as many ids as fit, the last request and the mean gap between requests. The
-mean gap and the number of occurrences determine one of a few hundred cells. A sample of accesses is observed;
-it gives, for each cell and age bin, the share that returned in the bin among those that had not returned
-before (a hazard), and hence the worth of a row, as in `gati.evict.predict.hazard`. A prediction is then a
-lookup in a table of cells and bins.
+A table of fixed size stores, for as many ids as fit, the last request and the mean gap between requests. An
+estimate of the gap and the number of occurrences determine one of a few hundred cells. A sample of accesses
+is observed; it gives, for each cell and age bin, the share that returned in the bin among those that had not
+returned before (a hazard), and hence the worth of a row, as in `gati.evict.predict.hazard`. A prediction is
+then a lookup in a table of cells and bins.
+
+Most ids are requested seldom, and those that came twice in a row mostly by chance. If rates are distributed
+as 1 / rate^2, as Zipf's law has it, an id that was seen n times during a span is expected n - 1 times in
+another one like it: the first request only says that it exists. The span is lengthened by one in which most
+cached rows return, or a few requests would mean too much.
 
 Time is counted in requested ids.
 """
@@ -35,6 +40,8 @@ _ENTRY = np.dtype(
     }
 )
 _RAW = np.dtype("V32")  # an entry that is copied as a whole, not field by field
+_PAIR = np.dtype("V64")  # two entries next to each other: an id may be in either
+_FIRST = 0.95  # the part of the first request that does not count
 _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who survives the bin did not return
 
 
@@ -44,6 +51,7 @@ class ReturnSettings:
 
     remembered: int = 8  # ids in the table, as a multiple of the cache's rows; 32 bytes each
     occurrences: float = 64.0  # number of occurrences in the mean gap
+    doubt: float = 16.0  # requested ids by which spans are lengthened, as a multiple of the cache's rows
     patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
     samples_a_batch: int = 192
     window: int = 20_000  # samples kept
@@ -68,7 +76,8 @@ class RowReturns:
         size = 1 << max(int(np.ceil(np.log2(max(settings.remembered * capacity, 64)))), 6)
         self._remembered = np.zeros(size, dtype=_ENTRY)
         self._remembered["sample"] = -1
-        self._mask = np.uint64(size - 1)
+        self._mask = np.uint64(size // 2 - 1)
+        self._doubt = np.float32(settings.doubt * capacity)
         window = settings.window
         self._cells = np.zeros(window, dtype=np.int16)  # of the samples, as all below
         self._taken_at = np.zeros(window)
@@ -90,17 +99,14 @@ class RowReturns:
         if self._taken >= self._due:
             self.fit(float(batch.begin))
         now = float(batch.end)
-        at = ((batch.places.bits >> np.uint64(8)) & self._mask).astype(np.int64)
-        before = self._remembered.take(at)
+        at, known, before = self._found(batch, now)
         gap, old_span, old_seen = now - before["last"], before["span"], before["seen"]
-        known = before["id"] == batch.ids
-        known &= old_seen > 0.0  # any id may be requested: none says that an entry is empty
         counts = batch.counts.astype(np.float32)
         waited = gap.astype(np.float32)
         span, seen = old_span + waited, old_seen + counts
         np.copyto(span, np.float32(now - batch.begin), where=~known)
         np.copyto(seen, counts, where=~known)
-        cells = _cells(span, seen)
+        cells = _cells(span + self._doubt, seen)
         stays = ~known & (waited * old_seen < self._settings.patience * old_span)  # never if it is empty
         self._close(before["sample"], known, stays, gap, now)
         written = np.flatnonzero(~stays)
@@ -161,6 +167,28 @@ class RowReturns:
         self._fitted = _Fitted(edges, seconds_a_hit(hazards, edges).astype(np.float32))
         self.fits += 1
 
+    def _found(
+        self, batch: RequestedRows, now: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.void]]:
+        """The place of each id in the table, [n], whether it is there, and the entries of these places.
+
+        An id that is not there is given, of its two places, the one unseen for more of its mean gaps.
+        """
+        pair = ((batch.places.bits >> np.uint64(8)) & self._mask).astype(np.int64)
+        both = self._remembered.view(_PAIR).take(pair).view(_ENTRY).reshape(-1, 2)
+        first = both["id"][:, 0] == batch.ids
+        way = (both["id"][:, 1] == batch.ids) & ~first  # the second entry is used after the first
+        new = np.flatnonzero(~(first | way))
+        others = both.take(new, axis=0)
+        unseen = np.full(others.shape, np.inf)
+        waited = (now - others["last"]) * others["seen"]
+        np.divide(waited, others["span"], out=unseen, where=others["seen"] > 0.0)
+        way[new] = unseen[:, 1] > unseen[:, 0]
+        before = both.reshape(-1).take(2 * np.arange(len(way)) + way)
+        known = before["id"] == batch.ids
+        known &= before["seen"] > 0.0  # any id may be requested: none says that an entry is empty
+        return 2 * pair + way, known, before
+
     def _close(
         self,
         samples: NDArray[np.int64],
@@ -190,7 +218,7 @@ class RowReturns:
 
 
 def _cells(span: NDArray[np.float32], seen: NDArray[np.float32]) -> Cells:
-    gap = 2.0 * np.log2(span / seen)
+    gap = 2.0 * np.log2(span / (seen - np.float32(_FIRST)))
     cells: Cells = np.minimum(np.maximum(gap, 0.0), _GAPS - 1.0).astype(np.int16)
     cells *= _EVIDENCE
     cells += _GROUPS.take(np.log2(seen).astype(np.int8), mode="clip")

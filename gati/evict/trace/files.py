@@ -10,15 +10,17 @@ from typing import IO, Any
 
 from gati.errors import TraceError
 
+_GZIPPED = b"\x1f\x8b"  # how every gzipped file begins; browsers and servers change names
+
 
 def content_of(path: Path, wanted: str) -> bytes:
-    """The bytes of a file, decompressed if it ends in .gz; `wanted` describes it for error messages.
+    """The bytes of a file, decompressed if it is gzipped; `wanted` describes it for error messages.
 
     Raises TraceError for a file that does not exist or cannot be read.
     """
     try:
         raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        return gzip.decompress(raw) if raw.startswith(_GZIPPED) else raw
     except FileNotFoundError:
         raise TraceError(f"{path} does not exist; give {wanted}") from None
     except (OSError, EOFError, zlib.error) as error:

@@ -84,8 +84,8 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
 
 
 def _rows(path: Path, content: bytes) -> Iterator[_Row]:
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    suffix = suffixes[-1].lower() if suffixes else ""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    suffix = suffixes[-1] if suffixes else ""
     if suffix == ".parquet":
         yield from _of_records(path, enumerate(_parquet(path, content), start=1))
         return

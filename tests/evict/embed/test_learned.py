@@ -166,22 +166,40 @@ def test_caught_predictions_halve_the_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "saved_before", "window"),
-    [(LaruRows, True, 16), (GuardedRows, True, 32), (GuardedRows, False, 16)],
+    ("policy", "saved_before", "caught"),
+    [(LaruRows, True, True), (GuardedRows, True, False), (GuardedRows, False, True)],
 )
-def test_caught_predictions_are_forgiven_while_no_more_is_fetched_than_by_lru(
-    policy: type[LaruRows], saved_before: bool, window: int
+def test_predictions_are_not_caught_while_no_more_is_fetched_than_by_lru(
+    policy: type[LaruRows], saved_before: bool, caught: bool
 ) -> None:
-    driver, next_use = made(policy, 32, sets=1)
-    for id_ in range(32):
+    driver, next_use = made(policy, 64, sets=1)
+    for id_ in range(64):
         driver.serve([id_])
-    next_use[31] = 1e12
-    driver.serve([32])  # instead of 31, LRU evicts 0
+    next_use[63] = 1e12
+    driver.serve([64])  # instead of 63, LRU evicts 0
     if saved_before:
         driver.serve([0])
-    driver.serve([31])
-    assert driver.policy.figures()["caught"] == 1
-    assert driver.policy.windows().tolist() == [window]
+    driver.serve([63])
+    next_use[62] = 1e12
+    driver.serve([65])
+    driver.serve([62])
+    assert driver.policy.figures()["caught"] == caught
+    assert driver.policy.windows().tolist() == [32 if caught else 64]
+
+
+def test_a_phase_begins_when_more_is_fetched_than_by_lru() -> None:
+    """What predictions evicted before, and was requested before, counts no more."""
+    driver, next_use = made(GuardedRows, 64, sets=1)
+    for id_ in range(64):
+        driver.serve([id_])
+    for late, new in ((63, 64), (62, 65), (61, 66)):
+        next_use[late] = 1e12
+        driver.serve([new])
+    driver.serve([63, 62])  # LRU has both, and predictions are wrong from now on
+    assert driver.policy.figures()["caught"] == 0
+    driver.serve([61])  # it was evicted before
+    assert driver.policy.figures()["caught"] == 0
+    assert driver.policy.figures()["guard"]["excess"] == 3
 
 
 def skewed_traffic(policy: str, seed: int, rows: int) -> int:
@@ -198,7 +216,7 @@ def skewed_traffic(policy: str, seed: int, rows: int) -> int:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_learning_fetches_fewer_rows_than_lru_where_some_are_popular(seed: int) -> None:
     lru = skewed_traffic("lru", seed, 150)
-    assert skewed_traffic("gati", seed, 150) < 0.94 * lru
+    assert skewed_traffic("gati", seed, 150) < 0.885 * lru
 
 
 def batch_of(ids: Ids, begin: int, end: int) -> RequestedRows:
@@ -222,6 +240,29 @@ def test_rows_that_return_often_are_worth_more_than_those_seen_once() -> None:
     assert later[:20].max() < 0.2 * later[20:].min()
     waited = returns.later(cells[:1], np.array([4_000.0]))
     assert waited[0] > 2.0 * later[0]  # it did not come when it always had
+
+
+def test_two_ids_at_one_place_of_the_table_are_both_remembered() -> None:
+    """Of two popular ids, one was requested for the first time each time."""
+    ids = np.arange(20_000)
+    places = hashed(ids, 1).bits >> np.uint64(8) & np.uint64(63)  # a table for one row has 64 entries
+    first, second, third = ids[places == 0][:3]
+    returns = RowReturns(1)
+    for number in range(30):
+        returns.observe(batch_of(np.array([first, second]), 40 * number, 40 * number + 40))
+    cells = returns.observe(batch_of(np.array([first, second, third]), 1_200, 1_240))
+    assert cells[0] == cells[1] < cells[2]
+    assert (returns.observe(batch_of(np.array([first, second]), 1_240, 1_280)) == cells[:2]).all()
+
+
+def test_an_id_that_came_twice_is_not_taken_for_a_popular_one() -> None:
+    """Most came twice by chance: with one mean gap, the id that was seen more often returns before."""
+    returns = RowReturns(100)
+    for number in range(40):
+        twice = 1_000 + number // 2
+        cells = returns.observe(batch_of(np.array([5, twice]), 40 * number, 40 * number + 40))
+    often, seldom = cells // 5  # by the gap, in half-octaves
+    assert often < seldom
 
 
 def test_it_goes_on_learning_after_two_billion_samples() -> None:

@@ -565,7 +565,7 @@ def test_the_guard_counts_what_an_engine_with_lru_would_hit(pages: int, running:
         )
         random = np.random.default_rng(0)
         conversations: list[list[int]] = [[] for _ in range(24)]
-        for _ in range(320 // running):
+        for _ in range(160 // running):
             said = []
             for at in {int(random.random() ** 2 * 24) for _ in range(running)}:
                 if len(conversations[at]) > 80:
@@ -576,7 +576,7 @@ def test_the_guard_counts_what_an_engine_with_lru_would_hit(pages: int, running:
             for conversation, generation in said:
                 conversation += generation.generated
         figures = engine.figures()
-        assert figures["pages_evicted"] > 100
+        assert figures["pages_evicted"] > 50
         return figures["pages_hit"], figures["policy"]
 
     ours, counts = hits("gati")

@@ -1,9 +1,7 @@
-"""An engine with `gati evict serve`: predictors come from there, and it is never needed."""
+"""An engine with the folder of `gati evict serve`: predictors come from there; no service needs to run."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,11 @@ from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.engine import PrefixEngine, pool_for
 from gati.evict.engine.generation import GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes
+from gati.evict.learn.fitting import VersionFitter
+from gati.evict.learn.folder import access_of
+from gati.evict.learn.reading import AccessReader
+from gati.evict.predict.reuse import ReuseSettings
 from tests.evict.learn.streams import CAPACITY, hot_and_cold
-from tests.services.running import Serving
-from tests.services.test_eviction import OPTIONS
 from tests.waiting import until
 
 PAGE_TOKENS = 4
@@ -54,16 +54,19 @@ def _tokens(block: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_an_engine_goes_on_with_its_last_version_when_the_service_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "learned"
-    asked = Asked(folder)
-    assert asked.requests(800) == 0  # nobody is there: LRU, which never hits here
-    with Serving(folder, *OPTIONS, verb=("evict", "serve")) as service:
-        until(lambda: (folder / "versions" / "reuse").exists() and bool(asked.requests(5) or asked.taken))
-        asked.requests(100)
-        assert asked.taken >= 1 and asked.requests(100) > 100
-        os.kill(service.process.pid, signal.SIGKILL)
-        service.process.wait()
-        taken = asked.taken
-        assert asked.requests(100) > 100
-        assert asked.taken in (taken, taken + 1)  # one may have been published just before
+def test_an_engine_takes_versions_and_goes_on_with_the_last_when_no_service_runs(tmp_path: Path) -> None:
+    asked = Asked(tmp_path)
+    assert asked.requests(800) == 0  # no service: LRU, which never hits here
+    reader = AccessReader(access_of(tmp_path))
+    fitter = VersionFitter(tmp_path, ReuseSettings(first_fit=600), trial_capacities=4.0)
+
+    def fitted() -> bool:
+        for record in reader.read():
+            fitter.take(record)
+        return fitter.version is not None
+
+    until(fitted)
+    until(lambda: bool(asked.requests(5) or asked.taken))
+    asked.requests(100)
+    assert asked.taken == 1 and asked.requests(100) > 100
+    asked.engine.close()
