@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +25,8 @@ MOST_REPLICAS = 1000
 _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
+# Of variables such as GATI_SERVE_SERVICE_HOST and GATI_SERVE_PORT_8000_TCP_ADDR, after the prefix.
+_SERVICE_LINK = re.compile(r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?)")
 _LARGEST_PORT = 65_535
 _ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
 # Settings of a process that this server starts; a running service has its own.
@@ -188,6 +191,13 @@ class ServeConfig(_Strict):
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
+_TABLES: dict[str, type[BaseModel]] = {
+    "adaptation": AdaptationConfig,
+    "models": ModelConfig,
+    "pipelines": PipelineConfig,
+}
+
+
 @dataclass(frozen=True)
 class Effective:
     """A configuration with the origin of each value, by setting: `port`, `models.NAME.library`."""
@@ -224,7 +234,7 @@ def read_config(
         _set_composition(target, values, origins, composition)
     for name, text in sorted((os.environ if environment is None else environment).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or _is_service_link(key, text):
             continue
         if key not in ServeConfig.model_fields or key in ("adaptation", "models", "pipelines"):
             raise ConfigError(f"no setting is called {name}; see gati serve --dry-run for their names")
@@ -265,6 +275,11 @@ def _set_composition(target: Path, values: dict[str, Any], origins: dict[str, st
         origins[f"models.{name}.composition"] = "command line --composition"
 
 
+def _is_service_link(key: str, text: str) -> bool:
+    """Whether Kubernetes has set a variable: pods get some for each Service, such as a gati-serve."""
+    return _SERVICE_LINK.fullmatch(key) is not None or (key.endswith("port") and "://" in text)
+
+
 def _shown(value: Any) -> str:
     return "none" if value is None else without_password(str(value))
 
@@ -277,4 +292,10 @@ def without_password(text: str) -> str:
 def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -> str:
     invalid = first_invalid(error.errors(include_input=False))
     where = origins.get(invalid.where, str(target))
-    return f"{where}: setting '{invalid.where}': {invalid.reason}"
+    reason = invalid.reason
+    if invalid.kind == "extra_forbidden":
+        *table, given = map(str, invalid.place)
+        known: type[BaseModel] = _TABLES[table[0]] if table else ServeConfig
+        near = get_close_matches(given, known.model_fields, 1)
+        reason = "there is no such setting" + "".join(f"; did you mean '{each}'?" for each in near)
+    return f"{where}: setting '{invalid.where}': {reason}"

@@ -44,12 +44,12 @@ from services.scheduler.replicas import Link
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.web import answering, listen, url_of, web_server
+from services.web import answering, listen, renew_certificate, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
 
 _log = logging.getLogger("gati.serve")
 
-_LOOK_AGAIN_S = 60.0
+_SAY_AGAIN_S = 10.0  # for which model it waits at startup
 _SAMPLES_KEPT_S = 3600.0  # shortest time that samples are kept
 _STUCK_FACTOR = 2.0  # an engine that takes this many times the default request timeout hangs
 _LONGEST_WISH = 100  # characters of a model's name from a pipeline, before a number
@@ -137,7 +137,12 @@ async def _serve(
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
     hurry = asyncio.Event()  # set by a second signal
-    on_signals(lambda: (hurry if stop.is_set() else stop).set(), reload=scheduler.keys.reload)
+
+    def reload() -> None:
+        scheduler.keys.reload()
+        renew_certificate(server, config)
+
+    on_signals(lambda: (hurry if stop.is_set() else stop).set(), reload=reload)
     await scheduler.start()
     async with answering(server, listening, scheduler.drain) as running:
         announcing = asyncio.create_task(_announce(scheduler, url_of(config, listening), announce))
@@ -173,8 +178,11 @@ async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], No
 
 async def _first_ready(model: Model) -> None:
     while model.wanted and not model.ready:
-        with suppress(UnavailableError):
-            await model.wait_until_ready(_LOOK_AGAIN_S)
+        try:
+            await model.wait_until_ready(_SAY_AGAIN_S)
+        except UnavailableError:
+            if model.wanted:
+                _log.info("still waiting", extra={"model": model.name, "reason": model.cause})
 
 
 async def _hopeless(announcing: asyncio.Task[None]) -> None:
@@ -222,7 +230,7 @@ def _settings(
     shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
     shared["composition"] = own.served_composition
     shared["threads"] = own.threads or hosting.threads(replicas)
-    shared["largest_batch"] = min(own.largest_batch, own.queue_capacity)  # a larger one would never fit
+    shared["largest_batch"] = min(own.largest_batch, own.queue_capacity)  # fewer than twice that many wait
     return InferenceSettings(
         **shared,
         name=name,

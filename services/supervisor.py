@@ -146,6 +146,8 @@ class Supervised:
                 began_s = time.monotonic()
                 status = await self._run()
                 self.cause = self._obituary(status)
+            except ConfigError as error:
+                status, self.cause = USAGE, str(error)
             except Exception as error:  # of any type: the next attempt may succeed
                 status = 1
                 self.cause = f"its process cannot be started: {one_line(error)}"
@@ -178,8 +180,11 @@ class Supervised:
         readers: list[asyncio.Task[None]] = []
         process = None
         try:
+            told = self._told(scratch.path)
             process = self._process = self._take_spare() or await self._spawn(self._name)
-            self._tell(process, scratch.path)
+            if process.stdin is None:
+                raise AssertionError("stdin is a pipe")
+            process.stdin.write(told)
             readers = [
                 asyncio.create_task(self._read_address(process)),
                 asyncio.create_task(self._read_words(process)),
@@ -242,16 +247,14 @@ class Supervised:
             start_new_session=True,
         )
 
-    def _tell(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        """Send a process its settings. Raises `ConfigError` if the path of its socket would be too long."""
+    def _told(self, folder: Path) -> bytes:
+        """The settings, as a process reads them. Raises `ConfigError` if its socket has too long a path."""
         socket = folder / "s"
         if len(os.fsencode(socket)) > _LONGEST_PATH:
             raise ConfigError(f"socket paths in {folder.parent} are too long; set TMPDIR to a shorter path")
         where = {"socket": socket} if self._for_this_machine else {}
         told = self._settings.model_copy(update={**where, "end_with_stdin": True})
-        if process.stdin is None:
-            raise AssertionError("stdin is a pipe")
-        process.stdin.write(told.model_dump_json().encode() + b"\n")
+        return told.model_dump_json().encode() + b"\n"
 
     async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
         """Let a process drain, and kill it if that takes too long."""

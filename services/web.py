@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,6 +20,8 @@ from services.config import ServeConfig
 from services.hosts import address_of
 from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
+
+_log = logging.getLogger("gati.serve")
 
 _KEEP_ALIVE_S = 75
 _OTHER_FILES = 128  # open files other than connections of clients
@@ -46,6 +49,20 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
     # Instead of uvicorn's own TLS context: its errors for invalid files would not be one line.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
     return _Server(settings, limits)
+
+
+def renew_certificate(server: uvicorn.Server, config: ServeConfig) -> None:
+    """Read the certificate again, for new connections; if it is invalid, the log says why, and it stays."""
+    context, certificate = server.config.ssl, config.certificate
+    if context is None or certificate is None:
+        return
+    try:
+        server_tls(certificate, config.certificate_key)  # of a wrong pair, the context would keep one half
+        context.load_cert_chain(certificate, config.certificate_key)
+    except (ConfigError, OSError) as error:
+        _log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
+        return
+    _log.info("certificate read", extra={"file": str(certificate)})
 
 
 def listen(config: ServeConfig) -> socket.socket:

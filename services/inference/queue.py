@@ -157,13 +157,17 @@ class RequestQueue:
         return Places(self, inputs)
 
     def admit(self, inputs: int, priority: int, latency_slo_s: float | None) -> None:
-        """Refuse inputs that do not fit or would be late. Raises `OverloadError`, `UnavailableError`."""
+        """Refuse inputs if the queue is full or they would be late.
+
+        Raises `OverloadError`, `UnavailableError`.
+        """
         if self._closed:
             raise UnavailableError("this version is being unloaded; try again", retry_after_s=0.1)
-        if self.waiting + inputs > self._capacity:
-            drained_s = self.times.seconds_an_input * max(1, self.waiting + inputs - self._capacity)
+        # A batch needs one free place, as any request: single inputs would keep it out if it needed more.
+        if self.waiting >= self._capacity:
+            drained_s = self.times.seconds_an_input * (self.waiting - self._capacity + 1)
             raise OverloadError(
-                f"the queue is full ({self.waiting} of {self._capacity} places taken)",
+                f"the queue is full ({self.waiting} inputs wait, {self._capacity} may)",
                 retry_after_s=drained_s,
             )
         if latency_slo_s is not None:

@@ -93,9 +93,11 @@ def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> b
     try:
         for start in range(0, len(packed), _STEP_BYTES):
             rest: bytes | memoryview = view[start : start + _STEP_BYTES]
-            while rest and not unpacker.eof:
+            while rest:
+                if unpacker.eof:  # such as a second file of gzip, which would be left out silently
+                    raise RequestError("data follow the compressed body; compress it as a whole")
                 part = unpacker.decompress(rest, _STEP_BYTES)
-                rest = unpacker.unconsumed_tail
+                rest = unpacker.unconsumed_tail or unpacker.unused_data
                 unpacked.add(part)
     except zlib.error as error:
         raise RequestError("the body does not match its Content-Encoding header") from error

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gati.errors import GatiError, RequestError
+from gati.errors import ConfigError, GatiError, RequestError
 from services.scheduler import documents
 from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
@@ -73,7 +73,8 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     No request is dropped: those in progress are answered by the version they started with. A version
     without proof is `pending`: the previous one keeps serving until audits have proven it. Parameters:
     `composition`, from the model's cache library (default: the configured one), and `version`, the name of
-    the new version (default: the composition, or `base`). An unloaded model is started first.
+    the new version (default: the composition, or `base`). An unloaded model is started first, and stays
+    unloaded if it can never be served.
     """
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
@@ -81,7 +82,11 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     scheduler.refuse_when_draining()
     if not found.wanted:
         await found.start()
-        await found.wait_until_ready(_READY_TIMEOUT_S)
+        try:
+            await found.wait_until_ready(_READY_TIMEOUT_S)
+        except ConfigError:  # else the server would not be ready, and the next attempt would start nothing
+            await found.stop(scheduler.config.drain_timeout_s)
+            raise
         if not parameters:
             return {"name": model, "version": found.active.version}
     own = scheduler.config.models.get(model)

@@ -22,7 +22,6 @@ from services.scheduler.replicas import Asked, Replica
 
 _BACK_WITHIN_S = 30.0  # a replica that is lost for longer is not waited for
 _DONE_WITHIN_S = 30.0  # to clear the backlog; for two replicas at 80 % load, 1.5 times the outage
-_RESERVED_S = 5.0  # at most, for a batch that does not fit: then others that fit need not wait for it
 _SAFETY = 0.7  # of the remaining time: estimates are not more precise
 
 
@@ -50,8 +49,7 @@ class Parking:
         self._arrivals = itertools.count()
         self._woken = 0  # inputs of requests that may continue, but whose tasks have not yet resumed
         self._behind_until_s = -math.inf  # until then there may be a backlog
-        self._reserved = (-1, -math.inf)  # by which request, and until when it keeps those behind it waiting
-        self._most = math.inf  # inputs that a replica accepts at most, as far as refusals tell
+        self._most = math.inf  # outstanding inputs with which a replica accepts a request, as refusals tell
 
     @property
     def parked(self) -> int:
@@ -84,8 +82,7 @@ class Parking:
                     if not (busy and self._may_wait(inputs, asked, end_s)):
                         raise
                     waits = True
-                # A larger total is refused. A batch shows that less precisely than a single input does.
-                most = max(each.load.outstanding for each in self._ready()) + inputs - 1
+                most = max(each.load.outstanding for each in self._ready()) - 1
                 self._most = min(self._most, most) if self._parked else most
         finally:
             if self._parked:
@@ -106,14 +103,12 @@ class Parking:
             if each.wanted and each.info is not None and not each.ready
         }
         unloaded = not any(each.wanted for each in replicas)  # then all are told so
-        for parked in self._parked.copy() if unloaded or self._has_room(1, ready) else ():
-            if unloaded or self._has_room(parked.inputs, ready):
-                self._take_out(parked)
-                if not parked.turn.done():
-                    parked.turn.set_result(None)
-                    self._woken += parked.inputs
-            elif not self._has_room(1, ready) or self._blocks(parked, now_s):
-                break
+        while self._parked and (unloaded or self._has_room(ready)):
+            parked = self._parked[0]
+            self._take_out(parked)
+            if not parked.turn.done():
+                parked.turn.set_result(None)
+                self._woken += parked.inputs
 
     def _ready(self) -> list[Replica]:
         return [each for each in self._replicas() if each.ready]
@@ -122,22 +117,9 @@ class Parking:
         self._parked.remove(parked)
         self._inputs[parked.priority] -= parked.inputs
 
-    def _blocks(self, parked: _Parked, now_s: float) -> bool:
-        """Whether those behind a request must wait until there is room for it: a while, if it is the first.
-
-        If it was for longer, requests with an SLO, which do not wait here, could keep all the others out.
-        """
-        if parked is not self._parked[0]:
-            return False
-        if parked.number != self._reserved[0]:
-            self._reserved = parked.number, now_s + min(_RESERVED_S, 0.5 * (parked.end_s - now_s))
-        return now_s <= self._reserved[1]
-
-    def _has_room(self, inputs: int, ready: Sequence[Replica]) -> bool:
-        """Whether one of these replicas has room for so many inputs, after those that were woken."""
-        most = max(self._most, inputs)  # an empty queue has room for any batch
-        free = [max(0.0, most - each.load.outstanding) for each in ready]
-        return inputs <= min(max(free, default=0.0), sum(free) - self._woken)
+    def _has_room(self, ready: Sequence[Replica]) -> bool:
+        """Whether one of these replicas accepts a request, after those that were woken."""
+        return sum(max(0.0, self._most + 1 - each.load.outstanding) for each in ready) > self._woken
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
         """Whether a request may wait: it has no SLO, there may be a backlog, and time allows it."""

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from gati.errors import (
-    CompositionError,
     DeadlineError,
     GatiError,
-    NotFoundError,
-    OverloadError,
     RequestError,
     UnavailableError,
     one_line,
@@ -25,7 +22,8 @@ from gati.errors import (
 from services.again import keep_on
 from services.hosted import Hosted
 from services.scheduler.choice import ReplicaLoad
-from services.scheduler.kept import KeptVersions, is_loaded
+from services.scheduler.kept import KeptVersions
+from services.scheduler.restoring import CONTROL_TIMEOUT_S, LOAD_TIMEOUT_S, load_again
 from services.scheduler.sleeping import ASLEEP
 from services.states import BROKEN, STUCK
 from services.wire.client import WireClient, connect_to
@@ -41,10 +39,8 @@ HANG_TIMEOUT_S = 60.0
 _SERVICE = Service(Inference)
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-_CONTROL_TIMEOUT_S = 10.0
 _STATISTICS_TIMEOUT_S = 2.0  # one model that hangs must not delay a page about all models
 _BEATS = 4  # health checks per `hang_timeout_s`; a replica is not ready while one is overdue
-_LOAD_TIMEOUT_S = 600.0
 _LATER_S = 30.0  # until a version is tried again for which the disk was full
 _GRACE_S = 0.25  # a service that runs reports a passed deadline itself
 _OBITUARY_S = 0.05  # time until the cause of a process's death is known
@@ -246,15 +242,15 @@ class Replica:
     async def load_version(self, version: str, composition: str | None) -> None:
         """Load a version while the active one serves."""
         source = VersionSource(version, composition)
-        await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+        await self._connected().call("load", source, timeout_s=LOAD_TIMEOUT_S)
 
     async def activate(self, version: str) -> None:
         """Make a loaded version the active one, immediately or once it is proven."""
-        await self._connected().call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+        await self._connected().call("activate", version, timeout_s=CONTROL_TIMEOUT_S)
 
     async def unload_version(self, version: str) -> None:
         """Unload a version that is not active."""
-        await self._connected().call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
+        await self._connected().call("unload", version, timeout_s=CONTROL_TIMEOUT_S)
 
     async def describe(self) -> None:
         """Update the list of its versions."""
@@ -312,7 +308,7 @@ class Replica:
         seen = -1
         while seen != self._kept.changes:
             seen = self._kept.changes
-            await self._load_again(client)
+            await load_again(client, self._kept, self.number, lambda: self.wanted)
             await self._describe(client)
         self._kept.caught_up(self.number)
 
@@ -322,37 +318,6 @@ class Replica:
             await asyncio.sleep(_LATER_S)
             with suppress(GatiError):  # logged, or the connection ends
                 await self._catch_up(client)
-
-    async def _load_again(self, client: WireClient) -> None:
-        """Load versions from before a restart of the process or of this server; forget those that fail."""
-        found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
-        there = {each.version: each for each in found.versions}
-        answering, left_out = self._kept.began(found.versions), set[str]()
-        for version, composition in self._kept.in_turn():
-            try:
-                if not is_loaded(there.get(version), version, composition):
-                    await self._load(client, version, composition)
-                if version in answering and self._kept.answers(version):  # unless another was chosen since
-                    await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
-            except OverloadError as error:  # usually a full disk
-                if not self._kept.refused(version, self.number):
-                    raise
-                left_out.add(version)
-                _log.error("not loaded again yet", extra={"version": version, "reason": str(error)})
-            except (RequestError, NotFoundError, CompositionError) as error:
-                self._kept.forget(version)
-                _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
-        self._kept.leave_out(self.number, left_out)
-
-    async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
-        """Load a version again; forget it if that crashes or hangs too often. Raises errors of loading."""
-        try:
-            await client.call("load", VersionSource(version, composition), timeout_s=_LOAD_TIMEOUT_S)
-        except (UnavailableError, DeadlineError):
-            if self.wanted and self._kept.failed(version, self.number):
-                extra = {"version": version}
-                _log.error("not loaded again: each attempt crashed or hung the process", extra=extra)
-            raise
 
     async def _watch(self, client: WireClient) -> None:
         """Check its health until the connection is lost. A process that hangs is killed.
@@ -391,7 +356,7 @@ class Replica:
         raise UnavailableError(why, retry_after_s=1.0)
 
     async def _describe(self, client: WireClient) -> None:
-        info = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
+        info = await client.call("describe", timeout_s=CONTROL_TIMEOUT_S)
         if not any(version.active for version in info.versions):
             raise RequestError(f"model '{self._model}' has no active version")
         self.info = info

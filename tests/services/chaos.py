@@ -37,6 +37,7 @@ __all__ = ["KINDS", "Chaos", "Report"]
 MODELS = ("small", "other")
 INPUTS = 32
 TIMEOUT_S = 4.0  # that requests ask for
+MOMENT_S = 1.0  # for so long lasts what passes by itself
 MEASURED_S = 8.0  # for so long it is found what the server can answer
 HANG_S = 120.0  # who has no answer by then will have none
 REFUSALS = (429, 503, 504)
@@ -277,7 +278,7 @@ class Chaos:
         if (pid := self._victim(running)) == running.process.pid:
             return
         with faults.stopped(pid):
-            time.sleep(1.0)
+            time.sleep(MOMENT_S)
 
     def _hang(self, running: Serving) -> None:
         """Stop a process for so long that it is taken for dead."""
@@ -288,7 +289,7 @@ class Chaos:
 
     def _pause_scheduler(self, running: Serving) -> None:
         with self.deaf(), faults.stopped(running.process.pid):
-            time.sleep(1.0)
+            time.sleep(MOMENT_S)
 
     def _cut(self, running: Serving) -> None:
         whole = self._message()
@@ -300,20 +301,20 @@ class Chaos:
         with faults.half_sent(
             self._place, [whole[: self._dice.randint(0, len(whole) - 1)] for _ in range(100)]
         ):
-            time.sleep(1.0)
+            time.sleep(MOMENT_S)
 
     def _slow(self, running: Serving) -> None:
-        faults.trickled(self._place, self._message(), 2.0)
+        faults.trickled(self._place, self._message(), 2 * MOMENT_S)
 
     def _disk_full(self, running: Serving) -> None:
         with faults.disk_full(running.process.pid, *running.processes().values()):
             self._load(running)
-            time.sleep(1.0)
+            time.sleep(MOMENT_S)
 
     def _no_files(self, running: Serving) -> None:
         pid = running.process.pid
         with self.deaf(), faults.no_files_left(pid), faults.half_sent(self._place, [b""] * 5):
-            time.sleep(1.0)
+            time.sleep(MOMENT_S)
 
     def _jump(self, running: Serving) -> None:
         self._clock.jump(self._dice.choice((-1, 1)) * self._dice.choice((1.0, 3600.0, 86_400.0, 3e7)))
@@ -322,7 +323,7 @@ class Chaos:
         file = self._folder / "records.db"
         if file.exists():
             with faults.gone(file):
-                time.sleep(1.0)
+                time.sleep(MOMENT_S)
 
     def _repository_gone(self, running: Serving) -> None:
         with faults.gone(self._folder / "versions"):

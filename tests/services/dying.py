@@ -106,16 +106,18 @@ class Reaper:
     """Processes whose PYTHONPATH begins with `folder` die once at each stage, right before it is in a file.
 
     A stage is a version that is published or activated in a repository, one that is fetched from it, or a new
-    combination of the states of the version that serves and of the one that is on trial.
+    combination of the states of the version that serves and of the one that is on trial. Only those count
+    that match the expression `stages` as a whole; its first group, if it has one, is the name of the stage.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stages: str) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
         self._died = folder / "died"
         self._died.touch()
         text = f"import runpy\nrunpy.run_path({str(Path(__file__).with_name('reaping.py'))!r})"
-        (folder / "sitecustomize.py").write_text(f"{text}['reap']({str(self._died)!r})\n", encoding="utf-8")
+        text += f"['reap']({str(self._died)!r}, {stages!r})\n"
+        (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
 
     @property
     def died(self) -> list[str]:

@@ -31,10 +31,10 @@ from services.wire.gen.ttypes import (
 from services.wire.server import WireServer
 from tests.waiting import LONG_S
 
-__all__ = ["SERVICE", "Engine", "reply_of", "served"]
+__all__ = ["CALLS", "SERVICE", "Engine", "reply_of", "served"]
 
 SERVICE = Service(Inference)
-_CALLS = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
+CALLS = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
 
 
 class Engine:
@@ -112,7 +112,7 @@ class Engine:
 
     def handlers(self) -> dict[str, Any]:
         """What it answers, by call."""
-        return {name: getattr(self, name) for name in _CALLS}
+        return {name: getattr(self, name) for name in CALLS}
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def served(service: Any = None) -> Iterator[str]:
     told: list[Any] = []
 
     async def serve() -> None:
-        handlers = {name: getattr(answering, name) for name in _CALLS}
+        handlers = {name: getattr(answering, name) for name in CALLS}
         server, ended = WireServer(SERVICE, handlers), asyncio.Event()
         if service is not None:
             await service.start()

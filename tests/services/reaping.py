@@ -17,8 +17,11 @@ _VERSION = re.compile(r"/versions/\d{8}$")
 _SERVICES = {"services.inference", "services.adaptation"}
 
 
-def reap(died: str) -> None:
-    """Let this process die at the next stage that is not in the file `died`, if it is a service."""
+def reap(died: str, stages: str) -> None:
+    """Let this process die at the next stage that is not in the file `died`, if it is a service.
+
+    Only stages that match the expression `stages` as a whole count; its first group is the name, if any.
+    """
     if "serve" in sys.orig_argv:
         _begin_again_soon()
     if not _SERVICES & set(sys.orig_argv):
@@ -28,8 +31,9 @@ def reap(died: str) -> None:
         if event != "os.rename":
             return
         stage = _stage(os.fsdecode(arguments[0]), os.fsdecode(arguments[1]))
-        if not stage:
+        if (found := re.fullmatch(stages, stage)) is None:
             return
+        stage = next(filter(None, found.groups()), stage)
         with open(died, encoding="utf-8") as file:
             if stage in file.read().splitlines():
                 return

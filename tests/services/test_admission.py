@@ -87,6 +87,17 @@ def test_names_can_be_allowed() -> None:
         admit(asked(host="other.example", x_api_key="one"), keyed)
 
 
+def test_probes_and_prometheus_may_name_a_server_with_keys_by_its_address() -> None:
+    """A pod whose `hosts` named the public name was never ready: the probe of its node got 403."""
+    keyed = ServeConfig(host="0.0.0.0", api_key="one", hosts=("models.example",))
+    for path in ("/v2/health/ready", "/v2/health/live", "/metrics"):
+        admit(asked(path, "GET", host="10.0.0.1:8000"), keyed)
+        with pytest.raises(ForbiddenError):
+            admit(asked(path, "GET", host="10.0.0.1:8000"), OPEN)
+    with pytest.raises(ForbiddenError):
+        admit(asked(host="10.0.0.1:8000", x_api_key="one"), keyed)
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"])
 def test_management_takes_no_content_that_a_form_can_send(kind: str) -> None:
     with pytest.raises(MediaTypeError):

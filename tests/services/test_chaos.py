@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.chaos import verdicts
+from tests.services import chaos
 from tests.services.chaos import KINDS, Chaos
 from tests.services.faults import Census
 
@@ -27,36 +28,37 @@ def answer(probabilities: list[float]) -> httpx.Response:
 
 
 def test_the_report_sees_what_must_not_be(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path)
-    report = chaos.report
+    judge = Chaos(tmp_path)
+    report = judge.report
     report.before = report.after = WELL
     report.status = 0
-    right = [each.tolist() for each in chaos.answers[3]]
+    right = [each.tolist() for each in judge.answers[3]]
     for probabilities in right:
-        chaos.take_in(3, answer(probabilities), 0.1)
+        judge.take_in(3, answer(probabilities), 0.1)
     for status in (429, 503, 504):
-        chaos.take_in(3, reply(status, {"error": "because"}), 0.1)
+        judge.take_in(3, reply(status, {"error": "because"}), 0.1)
     assert all(verdicts(report).values())
     now_s = time.monotonic()
-    with chaos.deaf():
-        assert chaos.kept_waiting(now_s, math.inf) == math.inf
-        assert chaos.kept_waiting(now_s - 9.0, now_s) == 0.0
-    assert 0.0 < chaos.kept_waiting(now_s, math.inf) < math.inf
-    chaos.take_in(4, answer(right[0]), 0.1)
+    with judge.deaf():
+        assert judge.kept_waiting(now_s, math.inf) == math.inf
+        assert judge.kept_waiting(now_s - 9.0, now_s) == 0.0
+    assert 0.0 < judge.kept_waiting(now_s, math.inf) < math.inf
+    judge.take_in(4, answer(right[0]), 0.1)
     assert not verdicts(report)["no wrong answer"]
-    chaos.take_in(3, reply(503, {}), 0.1)
-    chaos.take_in(3, reply(500, {"error": "internal"}), 100.0)
+    judge.take_in(3, reply(503, {}), 0.1)
+    judge.take_in(3, reply(500, {"error": "internal"}), 100.0)
     assert len(report.unexplained) == 2 and not verdicts(report)["no later than its deadline"]
     report.after = Census(threads=40, files=90, children=2, resident_bytes=2**26)
     report.resident_bytes = [2**26] * 8 + [2**27] * 8
     found = verdicts(report)
     assert not (found["no thread or file left"] or found["memory flat"])
-    chaos.read_log(['{"level": "error", "message": "failed", "exception": "Traceback (most recent"}'])
+    judge.read_log(['{"level": "error", "message": "failed", "exception": "Traceback (most recent"}'])
     assert not verdicts(report)["no mistake in the log"] and report.logged == {"error: failed": 1}
 
 
 @pytest.mark.slow
-def test_faults_under_load_are_survived(tmp_path: Path) -> None:
+def test_faults_under_load_are_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "MOMENT_S", 0.3)
     report = Chaos(tmp_path, rate=20.0).run(seconds=0.0, every_s=0.0)
     said = report.to_json()
     assert not (report.unexplained or report.wrong or report.left or report.mistakes), said

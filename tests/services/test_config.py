@@ -46,7 +46,11 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
     ("text", "message"),
     [
         ("port = 'x'\n[models.m]\nlibrary='l'", "setting 'port': input should be a valid integer"),
-        ("prot = 1\n[models.m]\nlibrary='l'", "setting 'prot': extra inputs are not permitted"),
+        ("prot = 1\n[models.m]\nlibrary='l'", "'prot': there is no such setting; did you mean 'port'?"),
+        ("[model.m]\nlibrary='l'", "setting 'model': there is no such setting; did you mean 'models'?"),
+        ("[models.m]\nlibrary='l'\nreplica=2", "'models.m.replica': there is no such setting; did you mean"),
+        ("[models.m]\nlibrary='l'\nxyzzy=2", "setting 'models.m.xyzzy': there is no such setting"),
+        ("[adaptation]\ninterval=2", "there is no such setting; did you mean 'interval_s'?"),
         ("hang_timeout_s=inf\n[models.m]\nlibrary='l'", "setting 'hang_timeout_s': input should be a finite"),
         ("[models.m]", "setting 'models.m': give a library, a model or an address"),
         ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
@@ -117,6 +121,18 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: s
     with pytest.raises(ConfigError) as error:
         read_config(file, environment={})
     assert message in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_kubernetes_says_of_services_is_not_taken_for_settings(folder: Path) -> None:
+    """With a Service called gati-serve, or of KubeRay, no pod of the namespace could start a server."""
+    address, port = "tcp://10.0.0.11:8000", {"GATI_SERVE_PORT": "9000"}
+    for service in ("GATI_SERVE", "GATI_SERVE_SVC"):
+        said = {f"{service}_SERVICE_{name}": "10.0.0.11" for name in ("HOST", "PORT", "PORT_HTTP")}
+        said |= {f"{service}_PORT{name}": address for name in ("", "_8000_TCP", "_8000_TCP_ADDR")}
+        assert read_config(folder / "library", environment=said).config.port == 8000
+        assert read_config(folder / "library", environment=said | port).config.port == 9000
+    with pytest.raises(ConfigError, match="no setting is called GATI_SERVE_SUPPORT"):
+        read_config(folder / "library", environment={"GATI_SERVE_SUPPORT": "1"})
 
 
 def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) -> None:

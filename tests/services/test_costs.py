@@ -265,6 +265,9 @@ def test_packed_bodies_are_charged_as_they_grow() -> None:
         assert read(body_of(packed, content_encoding=encoding), ByteBudget(8 * MIB)) == data
         with pytest.raises(RequestError, match="compressed body is incomplete"):
             read(body_of(packed[:-5], content_encoding=encoding), ByteBudget(8 * MIB))
+        for more in (packed, b"\0", b"x" * MIB):  # it was dropped, and half a text was answered
+            with pytest.raises(RequestError, match="data follow the compressed body"):
+                read(body_of(packed + more, content_encoding=encoding), ByteBudget(8 * MIB))
     with pytest.raises(RequestError, match="does not match its Content-Encoding"):
         read(body_of(b"xxxx", content_encoding="gzip"), ByteBudget(8 * MIB))
 

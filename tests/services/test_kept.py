@@ -19,8 +19,9 @@ from services.scheduler.models import Model
 from services.wire.gen.ttypes import VersionInfo, VersionSource
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine
+from tests.services.inside import Inside
 from tests.services.running import Serving, make_folder
-from tests.waiting import LONG_S, in_the_end
+from tests.waiting import LONG_S, in_the_end, until
 
 Act = Callable[[Model], Awaitable[None]]
 
@@ -145,21 +146,29 @@ def test_what_cannot_be_loaded_any_more_is_forgotten(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("call", ["load", "activate"])
 def test_a_version_at_which_every_process_ends_is_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     server(tmp_path, begun(), load_three)
 
     class Dying(Engine):
         dead = 0
 
-        async def load(self, source: Any) -> Any:
-            if source.version == "c":
+        def die(self, at: str, version: str) -> None:
+            if (at, version) == (call, "c"):
                 self.dead += 1
                 for transport in self.transports:
                     transport.abort()
                 raise CompositionError("nobody hears this")
+
+        async def load(self, source: Any) -> Any:
+            self.die("load", source.version)
             return await super().load(source)
+
+        async def activate(self, version: str) -> None:
+            self.die("activate", version)
+            await super().activate(version)
 
     engine = Dying()
     engine.transports = []
@@ -355,15 +364,19 @@ def test_a_refused_version_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_server_begins_with_what_was_loaded(tmp_path: Path) -> None:
+def test_the_processes_of_a_killed_server_end_and_the_next_one_begins_with_what_was_loaded(
+    tmp_path: Path,
+) -> None:
     folder = make_folder(tmp_path)
     load = "/v2/repository/models/library/load"
     with Serving(folder / "library") as running:
         done = running.client.post(load, json={"parameters": {"composition": "other", "version": "mine"}})
         assert done.status_code == 200, done.text
         assert running.infer("library").json()["model_version"] == "mine"
+        (child,) = running.processes().values()
         running.process.send_signal(signal.SIGKILL)
         running.process.wait(LONG_S)
-    with Serving(folder / "library") as running:
-        assert running.client.get("/v2/models/library").json()["versions"] == ["default", "mine"]
-        assert running.infer("library").json()["model_version"] == "mine"
+        until(lambda: not Path(f"/proc/{child}/cmdline").exists())
+    with Inside(folder / "library") as again:
+        assert again.client.get("/v2/models/library").json()["versions"] == ["default", "mine"]
+        assert again.infer("library").json()["model_version"] == "mine"

@@ -257,7 +257,7 @@ def test_an_engine_that_is_stuck_is_ended() -> None:
 def test_figures_of_a_service_that_hangs_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page with the figures of all models took ten seconds."""
     monkeypatch.setattr(replicas, "_STATISTICS_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(replicas, "_CONTROL_TIMEOUT_S", 10 * LONG_S)
+    monkeypatch.setattr(replicas, "CONTROL_TIMEOUT_S", 10 * LONG_S)
 
     async def test(engine: Engine, model: Model, process: Process) -> None:
         await ready(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -18,10 +19,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from services import serve
+from services.scheduler.models import Model
 from tests.services.certificates import certify
 from tests.services.engines import served
 from tests.services.running import Serving, request
-from tests.waiting import LONG_S, until
+from tests.waiting import LONG_S, in_the_end, until
 
 KEY = "[keys.a]\nkey = '{}'\nrights = ['infer', 'read', 'manage']\n"
 
@@ -63,6 +66,18 @@ def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Pat
             running.process.send_signal(signal.SIGHUP)
             until(lambda: status("other key") == 200)
             assert status("first key") == 401
+
+            def shown() -> bytes:
+                return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((address.hostname, address.port)))
+
+            before, own = shown(), certificate.read_text(encoding="ascii")
+            certificate.write_text("not a certificate", encoding="ascii")
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda: any("invalid certificate" in line for line in running.said))
+            assert shown() == before == ssl.PEM_cert_to_DER_cert(own)
+            certify(tmp_path)  # the same files again
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda: shown() == ssl.PEM_cert_to_DER_cert(certificate.read_text(encoding="ascii")))
             running.process.send_signal(signal.SIGTERM)
             until(lambda: client.get("/v2/health/ready").status_code == 503)
             assert status("other key") == 200
@@ -70,6 +85,28 @@ def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Pat
     lines = [line for line in running.said if '"message": "http"' in line]
     assert any('"key": "a"' in line for line in lines)
     assert not any("first key" in line for line in running.said)
+
+
+def test_who_starts_a_server_is_told_for_which_model_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing answered at an `address`, it said nothing at all."""
+    monkeypatch.setattr(serve, "_SAY_AGAIN_S", 0.001)
+    caplog.set_level("INFO")
+
+    def is_told(model: str, reason: str) -> bool:
+        said = [vars(each) for each in caplog.records if each.message == "still waiting"]
+        return any(each["model"] == model and each["reason"] == reason for each in said)
+
+    async def main() -> None:
+        model = Model("cars", address="127.0.0.1:1")
+        await model.start()
+        waiting = asyncio.create_task(serve._first_ready(model))
+        await in_the_end(lambda: is_told("cars", "nothing answers at 127.0.0.1:1"))
+        await model.stop(0.0)
+        await waiting
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
@@ -141,30 +178,22 @@ def test_nothing_is_offered_to_others_without_a_key(file: Path, repository: Path
 
 
 @pytest.mark.slow
-def test_a_signal_for_all_processes_of_a_service_is_for_the_server(folder: Path) -> None:
-    with Serving(folder / "library", "--drain", f"{LONG_S:g}s", "--composition", "other") as running:
-        children = list(running.processes().values())
-        for child in children:
-            os.kill(child, signal.SIGTERM)  # as systemd does; they are not to go before their server
+def test_a_process_that_hangs_is_replaced_and_a_signal_for_all_is_for_the_server(folder: Path) -> None:
+    options = ("--drain", f"{LONG_S:g}s", "--composition", "other")
+    with Serving(folder / "library", *options, environment={"GATI_SERVE_HANG_TIMEOUT_S": "4"}) as running:
+        hung = running.processes()["library"]
+        os.kill(hung, signal.SIGSTOP)
+        until(lambda: running.client.get("/v2/health/ready").status_code == 503, every_s=0.05)
+        until(lambda: running.processes().get("library", hung) != hung, every_s=0.2)
+        running.wait_until_ready()
+        assert running.infer("library").status_code == 200
+        assert any("model is replaced" in line for line in running.said)
+        (child,) = running.processes().values()
+        os.kill(child, signal.SIGTERM)  # as systemd does; it is not to go before its server
         running.process.send_signal(signal.SIGTERM)
         until(lambda: running.client.get("/v2/health/ready").status_code == 503)
         reply = running.client.post("/v2/models/library/infer", json=request())
         assert (reply.status_code, reply.json()["model_version"]) == (200, "other")
-        assert list(running.processes().values()) == children
+        assert list(running.processes().values()) == [child]
         assert running.stop() == 0
-    assert not any("process died" in line for line in running.said)
-
-
-@pytest.mark.slow
-def test_a_process_that_hangs_is_replaced(folder: Path) -> None:
-    file = folder / "hanging.toml"
-    text = "hang_timeout_s = 4\n[models.small]\nlibrary = 'library'\nthreads = 1\n"
-    file.write_text(text, encoding="utf-8")
-    with Serving(file) as running:
-        hung = running.processes()["small"]
-        os.kill(hung, signal.SIGSTOP)
-        until(lambda: running.client.get("/v2/health/ready").status_code == 503, every_s=0.05)
-        until(lambda: running.processes().get("small", hung) != hung, every_s=0.2)
-        running.wait_until_ready()
-        assert running.infer("small").status_code == 200
-        assert any("model is replaced" in line for line in running.said)
+    assert sum("process died" in line for line in running.said) == 1

@@ -19,8 +19,19 @@ from gati.composition.composition import Composition
 from gati.exploration.library import Library
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
-from tests.services.running import Serving, certify, make_folder, request
-from tests.services.test_following import MODEL, RIGHT, TARGET, answering, kill, metric, serve, weights
+from tests.services.running import certify, make_folder, request
+from tests.services.test_following import (
+    MODEL,
+    RIGHT,
+    TARGET,
+    Server,
+    answering,
+    kill,
+    metric,
+    serve,
+    serve_to_be_killed,
+    weights,
+)
 from tests.waiting import until
 
 NEVER = 2.0  # a threshold that no score reaches
@@ -38,7 +49,7 @@ def without_hits(folder: Path) -> None:
     replace(chosen, exits=tuple(replace(each, threshold=NEVER) for each in chosen.exits)).save(path)
 
 
-def ask(running: Serving, place: str | None, count: int = 16) -> dict[str, Any]:
+def ask(running: Server, place: str | None, count: int = 16) -> dict[str, Any]:
     parameters = {} if place is None else {"place": place}
     reply = running.client.post(f"/v2/models/{MODEL}/infer", json=request(count, **parameters))
     assert reply.status_code == 200, reply.text
@@ -49,7 +60,7 @@ def exits(document: dict[str, Any]) -> set[str]:
     return set(document["outputs"][3]["data"])
 
 
-def of_model(running: Serving, name: str) -> float:
+def of_model(running: Server, name: str) -> float:
     return metric(running, f'{name}{{model="{MODEL}"}}')
 
 
@@ -63,7 +74,7 @@ def part(made: Path) -> dict[str, Any]:
 def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -> None:
     """It proves itself first; killed, it soon answers again; without a place nothing is recalled."""
     without_hits(made)
-    with serve(made, audit_budget=1.0, places=2) as running:
+    with serve_to_be_killed(made, audit_budget=1.0, places=2) as running:
         asked = 1
         while "recall" not in exits(document := ask(running, "gate")):
             assert exits(document) == {"base"}
@@ -100,8 +111,8 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         wrong = running.client.post(f"/v2/models/{MODEL}/infer", json=request(1, place=7))
         assert wrong.status_code == 400 and "`place` is '7'" in wrong.text
     os.remove(made / "library" / "standing" / f"{MODEL}-memory.npz")
-    with serve(made, audit_budget=1.0) as running:  # a proof without what it was made of is none
-        assert exits(ask(running, "gate")) == {"base"}
+    with serve(made, audit_budget=1.0) as again:  # a proof without what it was made of is none
+        assert exits(ask(again, "gate")) == {"base"}
 
 
 @pytest.mark.slow
@@ -137,7 +148,7 @@ def test_settings_of_a_version_are_released_as_they_are_proven_and_stay_so(made:
     number = publish_settings(made)
     ModelRepository(made / "versions").activate(MODEL, number)
     level = f'gati_version_level{{model="{MODEL}",version="{number}"}}'
-    with serve(made, repository=str(made / "versions"), audit_budget=0.5) as running:
+    with serve_to_be_killed(made, repository=str(made / "versions"), audit_budget=0.5) as running:
         assert metric(running, f'gati_version_settings{{model="{MODEL}",version="{number}"}}') == 3.0
         until(lambda: ask(running, None)["model_version"] == str(number))
         until(lambda: metric(running, level) == 3.0)

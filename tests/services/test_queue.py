@@ -101,11 +101,30 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         for number in range(5):  # one runs, four wait
             put(queue, number)
-        with pytest.raises(OverloadError, match="the queue is full \\(4 of 4 places taken\\)") as refused:
+        with pytest.raises(OverloadError, match="the queue is full \\(4 inputs wait, 4 may\\)") as refused:
             queue.admit(1, 2, None)
         assert refused.value.retry_after_s == pytest.approx(0.01)
 
     run(test, seconds_an_input=0.01)
+
+
+def test_a_batch_gets_the_next_free_place_as_a_single_input_does() -> None:
+    """It needed as many as it has inputs, which single ones that came in between took: it never got in."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        for number in range(5):
+            put(queue, number)
+        with pytest.raises(OverloadError):
+            queue.admit(4, 2, None)
+        runner.answer()
+        await in_the_end(lambda: queue.waiting == 3)
+        with queue.reserve(4, 2, None):
+            assert queue.waiting == 7  # which is the most: all others are refused until four have begun
+            with pytest.raises(OverloadError) as refused:
+                queue.admit(1, 2, None)
+            assert refused.value.retry_after_s == pytest.approx(4 * queue.times.seconds_an_input)
+
+    run(test)
 
 
 def test_admission_counts_those_ahead() -> None:
@@ -310,8 +329,10 @@ def test_places_are_kept_from_admission_until_the_inputs_are_put() -> None:
         running = put(queue, 0)
         first = queue.reserve(3, 2, None)
         assert queue.waiting == 3
-        with pytest.raises(OverloadError, match="3 of 4 places taken"):
-            queue.reserve(2, 2, None)
+        second = queue.reserve(1, 2, None)
+        with pytest.raises(OverloadError, match="4 inputs wait, 4 may"):
+            queue.reserve(1, 2, None)
+        second.give_back()
         with first:
             first.give_back()
             asks = [put(queue, number) for number in (1, 2, 3)]

@@ -342,80 +342,47 @@ def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
     asyncio.run(test())
 
 
-def test_a_batch_as_large_as_the_queue_is_sent_again_once_there_is_room_for_it() -> None:
-    """Refused by a queue that was nearly empty, it made all that waited behind it go one by one."""
+def test_a_batch_takes_its_turn_though_requests_with_an_slo_do_not_wait() -> None:
+    """They took each place that became free, and a batch, which needed many, waited until its deadline."""
 
     async def test() -> None:
-        load = SimpleNamespace(outstanding=0, seconds_an_input=0.01)
+        load = SimpleNamespace(outstanding=4, seconds_an_input=0.01)
         parking = parking_with_one_away(load)
         sent: list[str] = []
         answers: dict[str, asyncio.Event] = {}
 
-        def ask(name: str, inputs: int, time_ms: float = 1e3 * LONG_S) -> asyncio.Task[None]:
+        def ask(name: str, inputs: int, **changes: Any) -> asyncio.Task[None]:
             answers[name] = asyncio.Event()
 
             async def once(asked: Asked) -> None:
                 sent.append(name)
                 await asyncio.sleep(0)
-                if load.outstanding + inputs > 4:
+                if load.outstanding >= 4:
                     raise OverloadError("the queue is full")
                 load.outstanding += inputs
                 await answers[name].wait()
                 load.outstanding -= inputs
 
-            return asyncio.create_task(parking.ask(once, inputs, ASKED._replace(time_remaining_ms=time_ms)))
+            return asyncio.create_task(parking.ask(once, inputs, ASKED._replace(**changes)))
 
-        names = {"one": 1, "batch": 4, "next": 4, "two": 1, "three": 1, "four": 1}
-        asking = []
-        for number, (name, inputs) in enumerate(names.items()):
-            asking.append(ask(name, inputs))
-            await in_the_end(lambda number=number: sent and parking.parked == number)  # type: ignore[misc]
-        assert sent == ["one", "batch"]
-        with pytest.raises(OverloadError, match="5 requests already wait"):  # they have 11 inputs
-            await ask("late", 1, time_ms=120.0)
-        for name, count in (("one", 3), ("batch", 4), ("next", 7)):
-            answers[name].set()
-            await in_the_end(lambda count=count: len(sent) == count)  # type: ignore[misc]
-        assert sent == ["one", "batch", "batch", "next", "two", "three", "four"]
+        asking = [ask("batch", 4)]
+        await in_the_end(lambda: parking.parked == 1)
+        asking.append(ask("behind", 1))
+        await in_the_end(lambda: parking.parked == 2)
+        parking.look()
+        with pytest.raises(OverloadError, match="2 requests already wait"):  # they have five inputs
+            await ask("late", 1, time_remaining_ms=120.0)
+        assert sent == ["batch"]
+        load.outstanding = 3
+        asking.append(ask("hurried", 1, latency_slo_ms=50.0))  # is first at the place that both are sent to
+        await in_the_end(lambda: sent == ["batch", "hurried", "batch"] and parking.parked == 2)
+        answers["hurried"].set()
+        await in_the_end(lambda: load.outstanding == 7)
+        assert parking.parked == 1
         for answer in answers.values():
             answer.set()
         await asyncio.gather(*asking)
-        with pytest.raises(OverloadError, match="the queue is full"):  # an empty one: none will have room
-            await ask("large", 5, time_ms=120.0)
-
-    asyncio.run(test())
-
-
-def test_a_batch_for_which_there_is_no_room_does_not_keep_the_others_waiting_for_ever() -> None:
-    """Requests with an SLO, which do not wait, took what it needed; all others waited until its deadline."""
-
-    async def test() -> None:
-        now_s, sent = 0.0, []
-        load = SimpleNamespace(outstanding=1, seconds_an_input=0.01)
-        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
-        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
-        parking = Parking(lambda: (here, away), lambda: now_s)
-
-        def ask(name: str, inputs: int) -> asyncio.Task[None]:
-            async def once(asked: Asked) -> None:
-                if load.outstanding + inputs > 4:
-                    raise OverloadError("the queue is full")
-                sent.append(name)
-
-            return asyncio.create_task(parking.ask(once, inputs, ASKED))
-
-        batch = ask("batch", 4)
-        await in_the_end(lambda: parking.parked == 1)
-        behind = [ask(name, 1) for name in ("one", "two")]
-        await in_the_end(lambda: parking.parked == 3)
-        assert sent == []
-        now_s = 6.0
-        parking.look()
-        await in_the_end(lambda: all(each.done() for each in behind))
-        load.outstanding = 0
-        parking.look()
-        await batch
-        assert sent == ["one", "two", "batch"]
+        assert sent[3:] == ["batch", "behind"]
 
     asyncio.run(test())
 

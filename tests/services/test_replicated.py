@@ -62,7 +62,8 @@ def test_a_model_grows_with_its_load_sleeps_when_nobody_asks_and_wakes_as_it_was
         assert waited.json()[field] == said[field]
     assert said["model_version"] == "other"
     assert waited.json()["parameters"]["promise"] == said["parameters"]["promise"]
-    until(lambda: replicated.sleepy()["state"] == "asleep", every_s=0.05)  # it leaves its core to others
+    if replicated.nodes:  # there, it leaves its core to others
+        until(lambda: replicated.sleepy()["state"] == "asleep", every_s=0.05)
 
 
 def test_requests_are_answered_by_both(replicated: Replicated) -> None:

@@ -263,6 +263,26 @@ def test_what_a_restart_cannot_mend_is_not_tried_again(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_path_that_is_too_long_for_a_socket_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gati serve` tried for ever, with a traceback each time, and never said what to do."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    async def test() -> None:
+        kept = Kept(tmp_path)
+        kept.child.start()
+        with pytest.raises(ConfigError, match="are too long; set TMPDIR to a shorter path$"):
+            await kept.child.address()
+        assert kept.child.hopeless is not None and kept.child.restarts == 0
+        await kept.child.stop(LONG_S)
+        assert kept.pids == [] and not kept.child.running
+
+    run(test)
+
+
 def test_dying_again_and_again_is_told_with_its_last_words(tmp_path: Path) -> None:
     async def test() -> None:
         kept = Kept(tmp_path, "dies")

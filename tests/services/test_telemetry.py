@@ -191,7 +191,8 @@ def test_a_request_without_a_parent_has_the_trace_id_that_its_log_line_names(
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_away_costs_nobody_an_answer() -> None:
+def test_a_collector_that_is_away_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.telemetry._LAST_SEND_S", 0.2)
     before = set(threading.enumerate())
     replies = ask(ServeConfig(otlp_endpoint="http://127.0.0.1:9"))
     assert [reply.status_code for reply in replies] == [200, 404, 200]

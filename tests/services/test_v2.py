@@ -17,13 +17,14 @@ from PIL import Image
 import gati
 from gati.cli import run
 from tests.engine.served import PREPROCESSING, images
+from tests.services.inside import Inside
 from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, make_folder, request
 from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 
 
-def client_of(serving: Serving) -> triton.InferenceServerClient:
+def client_of(serving: Serving | Inside) -> triton.InferenceServerClient:
     """Another project's client, as patient as ours."""
     url = serving.url.removeprefix("http://")
     return triton.InferenceServerClient(url, connection_timeout=LONG_S, network_timeout=LONG_S)
@@ -219,7 +220,7 @@ def test_unknown_places_and_methods_are_told_in_json(serving: Serving) -> None:
 
 
 def test_versions_are_loaded_activated_and_unloaded(tmp_path: Path) -> None:
-    with Serving(make_folder(tmp_path) / "library") as running:
+    with Inside(make_folder(tmp_path) / "library") as running:
         client = client_of(running)
         load, unload = "/v2/repository/models/library/load", "/v2/repository/models/library/unload"
         done = running.client.post(load, json={"parameters": {"composition": "other"}})
@@ -243,9 +244,31 @@ def test_versions_are_loaded_activated_and_unloaded(tmp_path: Path) -> None:
         assert running.infer("library").status_code == 200
 
 
+def test_a_model_that_could_not_be_loaded_is_unloaded_and_can_be_loaded_once_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    """The server was not ready from then on, and to load it again failed with the old reason."""
+    library = make_folder(tmp_path) / "library"
+    composition = library / "compositions" / "default.json"
+    right = composition.read_bytes()
+    load, unload = (f"/v2/repository/models/library/{verb}" for verb in ("load", "unload"))
+    with Inside(library) as running:
+        assert running.client.post(unload, json={}).status_code == 200
+        composition.write_bytes(b"{")
+        refused = running.client.post(load, json={})
+        assert refused.status_code == 400 and "default.json is damaged" in refused.json()["error"]
+        assert running.client.get("/v2/health/ready").json() == {
+            "ready": True,
+            "waiting_for": {"library": "unloaded"},
+        }
+        composition.write_bytes(right)
+        assert running.client.post(load, json={}).status_code == 200
+        assert running.infer("library").status_code == 200
+
+
 def test_keys_for_requests_and_for_management(folder: Path) -> None:
     keys = {"GATI_SERVE_API_KEY": "one", "GATI_SERVE_MANAGEMENT_KEY": "two"}
-    with Serving(folder / "library", environment=keys) as running:
+    with Inside(folder / "library", environment=keys) as running:
 
         def status(path: str, key: str) -> int:
             return running.client.post(path, json={}, headers={"X-API-Key": key}).status_code
