@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import math
-import platform
-import resource
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
 from gati.engine.cores import check_lookup_cores
-from gati.errors import DataError, ModelError, VariantError
+from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
-from gati.exploration.candidates import trial_name, wanted
+from gati.exploration.candidates import wanted
 from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
 from gati.exploration.companions import (
-    NamedNetwork,
     is_accompanying,
     keep_accompanying,
     load_companions,
     measure_companions,
 )
+from gati.exploration.completion import complete
 from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.itself import offer_itself
-from gati.exploration.library import BaseOutcomes, Library, Manifest
-from gati.exploration.lookups import finish_trials, points_of
+from gati.exploration.library import BaseOutcomes, Library
+from gati.exploration.lookups import LOOKUP_CORES, measure_again
 from gati.exploration.memory import lack_of_memory_told
 from gati.exploration.opening import fitted
 from gati.exploration.prepare import prepare
-from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration, students_for
-from gati.exploration.splits import content_hash
+from gati.exploration.settings import settings_of, sources_of
 from gati.exploration.stages import TrainingStages
-from gati.exploration.state import FinishedTrial, RunState, locked
-from gati.files import lasting_source
+from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
-from gati.model.entry import INPUT
-from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
-from gati.model.load import LoadedModel, load_model
-from gati.types import TrialId
+from gati.model.labels import ClassNames, LabelMap
+from gati.model.load import load_model
 from gati.variants import FAMILIES, ITSELF
-from gati.version import __version__
 
 
 def explore(
@@ -142,7 +127,8 @@ def explore(
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
       number of workers, but it differs from one that was made without Ray.
-    - `lookup_cores`: how many cores overlapped lookups have on the CPU; the network keeps the others.
+    - `lookup_cores`: how many cores overlapped lookups have on the CPU; the network keeps the others. If
+      nothing else differs from a finished exploration, only its lookups are measured again.
 
     **Returns:** the finished library.
 
@@ -180,7 +166,7 @@ def explore(
         more = train_data
         if train_data is not None and not isinstance(train_data, str | Path):
             more = load_data(train_data, loaded.preprocessing, what="--train-data")
-        sources = _sources({"data": (data, held), "train_data": (train_data, more)})
+        sources = sources_of({"data": (data, held), "train_data": (train_data, more)})
     candidates = load_companions(companions, loaded, held.tensors)
     with (
         locked(directory),
@@ -191,25 +177,36 @@ def explore(
     ):
         for note in filter(None, (loaded.note, *(candidate.loaded.note for candidate in candidates))):
             reporter.note(note)
-        settings = {
-            **_settings(loaded, sources, blocks, asked.variants, target, epochs, budget_s, seed),
+        settings = settings_of(
+            loaded,
+            class_names,
+            label_map,
+            candidates,
+            **sources,
+            blocks=blocks,
+            variants=list(asked.variants),
+            device=str(target),
+            epochs=epochs,
+            budget_s=budget_s,
+            seed=seed,
             **({"unique": True} if unique else {}),
-            **({"lookup_cores": lookup_cores} if lookup_cores != 1 else {}),
-            **_named(class_names, label_map),
-            **_accompanied(candidates),
+            **({LOOKUP_CORES: lookup_cores} if lookup_cores != 1 else {}),
             **trained_on(ray, ray_cores, ray_gpus),
-        }
+        )
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
-        before = library.manifest.settings if library.manifest_path.is_file() else None
-        if before is not None and differing(before, settings) is None:
-            if differing(state.claimed(), claim) is None:
+        changed = differing(library.manifest.settings, settings) if library.manifest_path.is_file() else None
+        if changed == ():
+            if not differing(state.claimed(), claim):
                 state.clear()  # killed between the manifest and this, it would refuse every further round
             reporter.note(already_finished(library, held))
             return library
         check_lookup_cores(lookup_cores, target)
+        if changed == (LOOKUP_CORES,):
+            measure_again(library, lookup_cores, target, reporter)
+            return library
         check_nothing_depends_on(library)
-        if before is not None:
+        if changed:
             reporter.note(replacing(library, settings))
         state.claim(claim)
         budget = Budget(budget_s, clock, began, state)
@@ -255,146 +252,14 @@ def explore(
                 progress=reporter,
                 executor=executor,
             ).run()
-        notes: list[str] = []
-        found = state.finished()
-        first = [trial_name(INPUT, each.variant) for each in candidates]  # rows keep the order of these
-        finished = {name: found[name] for name in (*first, *found) if name in found}
-        _check_something_trained(finished, budget, state)
-        late = partial(budget.is_spent, prepared.expected.lookup_s)
-        rows = finish_trials(prepared, library, finished, reporter, notes, late)
-        library.write_trials(rows, points_of(finished, rows))
-        check_nothing_depends_on(library)
-        library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
-        state.clear()
-    return library
-
-
-def _check_something_trained(
-    finished: Mapping[TrialId, FinishedTrial], budget: Budget, state: RunState
-) -> None:
-    """Refuse to end with trials and without any cache; another command may then begin in the folder.
-
-    **Raises:** `ModelError` if a variant failed; `DataError` if all were left out for lack of time.
-    """
-    trials = [row.trial for row in finished.values()]
-    if not trials or any(trial.status == "trained" for trial in trials):
-        return
-    state.clear()
-    first = next((trial for trial in trials if trial.status == "failed"), None)
-    if first is not None:
-        raise ModelError(
-            f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others "
-            "with --variants or --blocks)"
+        complete(
+            prepared,
+            library,
+            state,
+            budget,
+            companions=[each.variant for each in candidates],
+            settings=settings,
+            seed=seed,
+            progress=reporter,
         )
-    raise DataError(
-        f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give --budget "
-        f"{math.ceil((budget.budget_s or 0) / 30)}m or more"
-    )
-
-
-def _sources(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """What identifies inputs in the next process, too, by argument: their path, or the content of an object.
-
-    `given` has each source, and the `Data` of an object. "objects" names those that no later command finds.
-    """
-    found: dict[str, Any] = {}
-    objects = []
-    for name, (source, opened) in given.items():
-        if source is None or isinstance(source, str | Path):
-            found[name] = None if source is None else lasting_source(source)
-        else:
-            content = hashlib.sha256(f"{opened.fingerprint} {content_hash(opened)}".encode()).hexdigest()
-            found[name] = f"{type(source).__name__} of {len(opened)} inputs, {content}"
-            objects.append(name)
-    return {**found, "objects": objects} if objects else found
-
-
-def _settings(
-    loaded: LoadedModel,
-    sources: Mapping[str, Any],
-    blocks: str | None,
-    variants: Sequence[str],
-    device: torch.device,
-    epochs: float | None,
-    budget_s: float | None,
-    seed: int,
-) -> dict[str, Any]:
-    """The settings that identify an exploration, as JSON types."""
-    return {
-        "model": loaded.source,
-        "checkpoint_sha256": loaded.checkpoint_sha256,
-        "preprocessing": loaded.preprocessing.to_json(),
-        **sources,
-        "blocks": blocks,
-        "variants": list(variants),
-        "device": str(device),
-        "epochs": epochs,
-        "budget_s": budget_s,
-        "seed": seed,
-        "gati": __version__,
-    }
-
-
-def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[str, Any]:
-    """The contents of the class names and the label map, not their files; empty if none were given."""
-    settings: dict[str, Any] = {}
-    if class_names is not None:
-        settings["class_names"] = list(read_class_names(class_names))
-    if label_map is not None:
-        settings["label_map"] = read_label_map(label_map)
-    return settings
-
-
-def _accompanied(candidates: Sequence[NamedNetwork]) -> dict[str, Any]:
-    """The settings that identify the companions; empty if there are none."""
-    settings = [
-        [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]
-        for each in candidates
-    ]
-    return {"companions": settings} if settings else {}
-
-
-def _manifest(
-    prepared: PreparedModel, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
-) -> Manifest:
-    loaded, inputs = prepared.loaded, prepared.inputs
-    disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")
-    return Manifest(
-        model_source=loaded.source,
-        checkpoint_path=loaded.checkpoint_path,
-        checkpoint_sha256=loaded.checkpoint_sha256,
-        preprocessing=loaded.preprocessing.to_json(),
-        class_names=prepared.class_names,
-        classes=prepared.held_out.classes,
-        outputs_kind=prepared.held_out.outputs_kind,
-        input_shape=prepared.traced.input_shape,
-        profile=replace(prepared.profile, disturbance=disturbance),
-        seed=seed,
-        counts={
-            "train": len(inputs.train),
-            "select": int((inputs.split == 0).sum()),
-            "certify": inputs.evidence,
-        },
-        data={
-            "held_out": f"{inputs.held_out.name} {inputs.held_out.fingerprint}",
-            "train": f"{inputs.train.name} {inputs.train.fingerprint}",
-        },
-        settings=settings,
-        probe=prepared.probe,
-        versions={
-            "gati": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "safetensors": importlib.metadata.version("safetensors"),
-        },
-        peak_memory_bytes=peak_memory_bytes(),
-        explore_seconds=seconds,
-        complete=True,
-    )
-
-
-def peak_memory_bytes() -> int:
-    """The largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
+    return library

@@ -8,7 +8,7 @@ steps and its initial weights. Random numbers depend only on the seed and on nam
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
-from gati.exploration.memory import halved
+from gati.exploration.memory import MemoryNeed, fitting, halved
 from gati.exploration.pace import Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
@@ -182,36 +182,48 @@ def measured_trials(
         with noting_failure(failures, learner.trial_id):
             folded.append(learner._replace(predictor=_folded(classroom, learner.predictor)))
     left = [each for each in folded if each.trial_id not in failures]
-    probabilities = _probabilities(classroom, left, failures)
-    predictors = {learner.trial_id: learner.predictor for learner in folded}
+    items = {item.trial.trial_id: item for item in specifications}
+    predictors = {learner.trial_id: learner.predictor for learner in left}
+    measured: dict[TrialId, Measured] = {}
+    for few in _whose_answers_fit(classroom, left):
+        for trial_id, probabilities in _probabilities(classroom, few, failures).items():
+            if not bool(torch.isfinite(probabilities).all()):
+                failures[trial_id] = GAVE_NAN
+                continue
+            item = items[trial_id]
+            measured[trial_id] = measure_cache(
+                trial_id,
+                (item.trial.variant, item.hidden_shape, predictors[trial_id]),
+                probabilities,
+                classroom.base_class,
+                classroom.split,
+                classroom.seed,
+            )
     found: list[TrialResult] = []
-    for item, trained in zip(specifications, training.learners, strict=True):
+    for trained in training.learners:
         trial_id = trained.trial_id
         if trial_id in failures:
             reason = failures[trial_id]
             raised = "" if reason == GAVE_NAN else "training or measuring it failed: "
             found.append(FailedTrial(raised + reason))
             continue
-        if not bool(torch.isfinite(probabilities[trial_id]).all()):
-            found.append(FailedTrial(GAVE_NAN))
-            continue
-        measured = measure_cache(
-            trial_id,
-            (item.trial.variant, item.hidden_shape, predictors[trial_id]),
-            probabilities[trial_id],
-            classroom.base_class,
-            classroom.split,
-            classroom.seed,
-        )
         found.append(
             TrainedTrial(
-                measured,
+                measured[trial_id],
                 separate_weights(trained.predictor),
                 training.images_seen,
                 training.losses.get(trial_id),
             )
         )
     return found
+
+
+def _whose_answers_fit(classroom: Classroom, learners: Sequence[Learner]) -> Iterator[Sequence[Learner]]:
+    """As many learners at a time as memory holds answers of: of thousands of classes, these are large."""
+    answers_bytes = 4 * len(classroom.held_out) * classroom.classes
+    most = fitting(max(1, len(learners)), MemoryNeed(0, answers_bytes))
+    for start in range(0, len(learners), most):
+        yield learners[start : start + most]
 
 
 def _probabilities(

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from gati.documents import DocumentKind
 from gati.errors import CompositionError, LibraryError
+from gati.exploration.state import RunState
 from gati.files import atomic_write, atomic_write_bytes, atomic_write_text
 from gati.model.identity import CopyCounts
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId, is_name
@@ -161,6 +162,7 @@ class Library:
         """
         library = cls(directory)
         if not library.manifest_path.is_file():
+            RunState(library.directory).check_finished()
             below = [str(path.parent) for path in sorted(library.directory.glob("*/manifest.json"))]
             raise LibraryError(
                 f"no cache library in {library.directory} (no manifest.json): run gati explore --out first"

@@ -133,11 +133,14 @@ def held_out_probabilities(
         asked = (learner.predictor(hidden[learner.block]) for learner in learners)
         return [logits.float().softmax(1).cpu() for logits in asked]
 
-    batches = list(in_batches(len(inputs), _fitting(inputs, device, answer), answer))
-    return {
-        learner.trial_id: torch.cat([batch[place] for batch in batches])
-        for place, learner in enumerate(learners)
-    }
+    found: list[Tensor] = []
+    done = 0
+    for batch in in_batches(len(inputs), _fitting(inputs, device, answer), answer):
+        found = found or [rows.new_empty(len(inputs), rows.shape[1]) for rows in batch]
+        for rows, whole in zip(batch, found, strict=True):
+            whole[done : done + len(rows)] = rows
+        done += len(batch[0])
+    return {learner.trial_id: whole for learner, whole in zip(learners, found, strict=True)}
 
 
 def accuracy_curve(

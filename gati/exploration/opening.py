@@ -29,7 +29,7 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     if held.tensors is None:
         unknown = not (held.is_images or loaded.preprocessing_told or loaded.preprocessing.sound)
         return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
-    loaded = fit_tensors(loaded, held.tensors, "--data")
+    loaded = fit_tensors(loaded, held.tensors, "--data", held.images(np.arange(min(2, len(held)))))
     lengths = length_shares(loaded.module, held.tensors, held)
     return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held
 

@@ -30,8 +30,8 @@ def find_places(
 ) -> FoundPlaces:
     """Find the blocks that `pattern` selects, or all, and the input if a variant or a companion reads it.
 
-    Without a pattern, blocks whose output caches cannot read are left out, unless there are no others; if no
-    blocks are found, the input is the only position. `example` is an input [B, ...] of the network.
+    Without a pattern, blocks whose output caches cannot read are left out; if no others are found, the input
+    is the only position. `example` is an input [B, ...] of the network.
 
     **Raises:** `BlockError` if there is no position at all; `VariantError` if only the input would do, but
     the network has a module named `input`.
@@ -47,7 +47,7 @@ def find_places(
         return FoundPlaces((INPUT,), f"{error}; until then there are only caches at the input")
     note = ""
     readable = blocks if pattern is not None else readable_blocks(module, example, blocks)
-    if readable and len(readable) < len(blocks):
+    if len(readable) < len(blocks) and (readable or (at_the_input and not reason)):
         others = ", ".join(name for name in blocks if name not in readable)
         note = f"left out {others}: caches read float32 tensors [batch, ...], which these do not return"
         blocks = readable

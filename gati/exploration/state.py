@@ -163,6 +163,15 @@ class RunState:
         content = {"trial": asdict(row.trial), "points": [asdict(point) for point in row.points]}
         atomic_write_text(path, json.dumps(content))
 
+    def check_finished(self) -> None:
+        """Raise `LibraryError` if an exploration has begun here and not finished; it says how far it is."""
+        if self.claimed():
+            raise LibraryError(
+                f"gati explore has not finished in {self.directory.parent} (variants so far: "
+                f"{len(self.finished())}, in {self.spent_s / 60:.0f} min): wait until it ends, or, if it was "
+                "interrupted, run the same command again to resume"
+            )
+
     def clear(self) -> None:
         """Remove the state folder of a finished exploration, atomically."""
         done = self.directory.with_name(".state.done")
@@ -197,6 +206,8 @@ def locked(directory: Path) -> Iterator[None]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), str(os.getpid()).encode())  # not buffered: closing would fail again
         except (BlockingIOError, PermissionError) as error:
             handle.seek(0)
             owner = handle.read().strip() or "unknown"
@@ -208,12 +219,8 @@ def locked(directory: Path) -> Iterator[None]:
             _leave_nothing(directory, made)
             raise StorageError(
                 f"cannot lock {directory / '.lock'}: {error.strerror}; choose an --out on a disk that has "
-                "file locks"
+                "file locks, and room"
             ) from error
-        handle.seek(0)
-        handle.truncate()
-        handle.write(str(os.getpid()))
-        handle.flush()
         try:
             yield
         except BaseException:

@@ -20,7 +20,7 @@ from gati.model.inputs import ALONE
 from gati.model.kept import KeptInputs
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.sequence import Data, check_labels, listed
-from gati.model.source import import_object
+from gati.model.source import import_object, with_operators
 from gati.model.tensors import TensorData, is_whole
 
 _PROBES = 16  # items; a random flip changes every other one, so fewer could all look fixed
@@ -251,7 +251,7 @@ def call_dataset(source: str, what: str) -> Dataset[Any]:
     """Import a dataset, or a callable that returns one. Raises `DataError`."""
     target = import_object(source, DataError, what)
     try:
-        dataset = target if isinstance(target, Dataset) else target()
+        dataset = target if isinstance(target, Dataset) else with_operators(target)
     except (Exception, SystemExit) as error:
         raise DataError(f"{what}: {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(dataset, Dataset):

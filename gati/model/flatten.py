@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from gati.errors import GatiError, ModelError, one_line
+from gati.errors import ModelError, one_line
 from gati.model.bindings import (
     candidates,
     copies,
@@ -33,6 +33,7 @@ from gati.model.bindings import (
 )
 from gati.model.eager import eager_program, plain_attention
 from gati.model.program import FlatFunction, Program, Statement
+from gati.model.user_code import running_user_code
 
 # Checks that export inserts; requests are checked once, on arrival.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
@@ -56,12 +57,9 @@ def lower(
     program = eager_program(module, example)
     if program is None:
         exported = export_program(module, example)
-        try:
+        # operators that have no values of their own, such as those of vmap, raise
+        with running_user_code(lambda error: f"cannot trace {type(module).__name__}: {one_line(error)}"):
             return _Lowering(exported, example.clone(), observe).run()  # it may change its input in place
-        except (GatiError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of operators that have no values of their own, such as those of vmap
-            raise ModelError(f"cannot trace {type(module).__name__}: {one_line(error)}") from error
     if observe is not None:
         with torch.inference_mode():
             for statement, value in program.steps(example.clone()):

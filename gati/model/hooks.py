@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import BlockError, GatiError, ModelError, one_line
+from gati.errors import BlockError, ModelError, one_line
 from gati.model.entry import INPUT, means_input
 from gati.model.masks import TokenMask, mask_of, without_padding
 from gati.model.source import near
+from gati.model.user_code import running_user_code
 
 # In torch's messages about dtypes.
 _TYPES = re.compile(r"dtype|scalar type|data type|Input type \(|same type", re.IGNORECASE)
@@ -120,15 +121,13 @@ def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> l
     with ExitStack() as handles, torch.no_grad():
         for name in names:
             handles.enter_context(modules[name].register_forward_pre_hook(_noting(ran, name)))
-        try:
-            module(example)
-        except (GatiError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ModelError(
+        with running_user_code(
+            lambda error: (
                 f"the network does not accept {str(example.dtype).removeprefix('torch.')} input of shape "
                 f"{list(example.shape)} ({one_line(error)}); {_advice(example, error)}"
-            ) from error
+            )
+        ):
+            module(example)
     return list(ran)
 
 

@@ -78,6 +78,20 @@ def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, in
     return {str(label): index for label, index in found.items()}
 
 
+def names_in_config(config: Any) -> tuple[str, ...] | None:
+    """Return the class names in the `id2label` of a Hugging Face config, a mapping or an object; or None.
+
+    `LABEL_0`, `LABEL_1` and so on stand for classes that have no names.
+    """
+    found = config.get("id2label") if isinstance(config, Mapping) else getattr(config, "id2label", None)
+    if not isinstance(found, Mapping):
+        return None
+    by_number = {str(number): str(name) for number, name in found.items()}
+    names = tuple(by_number.get(str(number), "") for number in range(len(by_number)))
+    unnamed = tuple(f"LABEL_{number}" for number in range(len(names)))
+    return None if names == unnamed or "" in names else names
+
+
 def names_of_classes(
     classes: int, known: Sequence[str] | None, data: Data, label_map: Mapping[str, int] | None = None
 ) -> tuple[str, ...] | None:

@@ -23,9 +23,10 @@ from gati.model.adapted import giving_scores
 from gati.model.bert import SequenceClassifier, class_names_in
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
+from gati.model.labels import names_in_config
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
-from gati.model.source import import_object, import_timm, import_torchvision, near
+from gati.model.source import import_object, import_timm, import_torchvision, near, with_operators
 from gati.model.text import TOKENIZER, read_tokenizer
 from gati.model.usable import check_weights, frozen, other_precision, without_compile
 
@@ -91,7 +92,8 @@ def load_model(
     `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable`, a
     `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier. A
     callable takes no arguments and returns an `nn.Module`, which may return class scores as `logits` among
-    others (see `class_scores`); its attribute `preprocessing`, if any, is a `Preprocessing`. Networks of
+    others (see `class_scores`); its attribute `preprocessing`, if any, is a `Preprocessing`. Class names are
+    read from the network's `config.id2label`, as models of `transformers` have it. Networks of
     torchvision, timm and `gati.zoo` get as many classes as the checkpoint's last layer has rows. Initial
     weights use a fixed seed; the caller's random state is not changed.
 
@@ -128,7 +130,8 @@ def load_model(
     preprocessing = _override(recipe.preprocessing or _identity(channels or 3), mean, std, resize)
     preprocessing = _with_sound(preprocessing, sample_rate, seconds)
     preprocessing = _with_text(preprocessing, source, tokenizer, max_length, text_column, label_column)
-    named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
+    own = recipe.class_names or names_in_config(getattr(module, "config", None))
+    named = own if class_names is None else tuple(str(name) for name in class_names)
     note = ""
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
@@ -299,7 +302,7 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
         warnings.simplefilter("ignore")  # torchvision's on initial weights, which concern training
         torch.manual_seed(_SEED)
         try:
-            module = recipe.build(classes)
+            module = with_operators(lambda: recipe.build(classes))
         except ModelError:
             raise
         except (Exception, SystemExit) as error:

@@ -20,10 +20,13 @@ from gati.model.masks import MASK, set_mask
 from gati.model.text import IDS, KINDS, TextTokens
 
 
-def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedModel:
+def fit_tensors(
+    loaded: LoadedModel, inputs: TensorInputs, what: str, few: Tensor | None = None
+) -> LoadedModel:
     """Adapt the network and its preprocessing to packed `inputs`.
 
-    The preprocessing records the size of the embeddings that read them. `what` begins the messages.
+    The preprocessing records the size of the embeddings that read them. `what` begins the messages, which say
+    more if a `few` of the inputs are given.
 
     **Raises:** `ModelError` for names that are not arguments of the network, `DataError` for sequences that
     are too long and ids that are too large.
@@ -32,7 +35,7 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
     module = packed(loaded.module, inputs)
     seen: list[tuple[Tensor, int]] = []
     with _embeddings_watched(module, seen):
-        _accepted(module, inputs, probe, loaded, what)
+        _accepted(module, inputs, probe, loaded, what, few)
     parts = tuple(replace(part, rows=_rows(part.name, inputs.unpack(probe), seen)) for part in inputs.parts)
     for part in parts:
         if part.rows is not None and not (part.low >= 0 and part.high < part.rows):
@@ -165,7 +168,14 @@ def _tried(module: nn.Module, example: Tensor) -> Any:
         return None
 
 
-def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: LoadedModel, what: str) -> None:
+def _accepted(
+    module: nn.Module,
+    inputs: TensorInputs,
+    probe: Tensor,
+    loaded: LoadedModel,
+    what: str,
+    few: Tensor | None,
+) -> None:
     source, text = loaded.source, loaded.preprocessing.text
     try:
         with torch.inference_mode():
@@ -181,6 +191,11 @@ def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: Lo
             f"{what}: inputs are {inputs.parts[0].shape[-1]} long, {source} takes at most {length}; cut them"
             f"{f', with --max-length {length}' if text else ''}"
         )
+    if few is not None and _tried(module, few) is not None:
+        raise ModelError(
+            f"{source} takes the inputs of {what}, but not others of the same shapes ({refusal}), and Gati "
+            "traces it on random ones: wrap it so that no certain values are required, such as an end of text"
+        )
     raise ModelError(
         f"{source} does not take {inputs.described()} ({refusal}); check names, lengths and types"
     )
@@ -189,6 +204,9 @@ def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: Lo
 def _longest(module: nn.Module, inputs: TensorInputs, probe: Tensor) -> int:
     """The maximum length, if sequences are too long; 0 if something else is wrong."""
     if len({part.shape for part in inputs.parts}) > 1 or len(inputs.parts[0].shape) != 1:
+        return 0
+    probe = torch.cat((probe[:1], probe[:1]))  # equal rows: it is not values that are wrong
+    if _tried(module, probe) is not None:
         return 0
     fits, too_long = 0, inputs.parts[0].shape[0]
     while too_long - fits > 1:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gati.errors import CutError, DataError, GatiError, ModelError, one_line
+from gati.errors import CutError, DataError, ModelError, one_line
 from gati.model.adapted import giving_hidden
 from gati.model.bindings import equal_values, storages
 from gati.model.cuts import Segment, cut_program
@@ -27,6 +27,7 @@ from gati.model.hooks import first_tensor
 from gati.model.masks import mask_of, without_padding
 from gati.model.outputs import check_not_one_score, class_scores
 from gati.model.program import FlatFunction, Program
+from gati.model.user_code import running_user_code
 
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
@@ -197,8 +198,8 @@ def _run_with_hooks(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The hidden outputs of the module's own forward, and its result."""
     captured: dict[str, Tensor] = {}
-    handles, mask = [], mask_of(module)
-    try:
+    mask = mask_of(module)
+    with ExitStack() as handles:
         for name in blocks:
 
             def hook(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
@@ -207,20 +208,16 @@ def _run_with_hooks(
                     hidden = hidden if mask is None else without_padding(hidden, mask(example))
                     captured[name] = hidden.clone()  # a later operator may change it in place
 
-            handles.append(_submodule(module, name).register_forward_hook(hook))
-        result = class_scores(module(example.clone()))
-    except (GatiError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # user code may raise anything
-        runs = _runs_outside_inference_mode(module, example)
-        advice = "its forward must not compute gradients" if runs else "fix its forward, or check the inputs"
-        raise ModelError(
-            f"the network does not run in inference mode ({one_line(error)}); {advice}"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+            handles.enter_context(_submodule(module, name).register_forward_hook(hook))
+        with running_user_code(lambda error: _refusal(module, example, error)):
+            result = class_scores(module(example.clone()))
     return captured, result
+
+
+def _refusal(module: nn.Module, example: Tensor, error: Exception) -> str:
+    runs = _runs_outside_inference_mode(module, example)
+    advice = "its forward must not compute gradients" if runs else "fix its forward, or check the inputs"
+    return f"the network does not run in inference mode ({one_line(error)}); {advice}"
 
 
 def _runs_outside_inference_mode(module: nn.Module, example: Tensor) -> bool:

@@ -8,10 +8,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from gati.errors import GatiError, ModelError, one_line
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
 _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
+T = TypeVar("T")
+
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
@@ -111,19 +113,22 @@ def _import_optional(name: str, needed_by: str | None = None) -> ModuleType:
         wanted = f"{name} (needed by {needed_by})" if needed_by else name
         raise ModelError(f"{wanted} is not installed; run: pip install {needed_by or name}")
     try:
-        return _import_with_operators(name)
+        return with_operators(lambda: importlib.import_module(name))
     except Exception as error:
         raise ModelError(
             f"cannot import {name} ({one_line(error)}); install the build for torch {torch.__version__}"
         ) from error
 
 
-def _import_with_operators(name: str) -> ModuleType:
-    """Import `name`; if torchvision's operators are missing, declare them and retry."""
+def with_operators(run: Callable[[], T]) -> T:
+    """The result of `run`. If that fails because torchvision's operators are missing, declare them and retry.
+
+    Code that imports torchvision may raise an error of its own from that, as `transformers` does.
+    """
     try:
-        return importlib.import_module(name)
-    except RuntimeError as error:
-        if _MISSING_OPERATOR not in str(error):
+        return run()
+    except Exception as error:
+        if _held_libraries or not _lacks_operators(error):
             raise
     for half_imported in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
         del sys.modules[half_imported]
@@ -131,13 +136,19 @@ def _import_with_operators(name: str) -> ModuleType:
     for operator in _OPERATORS:
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _held_libraries.append(library)
-    return importlib.import_module(name)
+    return run()
+
+
+def _lacks_operators(error: BaseException | None) -> bool:
+    while error is not None and _MISSING_OPERATOR not in str(error):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
     _append_to_path(os.getcwd())
     try:
-        return _import_with_operators(name)
+        return with_operators(lambda: importlib.import_module(name))
     except ModuleNotFoundError as cause:
         if cause.name is not None and (name == cause.name or name.startswith(cause.name + ".")):
             raise error(
@@ -158,13 +169,7 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_USER_FILE}{path.stem}_{unique}"
     try:
-        try:
-            return _execute(name, str(path), path.read_bytes())
-        except RuntimeError as cause:
-            if _MISSING_OPERATOR not in str(cause):
-                raise
-        import_torchvision()
-        return _execute(name, str(path), path.read_bytes())
+        return with_operators(lambda: _execute(name, str(path), path.read_bytes()))
     except (Exception, SystemExit) as cause:
         raise error(f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file") from cause
 

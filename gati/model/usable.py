@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gati.errors import GatiError, ModelError, one_line
+from gati.errors import ModelError, one_line
+from gati.model.user_code import running_user_code
 
 
 def without_compile(module: nn.Module) -> nn.Module:
@@ -68,15 +69,13 @@ def frozen(module: nn.Module, source: str) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
             layer.use_nested_tensor = False
-    try:
-        module.to("cpu")
-        module.eval()  # the user's own may return nothing
-    except (GatiError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # such as that of a loaded torch.export program
-        raise ModelError(
+    with running_user_code(
+        lambda error: (
             f"{source} does not let itself be put on the CPU in evaluation mode ({one_line(error)}); give an "
             "nn.Module that does, or the .pt2 file of an exported network itself"
-        ) from error
+        )
+    ):
+        module.to("cpu")
+        module.eval()  # the user's own may return nothing; a loaded torch.export program refuses
     module.requires_grad_(False)
     return module

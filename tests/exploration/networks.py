@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def fitted_on_digits(
     kind: type[nn.Module], preprocessing: Preprocessing, *, seed: int, steps: int
 ) -> nn.Module:
     """A network after a moment of training on digits that are in neither split; the same every time."""
+    return deepcopy(_fitted_on_digits(kind, preprocessing, seed, steps))
+
+
+@cache
+def _fitted_on_digits(
+    kind: type[nn.Module], preprocessing: Preprocessing, seed: int, steps: int
+) -> nn.Module:
     images, labels = digits()
     x, y = preprocessing(images[900:]), torch.from_numpy(labels[900:])
     with torch.random.fork_rng():

@@ -40,6 +40,7 @@ from gati.model.preprocess import Preprocessing
 from gati.types import TrialId
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import fitted_on_digits, trained_state, write_digits
+from tests.exploration.quick import quick_selectors
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +120,7 @@ def small_state() -> dict[str, Tensor]:
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "too_slow", lambda *_: "left out here")  # nothing is trained
+        quick_selectors(patch)
         yield
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,18 @@ def _quick() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "too_slow", skipped)
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 15)
+        patch.setattr(stages, "LEAST_STUDENT_STEPS", 15)
+        quick_selectors(patch)
+        yield
+
+
+@contextmanager
+def long_enough() -> Iterator[None]:
+    """Inside the context, caches train long enough to learn something."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
         patch.setattr(stages, "LEAST_STUDENT_STEPS", 60)
-        quick_selectors(patch)
         yield
 
 
@@ -72,7 +82,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def library(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return explore(NET, **files, out=tmp_path_factory.mktemp("out"), variants=VARIANTS, epochs=2)
+    with long_enough():
+        return explore(NET, **files, out=tmp_path_factory.mktemp("out"), variants=VARIANTS, epochs=2)
 
 
 def _weights(library: Library) -> dict[str, dict[str, torch.Tensor]]:
@@ -205,10 +216,6 @@ def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_p
         held_out(library)
 
 
-def test_a_seed_gives_the_same_library_twice(library: Library, files: dict[str, str], tmp_path: Path) -> None:
-    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
-
-
 class _Notes(SilentProgress):
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -222,28 +229,31 @@ def test_a_run_interrupted_again_and_again_goes_on_and_ends_with_the_same_librar
 ) -> None:
     """While the student trains, about where exits begin, and while they train."""
     monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.2)
-    for advances in (10, 60, 70):
-        with pytest.raises(Killed):
-            explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=KilledAfter(advances))
-    with pytest.raises(LibraryError):
-        Library.open(tmp_path)
-    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+    options: dict[str, Any] = {**files, "out": tmp_path, "variants": VARIANTS, "epochs": 2}
+    with long_enough():
+        for advances in (10, 60, 70):
+            with pytest.raises(Killed):
+                explore(NET, **options, progress=KilledAfter(advances))
+        with pytest.raises(LibraryError):
+            Library.open(tmp_path)
+        _assert_same(library, explore(NET, **options))
     assert not (tmp_path / ".state").exists()
 
 
 @pytest.mark.parametrize("changed", ["data", "train_data"])
 def test_a_run_does_not_go_on_with_other_inputs(changed: str, files: dict[str, str], tmp_path: Path) -> None:
     """Else inputs that an exit was trained on could certify it."""
-    own = {**files, changed: str(tmp_path / "own.npz")}
+    own: dict[str, Any] = {**files, changed: str(tmp_path / "own.npz")}
+    own |= {"out": tmp_path / "out", "variants": (STUDENT,), "epochs": 0.1}
     shutil.copy(files[changed], own[changed])
     with pytest.raises(Killed):
-        explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2, progress=KilledAfter(10))
+        explore(NET, **own, progress=KilledAfter(10))
     with np.load(own[changed]) as held:
         arrays = dict(held)
     np.savez(own[changed], **{name: array[::-1] for name, array in arrays.items()})
     option = "--" + changed.replace("_", "-")
     with pytest.raises(DataError, match=f"the inputs of {option}, or their order, have changed"):
-        explore(NET, **own, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+        explore(NET, **own)
 
 
 def test_a_run_does_not_go_on_with_another_split(files: dict[str, str], tmp_path: Path) -> None:
@@ -382,10 +392,11 @@ def test_a_run_that_lagged_before_it_was_interrupted_keeps_its_budget(
     monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.0)
     options: dict[str, Any] = {"variants": ["grid(8)"], "blocks": "blocks.1", "epochs": 2, "budget_s": 1000.0}
     first = _Slow(80.0, advances=11)
-    with pytest.raises(Killed):
-        explore(NET, **files, **options, out=tmp_path, progress=first, clock=lambda: first.now)
-    second = _Slow(5.0)
-    library = explore(NET, **files, **options, out=tmp_path, progress=second, clock=lambda: second.now)
+    with long_enough():
+        with pytest.raises(Killed):
+            explore(NET, **files, **options, out=tmp_path, progress=first, clock=lambda: first.now)
+        second = _Slow(5.0)
+        library = explore(NET, **files, **options, out=tmp_path, progress=second, clock=lambda: second.now)
     assert 850 < library.manifest.explore_seconds <= 1000 + 2 * second.seconds
 
 
@@ -418,7 +429,7 @@ def test_a_finished_exploration_of_inputs_that_have_changed_says_so(
 
 @pytest.fixture
 def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("explore", "claims"):
+    for module in ("settings", "claims"):
         monkeypatch.setattr(f"gati.exploration.{module}.__version__", "99.0")
 
 
@@ -632,13 +643,14 @@ def test_a_run_does_not_go_on_with_another_network(files: dict[str, str], tmp_pa
     source = tmp_path / "changing.py"
     source.write_text(CHANGING.replace("SCALE", "1.0"))
     model = f"{source}:Changing"
+    options: dict[str, Any] = {**files, "out": tmp_path / "out", "variants": (STUDENT,), "epochs": 0.1}
     with pytest.raises(Killed):
-        explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2, progress=KilledAfter(10))
+        explore(model, **options, progress=KilledAfter(10))
     source.write_text(CHANGING.replace("SCALE", "0.5"))
     with pytest.raises(LibraryError, match="the same weights as when this exploration began, but computes"):
-        explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+        explore(model, **options)
     source.write_text(CHANGING.replace("SCALE", "1.0"))
-    explore(model, **files, out=tmp_path / "out", variants=VARIANTS, epochs=2)
+    explore(model, **options)
 
 
 UNSEEN = """

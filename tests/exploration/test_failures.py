@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gati
-from gati.caches import build_predictor, register_predictor
+from gati.caches import build_predictor, predictors, register_predictor
 from gati.cli import render
 from gati.errors import DataError, ModelError, VariantError
-from gati.exploration import stages
+from gati.exploration import memory, stages
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.explore import explore
@@ -25,6 +25,7 @@ from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.further import explore_more
 from gati.exploration.groups import Classroom, FailedTrial, TrainedTrial, measured_trials
 from gati.exploration.library import Library
+from gati.exploration.measure import held_out_probabilities
 from gati.exploration.progress import SilentProgress
 from gati.exploration.recipes import EXITS, STUDENTS
 from gati.exploration.train import Learner, SharedTraining
@@ -175,6 +176,30 @@ def test_a_predictor_that_fails_on_the_held_out_inputs_leaves_the_others(classro
     assert bad == FailedTrial("training or measuring it failed: TypeError: only in training")
 
 
+def test_no_more_learners_are_asked_at_a_time_than_memory_holds_answers_of(
+    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = training_of(classroom, one=None, two=None, bad=nan, four=None, five=None)
+    list(training.run())
+    expected = measured_trials(classroom, training, specifications(training))
+    asked: list[int] = []
+
+    def counted(module: nn.Module, inputs: Any, learners: Any, device: torch.device) -> Any:
+        asked.append(len(learners))
+        return held_out_probabilities(module, inputs, learners, device)
+
+    monkeypatch.setattr("gati.exploration.groups.held_out_probabilities", counted)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 3 * 4 * 300 * 10)
+    found = measured_trials(classroom, training, specifications(training))
+    assert asked == [2, 2]
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, FailedTrial):
+            assert one == other
+            continue
+        assert isinstance(other, TrainedTrial)
+        np.testing.assert_allclose(one.measured.outcomes.score, other.measured.outcomes.score, atol=1e-5)
+
+
 def test_no_time_is_spent_once_all_have_failed(classroom: Classroom) -> None:
     training = training_of(classroom, one=raising, two=nan)
     assert len(list(training.run())) == 1 and training.finished
@@ -279,28 +304,33 @@ class Notes(SilentProgress):
 
 
 @pytest.fixture(scope="module")
-def families() -> None:
-    """Predictors of a user."""
+def families() -> Iterator[None]:
+    """Predictors of a user, which are registered no longer than these tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in ("_PREDICTORS", "_READS"):
+            patch.setattr(predictors, registry, dict(getattr(predictors, registry)))
 
-    @register_predictor("raising")
-    def of_raising(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
-        return Wrapped(raising)
+        @register_predictor("raising")
+        def of_raising(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+            return Wrapped(raising)
 
-    @register_predictor("raising-input", reads="input")
-    def of_raising_input(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), _Fails())
+        @register_predictor("raising-input", reads="input")
+        def of_raising_input(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), _Fails())
 
-    @register_predictor("refusing")
-    def of_refusing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
-        return Wrapped(lambda answers, module: answers.view(7, -1))
+        @register_predictor("refusing")
+        def of_refusing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+            return Wrapped(lambda answers, module: answers.view(7, -1))
 
-    @register_predictor("changing")
-    def of_changing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
-        return build_predictor(f"fc({_BUILT['width']})", hidden_shape, classes)
+        @register_predictor("changing")
+        def of_changing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+            return build_predictor(f"fc({_BUILT['width']})", hidden_shape, classes)
 
-    @register_predictor("nan")
-    def of_nan(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
-        return Wrapped(nan)
+        @register_predictor("nan")
+        def of_nan(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
+            return Wrapped(nan)
+
+        yield
 
 
 _BUILT = {"width": 8}  # by a user's code

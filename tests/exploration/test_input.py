@@ -26,6 +26,7 @@ from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 from tests.exploration.networks import Net, trained_state, write_digits
+from tests.exploration.quick import quick_selectors
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +42,7 @@ def _quick() -> Iterator[None]:
         patch.setattr(candidates, "too_slow", lambda *_: "")
         patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
         patch.setattr(stages, "LEAST_STUDENT_STEPS", 105)
+        quick_selectors(patch)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,18 @@ def test_a_disk_without_file_locks_is_not_taken_for_another_run(
     monkeypatch.setattr("fcntl.flock", refused)
     with pytest.raises(StorageError, match=r"cannot lock .*\.lock: No locks available; choose an --out"):
         locked(tmp_path / "new" / "out").__enter__()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_without_room_for_the_lock_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """Here no file may grow; a full disk says the same in other words."""
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(StorageError, match=r"cannot lock .*\.lock: File too large; choose an --out"):
+            locked(tmp_path / "new" / "out").__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
     assert not (tmp_path / "new").exists()
 
 

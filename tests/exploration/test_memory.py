@@ -188,6 +188,18 @@ class Inputs:
         return self.tensor[torch.from_numpy(indices)]
 
 
+def test_answers_of_many_classes_are_in_memory_once() -> None:
+    """They were joined from those of each batch, so that for a moment there were two of all."""
+    learner = Learner(TrialId("t"), "input", nn.Sequential(nn.Flatten(), nn.Linear(768, 1000)))
+    inputs = {count: Inputs(count) for count in (600, 1200)}
+
+    @torch.no_grad()
+    def ask(count: int) -> None:
+        held_out_probabilities(nn.Identity(), inputs[count], [learner], CPU)
+
+    assert 4000 <= need_of(ask, 600).input_bytes < 6000
+
+
 @pytest.mark.slow
 def test_the_network_answers_no_more_inputs_at_a_time_than_memory_holds(
     monkeypatch: pytest.MonkeyPatch,

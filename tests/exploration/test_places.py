@@ -82,6 +82,26 @@ def test_found_blocks_that_caches_cannot_read_are_left_out_and_named_ones_are_no
     )
 
 
+class LengthFirst(nn.Module):
+    """Its blocks pass on tensors [length, batch, width], as XLNet's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x.transpose(0, 1)).mean(0))
+
+
+def test_a_network_of_whose_blocks_caches_can_read_none_has_its_input() -> None:
+    network, example = LengthFirst().eval(), torch.randn(2, 5, 8)
+    places = find_places(network, None, example, READING)
+    assert places.names == ("input",)
+    assert places.note.startswith("left out encoder.layers.0, encoder.layers.1: caches read float32 tensors")
+    assert find_places(network, None, example, NOT_READING).names == ("encoder.layers.0", "encoder.layers.1")
+
+
 def test_a_module_called_input_keeps_its_name() -> None:
     example = torch.randn(2, 1, 8, 8)
     places = find_places(Named(), None, example, READING)

@@ -76,7 +76,7 @@ def _short() -> Iterator[None]:
     """Networks so small cost what calls cost: here what is measured decides nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gati.exploration.candidates.lookup_at_lengths", lambda *_: 1e-3)
-        patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
+        patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 160)
         quick_selectors(patch)
         yield
 
@@ -220,8 +220,9 @@ def test_one_with_a_new_head_learns_and_is_the_same_for_the_same_seed(
 
 
 def test_one_that_uses_a_block_twice_is_kept_and_trained_further(
-    given: dict[str, Any], tmp_path: Path
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 10)
     network = fitted_on_digits(Looped, Looped.preprocessing, seed=0, steps=120)
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     save_file(state, tmp_path / "net.safetensors")

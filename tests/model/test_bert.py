@@ -85,6 +85,12 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     assert load_model(tmp_path).checkpoint_sha256 == loaded.checkpoint_sha256
 
 
+def test_a_folder_whose_classes_have_no_names_names_none(tmp_path: Path) -> None:
+    """They kept the data's own names from being used: answers were called LABEL_1."""
+    folder(tmp_path, id2label={str(number): f"LABEL_{number}" for number in range(3)})
+    assert load_model(tmp_path).class_names is None
+
+
 def test_padding_changes_no_class_score(tmp_path: Path) -> None:
     network = load_model(folder(tmp_path)).module
     other = torch.where(MASK != 0, IDS, 7)

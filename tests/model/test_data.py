@@ -324,6 +324,37 @@ def test_a_rotation_in_exif_is_applied_by_no_verb(tmp_path: Path) -> None:
     assert sent.shape == [1, 5, 4, 3] and bytes(sent.data) == pixels.tobytes()
 
 
+def test_links_to_pictures_and_folders_are_followed(tmp_path: Path) -> None:
+    """As by torchvision's ImageFolder: what a linked folder holds was left out without a word."""
+    folder, elsewhere = write_folder(tmp_path / "val"), write_folder(tmp_path / "elsewhere", (4, 5))
+    (folder / "cat" / "more").symlink_to(elsewhere / "cat")
+    (folder / "owl").symlink_to(elsewhere / "dog")
+    (folder / "dog" / "linked.png").symlink_to(elsewhere / "dog" / "0.png")
+    data = load_data(folder, PLAIN)
+    assert data.class_names == ("cat", "dog", "owl")
+    assert data.labels is not None and np.bincount(data.labels).tolist() == [6, 4, 3]
+    assert len(data.identities) == 13
+
+
+@pytest.mark.parametrize("place", ["cat/9.png", "owl"])
+def test_a_link_that_leads_nowhere_is_one_line(place: str, tmp_path: Path) -> None:
+    """With a class folder passed over, the others would be numbered as before, and its inputs be missing."""
+    link = write_folder(tmp_path / "val") / place
+    link.symlink_to(tmp_path / "not mounted")
+    assert error_of(tmp_path / "val") == (
+        f"data: cannot read {link} (No such file or directory); check where links lead"
+    )
+
+
+def test_a_link_to_a_folder_that_holds_it_is_one_line(tmp_path: Path) -> None:
+    """What is there would be found again at each turn."""
+    link = write_folder(tmp_path / "val") / "cat" / "all"
+    link.symlink_to(tmp_path / "val")
+    assert error_of(tmp_path / "val") == (
+        f"data: cannot read {link} (Too many levels of symbolic links); check where links lead"
+    )
+
+
 def test_pictures_next_to_a_folder_without_any_are_unlabelled(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "val") / "cat"
     (folder / "notes").mkdir()

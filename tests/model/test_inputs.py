@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from gati.errors import DataError, GatiError, ModelError
 from gati.model.data import load_data
 from gati.model.inputs import TensorInputs
 from gati.model.load import LoadedModel, load_model
-from gati.model.packed import fit_tensors, packed
+from gati.model.packed import fit_tensors, fit_text, packed
 from gati.model.preprocess import Preprocessing
+from gati.model.text import TextTokens
 from tests.token_networks import CLASSES, LENGTH, VOCABULARY, Transformer, sentences
 
 HERE = "tests.token_networks"
@@ -185,6 +187,39 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, An
         fit_tensors(loaded, data.tensors, "--data")
     assert message in str(refused.value) and "\n" not in str(refused.value)
     assert isinstance(refused.value, (DataError, ModelError)) and refused.value.exit_status == 2
+
+
+class EndsOfText(Transformer):
+    """Requires as many ends of text, which have id 1, of every input of a batch, as T5 and BART do."""
+
+    least = 0
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        ends = (input_ids == 1).sum(1)
+        if len(ends.unique()) > 1 or int(ends.min()) < self.least:
+            raise ValueError("all examples must have the same number of ends")
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_network_that_requires_certain_ids_is_not_said_to_take_short_texts_alone(least: int) -> None:
+    """It was told the length at which random ids happened to do, and texts were cut to that."""
+    arrays = {"input_ids": np.where(IDS == 1, 2, IDS), "attention_mask": MASK}
+    arrays["input_ids"][:, 0] = 1
+    inputs = TensorInputs.of(arrays, "--data")
+    network = EndsOfText()
+    network.least, network.encoder.use_nested_tensor = least, False
+    loaded = replace(load_model(f"{HERE}:small"), module=network.eval(), source="mine")
+    few = torch.from_numpy(inputs.pack(arrays, "--data"))[:2]
+    with pytest.raises(ModelError) as refused:
+        fit_tensors(loaded, inputs, "--data", few)
+    assert str(refused.value).startswith(
+        "mine takes the inputs of --data, but not others of the same shapes (ValueError: all examples must"
+    )
+    text = TextTokens("", 64, path="tokenizer.json")
+    given = replace(loaded, preprocessing=replace(loaded.preprocessing, text=text))
+    found = fit_text(given).preprocessing.text
+    assert found is not None and found.length == LENGTH
 
 
 @pytest.mark.parametrize(

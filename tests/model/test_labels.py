@@ -45,6 +45,39 @@ def test_as_many_folders_as_classes_are_the_classes(tmp_path: Path) -> None:
     assert names_of_classes(2, ("Katze", "Hund"), data) == ("Katze", "Hund")
 
 
+OF_TRANSFORMERS = """
+from types import SimpleNamespace
+from torch import nn
+
+def net():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    network.config = SimpleNamespace(id2label=NAMES)
+    return network
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "labels"),
+    [
+        ({0: "dog", 1: "cat"}, ("dog", "cat"), [1, 0]),
+        ({1: "cat", 0: "dog"}, ("dog", "cat"), [1, 0]),
+        ({0: "LABEL_0", 1: "LABEL_1"}, None, [0, 1]),
+        ({0: "dog", 2: "cat"}, None, [0, 1]),
+        ("dog", None, [0, 1]),
+    ],
+    ids=["in order", "in another order", "unnamed", "with a gap", "no map"],
+)
+def test_names_in_the_config_of_a_network_of_transformers_are_its_classes(
+    tmp_path: Path, names: object, expected: tuple[str, ...] | None, labels: list[int]
+) -> None:
+    """Else folders, whose order is that of the alphabet, would count as its classes in its order."""
+    (tmp_path / "own.py").write_text(OF_TRANSFORMERS.replace("NAMES", repr(names)))
+    known = load_model(f"{tmp_path / 'own.py'}:net").class_names
+    assert known == expected
+    data = folder(tmp_path / "val", "cat", "dog")
+    assert labels_of(fit_labels(data, 2, names_of_classes(2, known, data)).data) == labels
+
+
 def test_fewer_folders_than_classes_are_not(tmp_path: Path) -> None:
     data = folder(tmp_path / "val", "dog", "cat")
     fitted = fit_labels(data, 1000)

@@ -13,6 +13,7 @@ from torch import nn
 
 from gati import zoo
 from gati.errors import CheckpointError, ModelError
+from gati.model import source
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
@@ -220,6 +221,44 @@ def test_a_users_callable_with_other_classes_is_an_error_with_both_shapes(tmp_pa
         load_model(f"{HERE}:tiny", tmp_path / "seven.pth")
 
 
+LAZY = """
+from torch import nn
+
+tries = []
+
+def net():
+    tries.append(1)
+    if len(tries) == 1:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'ViTForImageClassification'") from error
+    return nn.Linear(4, 2)
+"""
+
+
+def test_code_that_imports_torchvision_itself_finds_its_operators_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `transformers` does when a class is first used, with an error of its own."""
+    declared: list[str] = []
+
+    class Declared:
+        def __init__(self, *_: str) -> None:
+            pass
+
+        def define(self, schema: str) -> None:
+            declared.append(schema)
+
+    monkeypatch.setattr(torch.library, "Library", Declared)
+    monkeypatch.setattr(source, "_held_libraries", [])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])  # they come back
+    (tmp_path / "lazy.py").write_text(LAZY)
+    assert isinstance(load_model(f"{tmp_path / 'lazy.py'}:net").module, nn.Linear)
+    assert [schema.partition("(")[0] for schema in declared] == ["nms", "qnms"]
+
+
 def test_torchvision_networks_come_with_their_preprocessing_and_classes() -> None:
     pytest.importorskip("PIL")
     loaded = load_model("torchvision:mobilenet_v3_small")
@@ -279,10 +318,10 @@ def test_public_checkpoints_classify_real_images(network: str, file: str) -> Non
     data = load_data(SHARED / "cifar10" / "cifar10_val.npz", loaded.preprocessing)
     with torch.inference_mode():
         answers = torch.cat(
-            [loaded.module(data.images(slice(i, i + 250))).argmax(1) for i in range(0, 1000, 250)]
+            [loaded.module(data.images(slice(i, i + 200))).argmax(1) for i in range(0, 400, 200)]
         )
     assert data.labels is not None
-    assert np.mean(answers.numpy() == data.labels[:1000]) > 0.91
+    assert np.mean(answers.numpy() == data.labels[:400]) > 0.89
 
 
 def test_files_are_remembered_by_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
