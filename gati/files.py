@@ -10,11 +10,13 @@ import errno
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from gati.errors import StorageError
 
@@ -25,8 +27,9 @@ _MOST_LINKS = 40  # as in Linux; more are a loop
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file next to `path`, flush it to disk, then rename it into place.
 
-    A symbolic link stays one: what it leads to is written. A device or pipe is written to directly; to an
-    open file of this process, such as `/dev/stdout`, the text is added where its next output would be.
+    The file keeps the permissions of the old one; a new one has those of the user's umask. A symbolic link
+    stays one: what it leads to is written. A device or pipe is written to directly; to an open file of this
+    process, such as `/dev/stdout`, the text is added where its next output would be.
 
     **Raises:** `StorageError` when the disk is full or the folder is not writable.
     """
@@ -39,13 +42,14 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(descriptor)
+        temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
         try:
-            write(Path(temporary))
+            write(temporary)
             with open(temporary, "rb+") as handle:
                 os.fsync(handle.fileno())
-            os.chmod(temporary, 0o644)
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
             os.replace(temporary, path)
             _flush_folder(path.parent)
         finally:

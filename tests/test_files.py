@@ -93,6 +93,22 @@ def test_the_system_error_is_where_safetensors_writes_it(tmp_path: Path) -> None
         atomic_write(tmp_path / "cache.safetensors", nowhere)
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_a_new_file_is_for_whom_the_user_wants_it_to_be_and_a_written_one_stays_so(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("{}")
+    old.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        for path in (new, old):
+            atomic_write_text(path, "[]")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (new, old)] == [mode, 0o640]
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "elsewhere" / "results.json", tmp_path / "results.json"
     target.parent.mkdir()

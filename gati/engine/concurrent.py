@@ -108,10 +108,11 @@ class ConcurrentEngine:
     def submit(self, x: Tensor) -> Future[Prediction]:
         """Submit one preprocessed input [1, ...] and return a future of its answer.
 
-        The input of a cancelled future is dropped at the next segment. Raises DataError as the engine does
-        and for several inputs, and BackendError before `start`, after `close`, and in a forked process.
+        The input is copied: the caller may change it while it waits. That of a cancelled future is dropped at
+        the next segment. Raises DataError as the engine does and for several inputs, and BackendError before
+        `start`, after `close`, and in a forked process.
         """
-        x = self._engine.checked(x)
+        given, x = x, self._engine.checked(x)
         if len(x) != 1:
             raise DataError(f"{len(x)} inputs in one tensor; submit each of them: engine.submit(x[:1])")
         if os.getpid() != self._process:
@@ -119,6 +120,8 @@ class ConcurrentEngine:
                 "this engine was started in another process, whose workers a forked one does not have; open "
                 "one in this process"
             )
+        if x.data_ptr() == given.data_ptr():
+            x = x.clone()
         request = _Request((x,), x)
         with self._changed:
             if self._closing:

@@ -21,7 +21,7 @@ class ReservedCores:
         self._cores: set[int] = set()
         self._threads = self._left = 0  # of torch: before, and while cores are reserved
         self._owed = False  # another thread has released, but each can only set its own number of threads
-        self._changes = threading.Lock()
+        self._changes = threading.RLock()  # lookups may be collected, and release, while others reserve
 
     @property
     def cores(self) -> set[int]:
@@ -40,7 +40,8 @@ class ReservedCores:
     def remove(self, lookups: object) -> None:
         """Give back what only `lookups` reserved; in another thread, all but torch threads."""
         with self._changes:
-            del self._shares[lookups]
+            if self._shares.pop(lookups, None) is None:
+                return
             if self._thread is not threading.current_thread():
                 self._owed = True
                 if self._thread.is_alive():

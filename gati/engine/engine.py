@@ -81,7 +81,9 @@ class Engine:
         self._graphs, self._threads = graphs, threads or torch.get_num_threads()
         self.lookup_cores = lookup_cores
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
-        with traced.alone():  # segments and lookups are checked on an example
+        self._alone = traced.alone()
+        self._kind = traced.device.type
+        with self._alone, torch.autocast(self._kind, enabled=False):  # lookups are checked on an example
             self._path = path_for(
                 backend, traced, self.exits, outputs_kind, graphs, self._threads, lookup_cores
             )
@@ -106,7 +108,13 @@ class Engine:
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
 
     def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
-        """Call `ask` once per length, with the rows of `x` [B, ...] cut to it; answers are in row order."""
+        """Call `ask` once per length, with the rows of `x` [B, ...] cut to it; answers are in row order.
+
+        The caller's autocast is off meanwhile: answers are certified, and latencies measured, without it.
+        """
+        if torch.is_autocast_enabled(self._kind):
+            with torch.autocast(self._kind, enabled=False):
+                return self._by_length(x, ask)
         x = self.checked(x)
         if not len(x):  # many networks cannot run without rows
             return []
@@ -142,7 +150,7 @@ class Engine:
 
     def _answers(self, x: Tensor, one: Callable[[Tensor], Answer]) -> list[Prediction]:
         """Answers to checked inputs of one length."""
-        with torch.inference_mode(), self.traced.alone():
+        with torch.inference_mode(), self._alone:
             if x.shape[0] == 1:
                 return [self.prediction(*one(x))]
             pieces = self._path.pieces(early=True)
@@ -159,7 +167,7 @@ class Engine:
         return self._by_length(x, Engine._base_answers)
 
     def _base_answers(self, x: Tensor) -> list[Prediction]:
-        with torch.inference_mode(), self.traced.alone():
+        with torch.inference_mode(), self._alone:
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
     def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
@@ -172,7 +180,7 @@ class Engine:
 
     def _reference_classes(self, x: Tensor) -> Tensor:
         changes_input = self.traced.changes_input
-        with torch.inference_mode(), self.traced.alone():
+        with torch.inference_mode(), self._alone:
             x = self.to_run_on(x)
             scores = settled_scores(self.traced.base, x, self._tolerance, changes_input=changes_input)
             return scores.argmax(1)
@@ -263,7 +271,7 @@ class Engine:
         self.close()
 
     def checked(self, x: Tensor) -> Tensor:
-        """Check `x` [B, ...] and return it on the network's device.
+        """Check `x` [B, ...] and return it on the network's device, contiguous and without gradients.
 
         An engine of several lengths also pads it to the longest one. With a faster path for single requests
         (see `replays`), a single request stays on its device. Raises as `__call__`.
@@ -287,6 +295,8 @@ class Engine:
                 f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
                 "with engine.preprocessing"
             )
+        if x.requires_grad or not x.is_contiguous():  # for other strides kernels round differently
+            x = x.detach().contiguous()
         if self._tensors is not None and x.device.type == "cpu":
             self._tensors.check(x.numpy())
         if self._path.replays and x.shape[0] == 1:
@@ -306,7 +316,8 @@ class Engine:
         probabilities = scores[0].cpu()
         if self.traced.changes_itself:  # they may lie in its own tensors, which the next request overwrites
             probabilities = probabilities.clone()
-        index = int(probabilities.argmax())
+        known = probabilities.float() if probabilities.dtype == torch.bfloat16 else probabilities
+        index = int(known.numpy().argmax())  # torch's own takes some microseconds longer
         name = None if self.class_names is None else self.class_names[index]
         return Prediction(index, probabilities, exit, self.version, name)
 

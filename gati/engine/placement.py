@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import NamedTuple, Self
@@ -131,7 +132,7 @@ class WorkerLookups(ParallelLookups):
         self._work: _Work | None = None
         self._thread: threading.Thread | None = None
         self._reserved: ReservedCores | None = None  # of the thread that called `open`
-        self._started = threading.Event()
+        self._end: Callable[[], object] | None = None  # stops the worker and releases the cores
         self._best_s: dict[Lookup, float] = {}
 
     def open(self) -> None:
@@ -140,25 +141,26 @@ class WorkerLookups(ParallelLookups):
             return
         reserved = reserved_here()
         _, theirs = divided(reserved.cores, self.cores)
-        self._started.clear()
-        thread = threading.Thread(target=self._serve, args=(theirs,), name="gati-lookup", daemon=True)
+        started = threading.Event()
+        work = (self._inbox, theirs, started)
+        thread = threading.Thread(target=_serve, args=work, name="gati-lookup", daemon=True)
         thread.start()
         self._thread = thread
-        self._started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
+        share = object()
+        self._end = end = weakref.finalize(self, _end, self._inbox, reserved, share)
+        end.atexit = False  # the process takes both with it
+        started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
         self._reserved = reserved
-        reserved.add(self, self.cores)
+        reserved.add(share, self.cores)
 
     def close(self) -> None:
-        """Stop the worker and release the cores."""
-        if self._thread is None:
+        """Stop the worker and release the cores; this also happens when nothing refers to this any more."""
+        if self._thread is None or self._end is None:
             reserved_here().settle()
             return
-        self._inbox.put(None)
+        self._end()
         self._thread.join()
-        self._thread = None
-        if self._reserved is not None:
-            self._reserved.remove(self)
-            self._reserved = None
+        self._thread = self._reserved = self._end = None
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -198,18 +200,25 @@ class WorkerLookups(ParallelLookups):
             return found
         raise found or RuntimeError("the lookup gave no answer")
 
-    def _serve(self, cores: set[int]) -> None:
-        try:
-            pin(cores)
-            limit_threads(len(cores))
-        finally:
-            self._started.set()  # else `open` would wait for ever
-        with torch.inference_mode():
-            while (work := self._inbox.get()) is not None:
-                if work.wanted:
-                    work.run()
-                    work.done.release()
-                del work  # free its hidden output before the next one arrives
+
+def _end(inbox: SimpleQueue[_Work | None], reserved: ReservedCores, share: object) -> None:
+    inbox.put(None)
+    reserved.remove(share)
+
+
+def _serve(inbox: SimpleQueue[_Work | None], cores: set[int], started: threading.Event) -> None:
+    """The worker's loop; it knows nothing of its `WorkerLookups`, so that these can be collected."""
+    try:
+        pin(cores)
+        limit_threads(len(cores))
+    finally:
+        started.set()  # else `open` would wait for ever
+    with torch.inference_mode():
+        while (work := inbox.get()) is not None:
+            if work.wanted:
+                work.run()
+                work.done.release()
+            del work  # free its hidden output before the next one arrives
 
 
 class StreamLookups(ParallelLookups):
@@ -224,7 +233,7 @@ class StreamLookups(ParallelLookups):
         if self._stream is not None:
             return
         self._stream = torch.cuda.Stream(self._device)
-        self._score = torch.empty(1, pin_memory=True)
+        self._score: Tensor | None = None
         self._probabilities: Tensor | None = None
         self._produced, self._done = cuda_event(), cuda_event()
         self._marks = [cuda_event() for _ in range(_BLOCKS_AHEAD)]
@@ -243,10 +252,8 @@ class StreamLookups(ParallelLookups):
         with torch.cuda.stream(stream):
             stream.wait_event(self._produced)
             probabilities, score = lookup(hidden)
-            if self._probabilities is None or self._probabilities.shape != probabilities.shape:
-                self._probabilities = torch.empty(probabilities.shape, pin_memory=True)
-            self._probabilities.copy_(probabilities, non_blocking=True)
-            self._score.copy_(score, non_blocking=True)
+            self._probabilities = _sent(probabilities, self._probabilities)
+            self._score = _sent(score, self._score)
             self._done.record(stream)
         hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
 
@@ -257,7 +264,7 @@ class StreamLookups(ParallelLookups):
     def answer(self) -> Answer:
         """Wait for the second stream only, not for work that is still queued on the first one."""
         self._done.synchronize()
-        if self._probabilities is None:
+        if self._probabilities is None or self._score is None:
             raise RuntimeError("no lookup was submitted")
         return Answer(self._probabilities.clone(), self._score.item())
 
@@ -274,6 +281,14 @@ class StreamLookups(ParallelLookups):
         if self._stream is None:
             raise RuntimeError("open the stream first")
         return self._stream
+
+
+def _sent(source: Tensor, host: Tensor | None) -> Tensor:
+    """Queue a copy of `source` to pinned memory, that of an earlier copy if it fits; returns the memory."""
+    if host is None or (host.shape, host.dtype) != (source.shape, source.dtype):
+        # whatever device and dtype are the program's defaults
+        host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
+    return host.copy_(source, non_blocking=True)
 
 
 def cuda_event(*, timing: bool = False) -> torch.cuda.Event:

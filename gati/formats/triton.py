@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import onnx
 from onnx import TensorProto
@@ -62,8 +62,8 @@ def write_model_folder(
     """
     check_new(folder)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
+        unfinished = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.part")
+        unfinished.mkdir(parents=True)
     except OSError as error:
         raise StorageError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
     try:
@@ -73,7 +73,6 @@ def write_model_folder(
         if class_names is not None:
             lines = [" ".join(class_name.split()) for class_name in class_names]
             atomic_write_text(unfinished / "labels.txt", "\n".join(lines) + "\n")
-        unfinished.chmod(0o755)
         os.rename(unfinished, folder)
     except OSError as error:
         raise StorageError(f"cannot write {folder}: {error.strerror}; choose another folder") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
+from subprocess import PIPE
 
 import onnx
 import pytest
@@ -94,13 +96,15 @@ def test_what_cannot_be_sent_is_converted_here(here: Apart) -> None:
     onnx.checker.check_model(assemble(found, "network", convert=Converter()))
 
 
-def test_one_that_has_ended_is_started_again(here: Apart) -> None:
+def test_one_that_has_ended_is_started_again(here: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = stages().segments[0]
     first = here.convert(piece.module, piece.example, "piece")
-    assert here._process is not None
-    here._process.kill()
+    running, here._process = here._process, subprocess.Popen(["true"], stdin=PIPE, stdout=PIPE)
     here._process.wait()
+    started: list[object] = []
+    monkeypatch.setattr(apart, "_started", lambda: started.append(running) or running)  # it takes seconds
     assert here.convert(piece.module, piece.example, "piece") == first
+    assert started == [running] and here._process is running
 
 
 def test_work_in_the_background_converts_apart_and_leaves_no_process(not_here: None) -> None:

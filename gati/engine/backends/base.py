@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from gati.engine.exits import EngineExit, Lookup
-from gati.errors import BackendError, GatiError, StorageError, first_line
+from gati.errors import BackendError, GatiError, StorageError, first_line, one_line
 from gati.files import atomic_write_bytes
 from gati.model.cuts import Segment
 from gati.model.segments import TracedModel
@@ -200,6 +201,17 @@ class GraphBackend(Backend):
     @abstractmethod
     def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """Compile a model for a number of threads, torch's current one if None."""
+
+
+def imported(package: str) -> Any:
+    """The package of a runtime. Raises BackendError if it is there but cannot be imported."""
+    try:
+        return import_module(package)
+    except Exception as error:  # a library that is missing or too old raises ImportError, OSError and others
+        raise BackendError(
+            f"the package {package} is installed, but cannot be imported ({one_line(error)}); install it "
+            "again, or choose another --backend"
+        ) from error
 
 
 def _read(kept: FilePath) -> bytes | None:

@@ -92,7 +92,7 @@ class CudaDevice:
     def pinned(self, like: Tensor) -> Tensor:
         """As `Device.pinned`."""
         with torch.inference_mode(False):
-            return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+            return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
 
     def capture(
         self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gati.engine.backends.base import Graph, GraphBackend, register_backend
+from gati.engine.backends.base import Graph, GraphBackend, imported, register_backend
 from gati.engine.graph.stages import INPUT, OUTPUTS
 from gati.errors import BackendError
 
@@ -45,8 +45,7 @@ class OnnxRuntimeBackend(GraphBackend):
 
     def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`."""
-        import onnxruntime
-
+        onnxruntime = imported("onnxruntime")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3

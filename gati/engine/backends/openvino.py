@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gati.engine.backends.base import Graph, GraphBackend, register_backend
+from gati.engine.backends.base import Graph, GraphBackend, imported, register_backend
 from gati.engine.exits import EngineExit
 from gati.engine.threads import takes_every_core
 from gati.errors import BackendError
@@ -39,18 +40,16 @@ class _OpenVinoGraph(Graph):
         self._idle = [self._slot()]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """As `Graph.answer`; returns a copy, since the slot's tensors are reused."""
+        """As `Graph.answer`. What `infer` returns are copies, so the slot's tensors may be used again."""
         try:
             slot = self._idle.pop()  # atomic, like `append`: two threads never get the same slot
         except IndexError:
             slot = self._slot()
         array, request = slot
         np.copyto(array, x.numpy())
-        request.infer()
-        probabilities = torch.from_numpy(request.get_output_tensor(0).data.copy())
-        exit = int(request.get_output_tensor(1).data[0])
+        probabilities, exit, _ = request.infer().to_tuple()
         self._idle.append(slot)  # not after a failure, which leaves its state unknown
-        return probabilities, exit
+        return torch.from_numpy(probabilities), int(exit[0])
 
     def _slot(self) -> _Slot:
         import openvino
@@ -112,7 +111,9 @@ class OpenVinoBf16Backend(OpenVinoBackend):
     @classmethod
     def installed(cls) -> bool:
         """Whether the packages are installed and the processor computes in bfloat16."""
-        return super().installed() and _computes_in("BF16")
+        with suppress(BackendError):  # a broken installation, of which running a network tells
+            return super().installed() and _computes_in("BF16")
+        return False
 
 
 @register_backend("openvino-int8")
@@ -167,6 +168,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
 
 
 def _computes_in(kind: str) -> bool:
+    """Whether the processor computes in `kind`. Raises BackendError as `core`."""
     return kind in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
@@ -174,9 +176,7 @@ _CORES: list[Any] = []
 
 
 def core() -> Any:
-    """The process's OpenVINO runtime, which owns the thread pools."""
+    """The process's OpenVINO runtime, which owns the thread pools. Raises BackendError as `imported`."""
     if not _CORES:
-        import openvino
-
-        _CORES.append(openvino.Core())
+        _CORES.append(imported("openvino").Core())
     return _CORES[0]

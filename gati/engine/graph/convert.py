@@ -14,7 +14,7 @@ import torch
 from gati.engine.graph.apart import process_apart
 from gati.engine.graph.operators import one_table_of_operators
 from gati.engine.graph.pooling import without_adaptive_pooling
-from gati.engine.graph.quiet import quiet
+from gati.engine.graph.silence import silenced
 from gati.engine.graph.stages import GraphStage
 from gati.errors import ModelError, one_line
 
@@ -89,7 +89,7 @@ def _parsed(model: bytes) -> onnx.ModelProto:
 def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
     """Convert a stage's module in this process. Raises `ModelError` as `to_piece`."""
     try:
-        with quiet(*_LOGGERS), one_table_of_operators(), contextlib.redirect_stdout(io.StringIO()):
+        with silenced(*_LOGGERS), one_table_of_operators(), contextlib.redirect_stdout(io.StringIO()):
             program = without_adaptive_pooling(torch.export.export(module, example, strict=False))
             converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     except Exception as error:  # torch raises many unrelated types

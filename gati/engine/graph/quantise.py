@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from gati.engine.exits import EngineExit
-from gati.engine.graph.quiet import quiet
+from gati.engine.graph.silence import silenced
 from gati.engine.graph.stages import float32_at_least
 
 _NEVER = 1e30
@@ -62,7 +62,7 @@ def quantised(model: bytes, calibration: Tensor) -> Quantised:
     rows = calibration.numpy()
     inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _MOST_INPUTS))])
     unseen = io.StringIO()  # progress bars and advice
-    with quiet("nncf"), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
+    with silenced("nncf"), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
         result = nncf.quantize(
             Core().read_model(model=model),
             inputs,

@@ -25,7 +25,7 @@ from torch import Tensor
 from gati.engine.graph.biases import Floats, correct_biases
 from gati.engine.graph.convert import Converter
 from gati.engine.graph.integers import sums_are_exact
-from gati.engine.graph.quiet import quiet
+from gati.engine.graph.silence import silenced
 from gati.engine.graph.stages import GraphStage, GraphStages
 from gati.errors import StorageError
 from gati.files import atomic_write_bytes
@@ -133,7 +133,7 @@ def _quantised(
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     moving = {"CalibMovingAverage": True, "CalibMovingAverageConstant": _SHARE_OF_AN_INPUT}
-    with TemporaryDirectory() as folder, quiet(""):
+    with TemporaryDirectory() as folder, silenced(""):
         given, result = Path(folder) / "given.onnx", Path(folder) / "quantised.onnx"
         onnx.save(model, given)
         quantize_static(

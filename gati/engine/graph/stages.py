@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -156,10 +156,10 @@ def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Graph
 
 def float32_at_least(threshold: float) -> float:
     """The smallest float32 >= `threshold`: comparing float32 scores with either gives the same result."""
-    nearest = torch.tensor(threshold, dtype=torch.float64).float()
-    if nearest.double().item() < threshold:
-        nearest = torch.nextafter(nearest, torch.tensor(math.inf))
-    return nearest.item()
+    with np.errstate(over="ignore"):  # to infinity
+        nearest = np.float32(threshold)
+    exact = float(nearest) >= threshold
+    return float(nearest if exact else np.nextafter(nearest, np.float32(np.inf)))
 
 
 def _as_float32(tensor: Tensor) -> Tensor:
@@ -168,4 +168,4 @@ def _as_float32(tensor: Tensor) -> Tensor:
 
 def _plain(tensor: Tensor) -> Tensor:
     """A contiguous copy outside inference mode, as exporters require."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -12,7 +12,7 @@ _ALONE = threading.RLock()  # warning filters and levels belong to the process
 
 
 @contextmanager
-def quiet(*loggers: str) -> Iterator[None]:
+def silenced(*loggers: str) -> Iterator[None]:
     """Hide warnings, and what these loggers have to say below errors; "" is the root logger.
 
     One thread at a time is inside.

@@ -7,7 +7,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from gati.engine.graph.quiet import quiet
+from gati.engine.graph.silence import silenced
 from tests.waiting import LONG_S
 
 
@@ -16,13 +16,13 @@ def test_what_threads_hide_at_the_same_time_is_shown_again() -> None:
     before, level = list(warnings.filters), logging.getLogger("gati.loud").level
 
     def first() -> None:
-        with quiet("gati.loud"):
+        with silenced("gati.loud"):
             entered.set()
             leave.wait(0.1)  # the second would enter meanwhile
 
     def second() -> None:
         assert entered.wait(LONG_S)
-        with quiet("gati.loud"), quiet("gati.loud"):
+        with silenced("gati.loud"), silenced("gati.loud"):
             leave.set()
             threading.Event().wait(0.1)  # the first would leave meanwhile
 
