@@ -11,6 +11,7 @@ from gati.composition.costs import CostedLibrary, on_backend
 from gati.composition.networks import network_times
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
+from gati.costs.hardware import is_from_here, processor_name
 from gati.errors import BackendError, DataError, ModelError
 from gati.exploration.library import Library
 
@@ -28,21 +29,28 @@ def choose_backend(
     """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
 
     The fastest backend is the one that runs the base model in the least time, since exits save about the same
-    share on each; one that fails is left out. If nothing was measured before and the model cannot be loaded,
-    the backend stays the one that `explore` measured. Raises BackendError for a backend that is unknown or
-    not installed, and, for one requested by name, if it fails, and as `load_model`.
+    share on each; one that fails is left out. What `explore` measured on another processor, or with another
+    number of threads, is measured again here; it is used only where the model cannot be loaded. Raises
+    BackendError for a backend that is unknown or not installed, and, for one requested by name, if it fails,
+    and as `load_model`.
     """
     measured, name = library.manifest.profile, settings.backend
     pieces = pieces or Pieces(library)
-    explored = _explored_as_asked(library, settings)
-    if name != "auto" and not (explored and name == measured.backend):
-        return on_backend(library, name, progress=progress, pieces=pieces, explored=explored)
+    explored = _explored_counts(library, settings)
+    if name != "auto":
+        try:
+            return on_backend(library, name, progress=progress, pieces=pieces, explored=explored)
+        except (BackendError, ModelError) as error:
+            if name != measured.backend or settings.threads is not None:
+                raise
+            _log.warning("the latencies are those that explore measured elsewhere: %s", error)
+            return library
     try:
         base_ms = network_times(library, _others(library, settings, pieces), pieces)
     except (BackendError, ModelError) as error:
         _log.warning("no backend is tried but %s, on which explore measured: %s", measured.backend, error)
         return library
-    names = {measured.backend: measured.base_ms} if explored else {}
+    names = {measured.backend: measured.base_ms}  # as measured here, where it was measured again
     names |= {name: base_ms[name] for name in base_ms if _float32(name)}
     for fastest in sorted(names, key=names.__getitem__):
         try:
@@ -63,13 +71,23 @@ def backends_to_time(library: Library, settings: Settings) -> list[str]:
     return [own, *(name for name in others if name != own and _tries_all(settings))]
 
 
-def _explored_as_asked(library: Library, settings: Settings) -> bool:
-    """Whether `explore` measured with the number of threads that is asked for, or none is."""
-    if settings.threads is None:
+def _explored_counts(library: Library, settings: Settings) -> bool:
+    """Whether the latencies that `explore` measured are used, and not measured again.
+
+    They are if they hold for this processor and number of threads. They are anyway for a GPU that is not
+    here, and, unless a number of threads is asked for, where nothing is measured: for the published
+    objectives, and for overlapped lookups, which `explore` alone measures.
+    """
+    profile = library.manifest.profile
+    if not processor_name(profile.device):
         return True
+    if settings.threads is None and (settings.objective != "exact" or settings.placement == "overlapped"):
+        return True
+    if settings.threads is None and profile.device != "cpu":  # threads of the CPU do not run the network
+        return is_from_here(profile)
     import torch
 
-    return library.manifest.profile.threads == torch.get_num_threads()
+    return is_from_here(profile) and profile.threads == torch.get_num_threads()
 
 
 def reduced_precisions(
@@ -120,7 +138,7 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     """
     from gati.engine.backends import BACKENDS
 
-    own = [] if _explored_as_asked(library, settings) else [library.manifest.profile.backend]
+    own = [] if _explored_counts(library, settings) else [library.manifest.profile.backend]
     if not _tries_all(settings):
         return own
     checkable = _checkable(pieces)

@@ -8,16 +8,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gati.composition.backends import choose_backend, reduced_precisions
-from gati.composition.binomial import check_confidence
-from gati.composition.candidates import has_placement
 from gati.composition.certified import Proposal, TooCoarseError, plan_uncertified, propose
 from gati.composition.composition import Composition, Objective
 from gati.composition.costs import CostedLibrary, disturbance, other_processor
 from gati.composition.further import Further, conclude, further_inputs
 from gati.composition.ledger import enter_use
+from gati.composition.networks import disturbed_comparison
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
 from gati.composition.plans import (
@@ -27,18 +26,18 @@ from gati.composition.plans import (
     placement_rank,
     plan_published,
 )
+from gati.composition.preconditions import check_library, check_settings, placements
 from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
-from gati.composition.solvers import check_solver
 from gati.composition.stored_graphs import graph_folder, remove_unused_graphs
 from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_published
-from gati.errors import BackendError, CompositionError
+from gati.errors import CompositionError
 from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, Library
-from gati.types import NAME_RULE, Placement, Trial, is_name
-from gati.units import format_bytes, parse_bytes
+from gati.types import Placement
+from gati.units import parse_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +83,10 @@ def compose(
     count only if their answers differ. The network and the caches must still exist to answer them. Each such
     command is an attempt that shares delta with all other attempts on the library, like `certify`.
 
-    `threads` is the number of threads that torch uses while latencies are measured, the current one if None.
-    "auto" times the plain network with several and takes the fastest. `Composition.measured_on` records it.
+    `threads` is the number of threads that torch uses while latencies are measured. None is that of
+    `explore`, or, where this processor is another one, has fewer cores or OMP_NUM_THREADS is set, the current
+    one. "auto" times the plain network with several and takes the fastest. `Composition.measured_on` records
+    it.
 
     Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
     """
@@ -104,6 +105,7 @@ def compose(
     )
     check_settings(settings)
     opened = Library.open(directory)
+    check_library(opened, settings)
     further = None if certify_data is None else _further(opened, certify_data, settings)
     pieces = Pieces(opened)
     with using_threads(wanted_threads(opened, settings, pieces)):
@@ -181,7 +183,7 @@ def compose_best(
     with the certify split. Nothing is written. Raises as `compose`.
     """
     check_settings(settings)
-    check_memory(library.trials, settings.memory_limit_bytes)
+    check_library(library, settings)
     if not others or settings.objective != "exact":
         return library, compose_library(library, settings, further=further, share=share)
     if settings.confidence is None:
@@ -232,7 +234,7 @@ def compose_library(
 ) -> Composition:
     """Choose caches from an open library; nothing is written. Raises as `compose`."""
     check_settings(settings)
-    check_memory(library.trials, settings.memory_limit_bytes)
+    check_library(library, settings)
     return to_composition(library, settings, plan(library, settings, further, share), clock())
 
 
@@ -273,27 +275,20 @@ def plan(
     library: Library, settings: Settings, further: Further | None = None, share: float = 1.0
 ) -> CandidatePlan:
     """Return the plan of least expected latency over the placements. Raises as `compose`."""
-    select, certify = _outcomes(library, SELECT), _outcomes(library, CERTIFY)
     tried = placements(library, settings)
     if settings.objective == "exact":
-        if select is None:
-            raise CompositionError(
-                "objective 'exact' needs the per-input outcomes, which this library does not have "
-                "(outcomes/); use --objective full, or explore again"
-            )
+        select = outcomes_of(library, SELECT)
         if settings.confidence is None:
             return plan_uncertified(library, settings, tried, select)
-        count = 0 if certify is None else certify.copies.evidence
+        count = outcomes_of(library, CERTIFY).copies.evidence
         count += 0 if further is None else further.copies.evidence
         proposal = propose(library, settings, tried, select, count)
         return proposal.deploy(_to_certify_on(library, further, proposal.candidates), share)
-    plans = [plan_published(library, settings, placement, select) for placement in tried]
+    replayed_on = _outcomes(library, SELECT)
+    plans = [plan_published(library, settings, placement, replayed_on) for placement in tried]
     best = min(plans, key=lambda plan: placement_rank(plan.placement, plan.expected.mean_latency_ms))
-    if further is not None:
-        return certify_published(
-            library, settings, best, _to_certify_on(library, further, [best.choice.candidates]), share
-        )
-    return certify_published(library, settings, best, certify)
+    certified_on = _to_certify_on(library, further, [best.choice.candidates])
+    return certify_published(library, settings, best, certified_on, share)
 
 
 def _to_certify_on(
@@ -308,67 +303,6 @@ def _to_certify_on(
 def _outcomes(library: Library, split: int) -> SplitOutcomes | None:
     outcomes = outcomes_of(library, split) if library.has_outcomes else None
     return outcomes if outcomes is not None and len(outcomes) else None
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise CompositionError, BackendError or SolverError for values that no library could satisfy."""
-    if not 0.0 < settings.accuracy < 1.0:
-        raise CompositionError(
-            f"accuracy target is {settings.accuracy!r}, but must lie strictly between 0 and 1, such as 0.99"
-        )
-    if settings.confidence is not None:
-        check_confidence(settings.confidence)
-    if settings.per_class and settings.confidence is None:
-        raise CompositionError("certifying every class needs a confidence, such as 0.95")
-    if settings.objective not in get_args(Objective):
-        choices = ", ".join(get_args(Objective))
-        raise CompositionError(f"unknown objective {settings.objective!r}; choose one of: {choices}")
-    if settings.placement not in ("auto", *get_args(Placement)):
-        choices = ", ".join(("auto", *get_args(Placement)))
-        raise BackendError(f"unknown placement {settings.placement!r}; choose one of: {choices}")
-    if not is_name(settings.name):
-        raise CompositionError(
-            f"{settings.name!r} cannot be the name of a composition; use {NAME_RULE}, such as 'fast'"
-        )
-    if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
-        raise CompositionError(
-            f"slowdown is {settings.slowdown!r}, but must be 0 or more, such as 0.08 for 8 % of the base "
-            "model's time"
-        )
-    if isinstance(settings.threads, int) and settings.threads < 1:
-        raise BackendError(f"threads is {settings.threads}; give at least 1, or auto")
-    check_solver(settings.solver)
-
-
-def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:
-    """Raise CompositionError for a memory limit below the smallest cache."""
-    sizes = [(trial.memory_bytes, trial.trial_id) for trial in trials if trial.status == "trained"]
-    if limit_bytes is None or not sizes or limit_bytes >= min(sizes)[0]:
-        return
-    smallest, trial_id = min(sizes)
-    raise CompositionError(
-        f"memory limit {limit_bytes} bytes is too small for any cache: the smallest, {trial_id}, needs "
-        f"{smallest} bytes ({format_bytes(smallest)}); allow at least that"
-    )
-
-
-def placements(library: Library, settings: Settings) -> list[Placement]:
-    """Return the placements to compose for: the wanted one, or for "auto" every one that was measured.
-
-    Raises BackendError for a requested placement that was not measured.
-    """
-    every: tuple[Placement, ...] = get_args(Placement)
-    measured = [each for each in every if has_placement(library.trials, each)]
-    if settings.placement == "auto":
-        return measured or ["inline"]
-    trained = any(trial.status == "trained" for trial in library.trials)
-    if trained and settings.placement not in measured:
-        raise BackendError(
-            f"placement {settings.placement!r} was not measured on backend "
-            f"'{library.manifest.profile.backend}' (measured: {', '.join(measured) or 'none'}): gati explore "
-            "does that on its own backend and number of threads, where cores are left; use placement auto"
-        )
-    return [settings.placement]
 
 
 def _copies_warning(library: Library, plan: CandidatePlan) -> str:
@@ -386,9 +320,14 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
         return f"no caches: {reason}; give more inputs with --certify-data, or lower --accuracy"
     if not plan.exits:
         refused = () if found is None else found.engines
+        limits = (
+            ("raise --memory", settings.memory_limit_bytes is not None),
+            ("raise --slowdown", settings.slowdown not in ("auto", None)),
+        )
+        remedies = ["lower --accuracy", *(remedy for remedy, is_set in limits if is_set)]
         nothing = (
             f"no caches: none both reaches agreement {settings.accuracy:g} and saves enough time within the "
-            "limits; lower --accuracy, raise --memory, or explore longer"
+            f"limits; {', '.join(remedies)}, or explore longer"
         )
         return "; ".join([nothing, *(each.reason for each in refused if each.tested and each.reason)])
     if settings.objective != "exact" and plan.expected.agreement < settings.accuracy:
@@ -396,4 +335,5 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
             f"{settings.accuracy:g}: the published objective uses averages; use the exact objective"
         )
-    return disturbance(library)
+    compared = disturbed_comparison(library) if settings.backend == "auto" else ""
+    return "; ".join(warning for warning in (disturbance(library), compared) if warning)

@@ -37,8 +37,9 @@ class Exit:
 
     `expected_hit_rate` is the share of *all* requests that leave here, without those that left earlier.
     `expected_agreement` is the share of these that get the base model's class. `exit_ms` is the latency of a
-    request that leaves here, including earlier lookups. `lookup_ms` is the paper's T_ij for this placement.
-    `cache_sha256` is of the file of the cache that the certificate counted; None in files of older versions.
+    request that leaves here, including earlier lookups. `lookup_ms` is the paper's T_ij for this placement,
+    `penalty_ms` what it adds to a request that goes on. `cache_sha256` is of the file of the cache that the
+    certificate counted. The last two are None in files of older versions.
     """
 
     trial_id: TrialId
@@ -54,6 +55,7 @@ class Exit:
     memory_bytes: int
     exit_ms: float
     cache_sha256: str | None = None
+    penalty_ms: float | None = None
 
 
 @dataclass(frozen=True)

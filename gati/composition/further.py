@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gati.composition.engines import EngineAnswers
     from gati.model.sequence import Data
 
-_BATCH = 64
+_FEW = 64
 
 
 @dataclass(kw_only=True)
@@ -201,7 +201,7 @@ def further_inputs(library: Library, data: Any) -> Further:
             f"further certification data: {given.name} does not fit: the network takes inputs of shape "
             f"{list(wanted)}, got {list(shape)}; give inputs like those of gati explore"
         )
-    _answers(library, fresh.inputs.subset(range(min(_BATCH, len(fresh.inputs)))), ())
+    _answers(library, fresh.inputs.subset(range(min(_FEW, len(fresh.inputs)))), ())
     return Further(
         inputs=fresh.inputs,
         copies=fresh.copies,
@@ -228,6 +228,7 @@ def _answers(
     import torch
 
     from gati.caches import load_cache
+    from gati.composition.batches import in_fitting_batches
     from gati.exploration.network import load_network
     from gati.model.hooks import collect_hidden
     from gati.model.outputs import check_base_outputs
@@ -236,18 +237,23 @@ def _answers(
     module = load_network(library, device).module
     caches = {trial_id: load_cache(library.cache_path(trial_id)).to(device) for trial_id in trials}
     blocks = {trial.trial_id: trial.block for trial in library.trials}
-    base: list[NDArray[np.int64]] = []
-    found: dict[TrialId, list[TrialOutcomes]] = {trial_id: [] for trial_id in trials}
+
+    def answered(images: torch.Tensor) -> tuple[NDArray[np.int64], list[TrialOutcomes]]:
+        outputs = check_base_outputs(module(images))
+        found = []
+        for trial_id, cache in caches.items():
+            probabilities, score = cache(hidden[blocks[trial_id]])
+            predicted = probabilities.argmax(1).cpu().numpy()
+            found.append(TrialOutcomes(score.float().cpu().numpy(), predicted))
+        return outputs.argmax(1).cpu().numpy(), found
+
+    def images(rows: NDArray[np.int64]) -> torch.Tensor:
+        return inputs.images(rows).to(device)
+
     with torch.inference_mode(), collect_hidden(module, sorted({blocks[each] for each in trials})) as hidden:
-        for start in range(0, len(inputs), _BATCH):
-            rows = np.arange(start, min(start + _BATCH, len(inputs)))
-            outputs = check_base_outputs(module(inputs.images(rows).to(device)))
-            base.append(outputs.argmax(1).cpu().numpy())
-            for trial_id, cache in caches.items():
-                probabilities, score = cache(hidden[blocks[trial_id]])
-                predicted = probabilities.argmax(1).cpu().numpy()
-                found[trial_id].append(TrialOutcomes(score.float().cpu().numpy(), predicted))
-    return np.concatenate(base), {trial_id: _after(*batches) for trial_id, batches in found.items()}
+        base, found = zip(*in_fitting_batches(len(inputs), images, answered), strict=True)
+    outcomes = (_after(*batches) for batches in zip(*found, strict=True))
+    return np.concatenate(base), dict(zip(caches, outcomes, strict=True))
 
 
 def _after(*parts: TrialOutcomes) -> TrialOutcomes:

@@ -56,20 +56,32 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
         costs = {name: kept_costs(library, name) for name in names}
         kept = _Compared(base_ms={name: each.profile.base_ms for name, each in costs.items() if each})
     if not kept.covers(names):
+        path = costs_path(library, _FILE, here)
         try:
-            kept = _compare(library, names, pieces)
+            kept = _compare(library, names, pieces, path)
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
-            path = costs_path(library, _FILE, here)
             _NETWORKS.write(path, {**values_of(here), **values_of(kept)})
     for name in sorted(names & kept.failed.keys()):
         _log.info("backend %s is not compared: %s", name, kept.failed[name])
     return {name: base_ms for name, base_ms in kept.base_ms.items() if name in names}
 
 
-def _compare(library: Library, names: Iterable[str], pieces: Pieces) -> _Compared:
-    """Measure the backends, those that compile graphs in turns."""
+def disturbed_comparison(library: Library) -> str:
+    """Return a warning if other work on the machine disturbed the comparison, else an empty string."""
+    here = conditions_here(library.manifest.profile.device)
+    if not _read(library, here).disturbed:
+        return ""
+    path = kept_paths(library, _FILE, here)[0]
+    return (
+        "the backend may be the wrong one: other programs disturbed the comparison; to compare again, delete "
+        f"{path}, then compose"
+    )
+
+
+def _compare(library: Library, names: Iterable[str], pieces: Pieces, path: Path) -> _Compared:
+    """Measure the backends, those that compile graphs in turns; `path` is where the result will be."""
     from gati.composition.engines import graph_kind
     from gati.costs.graph import by_turns_ms
 
@@ -86,7 +98,11 @@ def _compare(library: Library, names: Iterable[str], pieces: Pieces) -> _Compare
         except ModelError as error:  # it cannot be converted; backends that convert nothing may run it
             found.failed[name] = str(error)
         except BackendError as error:
-            _log.warning("backend %s is not compared, now and from now on: %s", name, error)
+            _log.warning(
+                "backend %s is not compared, now and from now on: %s; to try it again, delete %s, then "
+                "compose",
+                *(name, error, path),
+            )
             found.failed[name] = str(error)
     notes: list[str] = []
     times_ms = by_turns_ms(list(graphs.values()), traced.example(), notes) if graphs else []
@@ -126,6 +142,7 @@ def _valid(path: Path, device: str) -> _Compared | None:
         found = _Compared(
             base_ms={str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()},
             failed={str(name): str(reason) for name, reason in raw.get("failed", {}).items()},
+            disturbed=bool(raw.get("disturbed", False)),
         )
         measured = Conditions(
             processor=str(raw.get("processor", "")),

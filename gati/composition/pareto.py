@@ -14,14 +14,7 @@ import numpy as np
 from gati.composition.backends import choose_backend
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.certificate import LossCounts
-from gati.composition.compose import (
-    check_memory,
-    check_settings,
-    keep_graphs,
-    placements,
-    to_composition,
-    written,
-)
+from gati.composition.compose import keep_graphs, to_composition, written
 from gati.composition.composition import Composition
 from gati.composition.contests import Contest, candidates_of, contest_of, plan_of, worthwhile
 from gati.composition.exact import ExactChoice, solve_exact
@@ -29,6 +22,7 @@ from gati.composition.ledger import Ledger, split_identity
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings, placement_rank
+from gati.composition.preconditions import check_library, check_settings, placements
 from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_one, count_losses, replay_of, with_certificate
 from gati.documents import DocumentKind, values_of
@@ -269,13 +263,12 @@ def _opened(
     check_settings(settings)
     _confidence(settings)
     opened = Library.open(directory)
+    if not opened.has_outcomes:
+        raise CompositionError(
+            "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore again"
+        )
+    check_library(opened, settings)
     pieces = Pieces(opened)
     with using_threads(wanted_threads(opened, settings, pieces)):
         library = choose_backend(opened, settings, None, pieces)
-        check_memory(library.trials, settings.memory_limit_bytes)
-        if not library.has_outcomes:
-            raise CompositionError(
-                "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore "
-                "again"
-            )
         yield library, settings, outcomes_of(library, SELECT), outcomes_of(library, CERTIFY)

@@ -38,7 +38,7 @@ class Settings:
     name: str = "default"
     slowdown: float | Literal["auto"] | None = "auto"
     per_class: bool = False  # certify the agreement of each class on its own
-    threads: int | Literal["auto"] | None = None  # None: as many as torch uses now
+    threads: int | Literal["auto"] | None = None  # None: as many as explore used
 
     def slowdown_limit_ms(self, profile: Profile) -> float | None:
         """The time that all lookups together may add to a request that misses every cache; None: no limit."""
@@ -147,4 +147,5 @@ def _exit(
         lookup_ms=candidate.lookup_ms,
         memory_bytes=candidate.memory_bytes,
         exit_ms=exit_ms,
+        penalty_ms=candidate.penalty_ms,
     )

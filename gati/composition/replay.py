@@ -23,11 +23,17 @@ class ExitCost:
 
 
 def exit_costs(exits: Sequence[Exit]) -> list[ExitCost]:
-    """The costs of a composition's exits (forward order), by its own measurements."""
+    """The costs of a composition's exits (forward order), by its own measurements.
+
+    Files of older versions do not have what overlapped lookups add to a miss: the least is assumed.
+    """
     found: list[ExitCost] = []
     paid_ms = 0.0
     for leaving in exits:
-        penalty_ms = leaving.lookup_ms * (1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
+        penalty_ms = leaving.penalty_ms
+        if penalty_ms is None:
+            least = 1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY
+            penalty_ms = least * leaving.lookup_ms
         found.append(ExitCost(leaving.exit_ms - paid_ms - leaving.lookup_ms, leaving.lookup_ms, penalty_ms))
         paid_ms += penalty_ms
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -65,13 +66,13 @@ class Searcher:
         after = np.searchsorted(blocks, instance.block, side="right")
 
         # One row for each way the chosen exits can lie around a block.
-        ways, way = np.unique(np.stack([before, after]), axis=1, return_inverse=True)
-        way = way.reshape(-1)
-        reached = inside[ways[0]]
-        go_on_ms = np.where(reached, onward_ms[ways[1]] + paid_ms[ways[0], None], 0.0)
-        go_on_wrong = np.where(reached, onward_wrong[ways[1]], 0.0)
-        without_ms = left_ms[ways[0]] + go_on_ms.sum(axis=1)
-        without_wrong = left_wrong[ways[0]] + go_on_wrong.sum(axis=1)
+        ways, way = np.unique(before * (len(chosen) + 1) + after, return_inverse=True)
+        way_before, way_after = np.divmod(ways, len(chosen) + 1)
+        reached = inside[way_before]
+        go_on_ms = np.where(reached, onward_ms[way_after] + paid_ms[way_before, None], 0.0)
+        go_on_wrong = np.where(reached, onward_wrong[way_after], 0.0)
+        without_ms = left_ms[way_before] + go_on_ms.sum(axis=1)
+        without_wrong = left_wrong[way_before] + go_on_wrong.sum(axis=1)
 
         np.add(instance.order, (way * instance.inputs)[:, None], out=self._flat)
         np.take(reached.astype(np.float64), self._flat, out=self._hit, mode="clip")
@@ -233,6 +234,7 @@ class Frontier:
     def __init__(self, instance: Instance) -> None:
         self.searcher = Searcher(instance)
         self.found: set[Chosen] = {()}
+        self._outcome = cache(instance.outcome)
 
     def within(self, budget: float, *, thorough: bool = True) -> Chosen:
         """Return the fastest composition of at most `budget` disagreements that the search finds."""
@@ -242,13 +244,13 @@ class Frontier:
         ranked = sorted(
             (outcome.mean_latency_ms, chosen)
             for chosen in self.found
-            if (outcome := instance.outcome(chosen)).disagreements <= budget + ROUNDING
+            if (outcome := self._outcome(chosen)).disagreements <= budget + ROUNDING
         )
         improved = [
             improve_within(self.searcher, chosen, budget, thorough=thorough) for _, chosen in ranked[:_STARTS]
         ]
         self.found.update(improved)
-        return min(improved, key=lambda chosen: (instance.outcome(chosen).mean_latency_ms, chosen))
+        return min(improved, key=lambda chosen: (self._outcome(chosen).mean_latency_ms, chosen))
 
 
 def search_frontier(instance: Instance) -> Frontier:

@@ -68,6 +68,18 @@ def as_measured(measured_on: Conditions | None, device: str) -> int | None:
     return measured_on.threads if 0 < measured_on.threads <= len(usable_cores()) else None
 
 
+def as_recorded(library: Library, measured_on: Conditions | None = None) -> int | None:
+    """As `as_measured`, for a composition of this library; without one, what `explore` measured with.
+
+    A processor that was not recorded, by an older Gati, counts as this one.
+    """
+    profile = library.manifest.profile
+    known = measured_on or profile.conditions
+    if not known.processor:
+        known = replace(known, processor=processor_name(profile.device))
+    return as_measured(known, profile.device)
+
+
 def lacking_cores(composition: Composition, device: str, part: int | None = None) -> str:
     """A warning if overlapped lookups get fewer cores here than they were measured with, else empty.
 
@@ -95,10 +107,16 @@ def lacking_cores(composition: Composition, device: str, part: int | None = None
 
 
 def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int | None:
-    """Return the number of threads to measure with; None for the current one. Raises as `fastest_number`."""
-    if settings.threads != "auto":
-        return settings.threads
-    return fastest_number(library, backends_to_time(library, settings), pieces)
+    """Return the number of threads to measure with; None for the current one. Raises as `fastest_number`.
+
+    Unless another number is asked for, it is that of `explore`, so that its latencies can be compared with
+    those that are measured now. The published objectives measure nothing.
+    """
+    if settings.threads == "auto":
+        return fastest_number(library, backends_to_time(library, settings), pieces)
+    if settings.threads is None and settings.objective == "exact":
+        return as_recorded(library)
+    return settings.threads
 
 
 def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) -> int:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gati.composition.batches import MOST, in_fitting_batches
 from gati.composition.costs import as_composed
 from gati.composition.engines import graph_backend, graph_kind, graphs_of
 from gati.composition.load import Served, open_served
-from gati.costs.hardware import cpu_name
 from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.engine.threads import on_threads, usable_cores
+from gati.engine.threads import on_threads
 from gati.errors import BackendError, DataError, GatiError, StorageError, one_line
+from gati.evaluation.bench_machine import machine_here, versions_here
 from gati.evaluation.bench_result import (
     Bench,
-    BenchMachine,
     BenchMethod,
     BenchRow,
     Histogram,
@@ -62,12 +60,9 @@ from gati.model.labels import LabelMap
 from gati.model.outputs import check_base_outputs
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
-from gati.version import __version__
 
 _log = logging.getLogger(__name__)
-_BATCH = 64
 _BINS = 40
-_PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
 _METHOD = (
     "One process, batch size 1. Every method answers every request, in turns of 64 requests in a row, after "
     "a few untimed ones; who begins changes with each turn. A repetition is one pass over all inputs; ratios "
@@ -110,6 +105,7 @@ def bench(
             raise DataError(f"{name} is {value}; at least 1 is needed")
     if not 0.0 <= seconds < float("inf"):
         raise DataError(f"seconds is {seconds}; give 0 or more")
+    smaller = None if cascade is None else Library.open(cascade)
     served = open_served(directory, composition=composition, threads=threads)
     given = load_data(data, served.model.preprocessing, what="benchmark data")
     given.keep(HELD_BYTES)
@@ -117,12 +113,12 @@ def bench(
     check_fit(served.engine, inputs, "benchmark data")
     named = name_and_label(served.library, inputs, label_map=label_map)
     inputs = named.data
-    parts = [range(at, min(at + _BATCH, len(inputs))) for at in range(0, len(inputs), _BATCH)]
+    parts = [range(at, min(at + MOST, len(inputs))) for at in range(0, len(inputs), MOST)]
     device, count = served.engine.traced.device, served.engine.threads
     reference = np.concatenate(
         [float32_classes(served.module, inputs.images(part), device) for part in parts]
     )
-    with on_threads(count), _Field.open(served, cascade) as field:
+    with on_threads(count), _Field.open(served, smaller) as field:
         request = requests_of(inputs)
         steady = measure_latency(field.contenders, request, len(inputs), repetitions, progress)
         rates = _throughput(field, inputs, sorted({1, clients}), repetitions, seconds)
@@ -139,8 +135,8 @@ def bench(
         fastest_static=fastest,
         rows=rows,
         left_out=tuple(field.left_out),
-        machine=_machine(device, count),
-        versions=_versions(),
+        machine=machine_here(device, count),
+        versions=versions_here(),
         method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="; ".join(each for each in (ordered, note_of_seen(served.library, inputs), named.note) if each),
@@ -169,18 +165,18 @@ class _Field:
 
     @classmethod
     @contextmanager
-    def open(cls, served: Served, cascade: str | Path | None) -> Iterator[_Field]:
+    def open(cls, served: Served, smaller: Library | None) -> Iterator[_Field]:
         """Build the contenders; on exit, stop their threads and delete their files."""
         with TemporaryDirectory() as folder:
             field = cls(served, Path(folder))
             try:
-                field._build(cascade)
+                field._build(smaller)
                 yield field
             finally:
                 for contender in field.contenders:
                     contender.close()
 
-    def _build(self, cascade: str | Path | None) -> None:
+    def _build(self, smaller: Library | None) -> None:
         served = self.served
         own = served.engine.backend
         for backend in dict.fromkeys([own, *BACKENDS]):
@@ -194,11 +190,11 @@ class _Field:
             costed = as_composed(served.library, composed.backend, composed.measured_on)
             for peer in build_peers(costed, served.module, composed.accuracy_target):
                 self._add(f"{peer.name} {own}", "peer", peer.exits, own, detail=peer.detail)
-        if cascade is None:
+        if smaller is None:
             reason = "needs a library of a smaller network: --cascade DIR"
             self.left_out.append(LeftOut(name="cascade of two base models", reason=reason))
         else:
-            self._add_cascade(Library.open(cascade))
+            self._add_cascade(smaller)
 
     def _add_cascade(self, smaller: Library) -> None:
         """Add a cascade: a smaller network before the full one, both on the composition's backend."""
@@ -377,23 +373,12 @@ def _bytes_of(module: nn.Module) -> int:
 
 def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
     """Return the classes [n] that the user's module predicts for `images`; ModelError for NaN or infinity."""
+
+    def copied(rows: NDArray[np.int64]) -> Tensor:
+        return images[torch.from_numpy(rows)].to(device)
+
+    def classes(batch: Tensor) -> Tensor:
+        return check_base_outputs(module(batch)).argmax(1).cpu()
+
     with torch.inference_mode():
-        batches = (rows.to(device, copy=True) for rows in images.split(_BATCH))
-        return torch.cat([check_base_outputs(module(batch)).argmax(1).cpu() for batch in batches]).numpy()
-
-
-def _machine(device: torch.device, threads: int) -> BenchMachine:
-    return BenchMachine(
-        cpu=cpu_name(),
-        cores=len(usable_cores()),
-        threads=threads,
-        system=f"{platform.system()} {platform.machine()}",
-        load_average=tuple(round(value, 2) for value in os.getloadavg()),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "gati": __version__}
-    installed = {entry.metadata["Name"] for entry in metadata.distributions()}
-    return {**found, **{name: metadata.version(name) for name in _PACKAGES if name in installed}}
+        return torch.cat(list(in_fitting_batches(len(images), copied, classes))).numpy()

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from gati.composition.batches import in_fitting_batches
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.errors import DataError
@@ -21,7 +23,6 @@ from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
 
 SMALLER = "smaller network"  # Prediction.exit of its answers
-_BATCH = 250
 _NEVER = 2.0  # above any probability
 
 
@@ -67,9 +68,16 @@ def build_cascade(
 def _threshold(library: Library, smaller: Engine, kind: str, accuracy: float) -> float:
     inputs, split = held_out(library)
     rows = np.flatnonzero(split == SELECT)
-    parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-    device = smaller.traced.device
-    outputs = torch.cat([smaller.traced.base(inputs.images(part).to(device)).float().cpu() for part in parts])
+    network = smaller.traced
+
+    def images(indices: NDArray[np.int64]) -> Tensor:
+        return inputs.images(rows[indices]).to(network.device)
+
+    def scores(batch: Tensor) -> Tensor:
+        found: Tensor = network.base(batch).float().cpu()
+        return found
+
+    outputs = torch.cat(list(in_fitting_batches(len(rows), images, scores)))
     probabilities = outputs if kind == "probabilities" else outputs.softmax(1)
     score, predicted = (values.numpy() for values in probabilities.max(1))
     wrong = predicted != library.base_outcomes().base_class[rows]

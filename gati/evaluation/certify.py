@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gati.composition.accuracy import AccuracyDrop, accuracy_drop
+from gati.composition.batches import in_fitting_batches
 from gati.composition.binomial import check_confidence, check_levels
 from gati.composition.certificate import AttemptCount, Certificate, LossCounts, NewInputs, Recount
 from gati.composition.composition import Composition
@@ -28,6 +29,7 @@ from gati.composition.load import Served, open_served
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.composition.walk import certify as walk
 from gati.composition.walk import certify_every_class, count_by_class
+from gati.engine.exits import Prediction
 from gati.errors import CompositionError, GatiError
 from gati.evaluation.fits import check_fit
 from gati.exploration.fresh import fresh_inputs
@@ -39,7 +41,6 @@ from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
 from gati.types import BASE
 
-_BATCH = 64
 _SURPRISING = 0.05  # p-value below which two counts differ significantly
 
 
@@ -212,14 +213,20 @@ def _answers(
     base: list[int] = []
     hit: list[bool] = []
     with served.engine as engine:
-        for start in range(0, len(inputs), _BATCH):
-            rows = inputs.images(range(start, min(start + _BATCH, len(inputs))))
-            rows = rows.to(engine.traced.device)
-            predictions = engine(rows)
+
+        def images(rows: NDArray[np.int64]) -> torch.Tensor:
+            return inputs.images(rows).to(engine.traced.device)
+
+        def answered(images: torch.Tensor) -> tuple[list[Prediction], list[int]]:
+            predictions = engine(images)
+            with torch.inference_mode():
+                outputs = check_base_outputs(served.module(images.clone()))
+            return predictions, outputs.argmax(1).tolist()
+
+        for predictions, classes in in_fitting_batches(len(inputs), images, answered):
             answers += [prediction.class_index for prediction in predictions]
             hit += [prediction.exit != BASE for prediction in predictions]
-            with torch.inference_mode():
-                base += check_base_outputs(served.module(rows.clone())).argmax(1).tolist()
+            base += classes
             if progress is not None:
                 progress(len(answers), len(inputs))
     return np.array(answers), np.array(base), np.array(hit)

@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
 from gati.composition.binomial import check_confidence
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
-from gati.engine.backends import BACKENDS, Backend, GraphBackend
-from gati.engine.engine import Engine
 from gati.errors import DataError, GatiError, ModelError, one_line
 from gati.evaluation.diagnosis import (
     CheapestLookup,
@@ -32,8 +30,8 @@ from gati.evaluation.diagnosis import (
     forecast_targets,
     parts_of,
 )
+from gati.evaluation.engine_speeds import engine_speeds
 from gati.evaluation.forecast import Rates, forecast_explore
-from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
@@ -49,11 +47,12 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.types import OutputsKind, Profile
 
-_SAMPLED = 64  # inputs run through the network
+_SAMPLED = 64  # most inputs run through the network
+_FOR_ANSWERS = 0.15  # share of the time for these, and again for the search for an input of another class
 _COUNTED = 10_000  # above this many inputs, duplicates are not searched for
 _REPETITIONS = 15
-_REQUESTS = 10  # per engine
-_FOR_ENGINES = 0.6  # share of the time after which no further engine is started
+_BEFORE_ENGINES = 0.6  # share of the time after which no further engine is started
+_FOR_ENGINES = 0.25  # share of the time for timing them
 _BUDGET_S = 25 * 60.0
 
 T = TypeVar("T")
@@ -117,7 +116,12 @@ def doctor(
     inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
     loaded = loaded if inputs is None else inputs.loaded
     asked = inputs.sample if inputs is not None else None
-    answered = examination.ask("network", partial(_answers, loaded, asked, size, clock))
+    most_s = _FOR_ANSWERS * within_s
+    answered = examination.ask("network", partial(_answers, loaded, asked, size, clock, most_s))
+    if inputs is not None and answered is not None:
+        examination.ask(
+            "network", partial(_check_classes, loaded, inputs.held, answered, examination, most_s)
+        )
     cut = (
         None
         if answered is None
@@ -163,7 +167,7 @@ class _Examination:
     """Runs checks one after another and collects the findings."""
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
-        self._clock, self._began, self._within_s = clock, clock(), within_s
+        self._clock, self._began, self.within_s = clock, clock(), within_s
         self.findings: list[DoctorFinding] = []
 
     @property
@@ -173,7 +177,7 @@ class _Examination:
 
     def is_late(self, share: float = 1.0) -> bool:
         """Whether this share of the time has passed."""
-        return self.spent_s >= share * self._within_s
+        return self.spent_s >= share * self.within_s
 
     def note(self, about: str, message: str) -> None:
         """Add a finding that would not make `explore` fail."""
@@ -182,7 +186,7 @@ class _Examination:
     def ask(self, about: str, question: Callable[[], T]) -> T | None:
         """Return the result of a check, or None and add a finding that says why."""
         if self.is_late():
-            self.note(about, f"not examined: the {self._within_s:g} seconds were up; give a longer --within")
+            self.note(about, f"not examined: the {self.within_s:g} seconds were up; give a longer --within")
             return None
         try:
             return question()
@@ -207,6 +211,7 @@ class _FoundInputs:
     """The inputs as `explore` would split them, and a sample."""
 
     loaded: LoadedModel  # adapted to these inputs
+    held: Data
     sample: Tensor
     training: Data
     held_out: int
@@ -218,8 +223,18 @@ class _Answered:
     """Inputs [n, ...] that the network ran on, and how long that took."""
 
     example: Tensor
-    kind: OutputsKind
+    outputs: Tensor  # [n, K]
     seconds: float
+
+    @property
+    def kind(self) -> OutputsKind:
+        """What the network ends with."""
+        return outputs_kind(self.outputs)
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds per input, in a batch."""
+        return self.seconds / len(self.example)
 
 
 @dataclass(frozen=True)
@@ -235,7 +250,7 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _F
     loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
-    sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
+    sample = held.images(_evenly(len(held), _SAMPLED))
     exact = len(held) + (0 if more is None else len(more)) <= _COUNTED
     if exact:
         divided = split_inputs(held, more, given.seed, unique=given.unique)
@@ -251,28 +266,29 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _F
         examination.note("data", f"more than {_COUNTED:,} inputs: duplicates were not searched for")
     targets = forecast_targets(certify, given.confidence, separate)
     forecast = DataForecast(len(held), len(training), select, certify, exact, given.confidence, targets)
-    return _FoundInputs(loaded, sample, training, measured_on, forecast)
+    return _FoundInputs(loaded, held, sample, training, measured_on, forecast)
 
 
 @torch.inference_mode()
 def _answers(
-    loaded: LoadedModel, sample: Tensor | None, size: tuple[int, int] | None, clock: Callable[[], float]
+    loaded: LoadedModel,
+    sample: Tensor | None,
+    size: tuple[int, int] | None,
+    clock: Callable[[], float],
+    most_s: float,
 ) -> _Answered:
+    """Run the network on the sample, or on a part that takes it about `most_s`."""
     example = example_inputs(loaded, size) if sample is None else sample
-    outputs, seconds = _timed_answers(loaded.module, example, clock)
-    if sample is not None and len(outputs) > 1 and len(outputs.argmax(1).unique()) == 1:
-        raise DataError(
-            f"the network predicts the same class for all {len(outputs)} sampled inputs: check --checkpoint "
-            "and the preprocessing (--mean, --std)"
-        )
-    return _Answered(example, outputs_kind(outputs), seconds)
-
-
-def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float]) -> tuple[Tensor, float]:
+    module = loaded.module
     try:
         module(example[:1].clone())  # warm-up
         began = clock()
+        module(example[:1].clone())
+        fitting = most_s / max(clock() - began, 1e-9)
+        example = example[_evenly(len(example), int(min(max(fitting, 2), len(example))))]
+        began = clock()
         outputs = check_base_outputs(module(example.clone()))
+        return _Answered(example, outputs, clock() - began)
     except GatiError:
         raise
     except Exception as error:  # whatever the user's network raises
@@ -280,7 +296,42 @@ def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float
             f"the network fails on inputs of shape {list(example.shape)} ({one_line(error)}); give inputs of "
             "the shape it expects, or --resize PIXELS for images of another size"
         ) from error
-    return outputs, clock() - began
+
+
+@torch.inference_mode()
+def _check_classes(
+    loaded: LoadedModel, held: Data, answered: _Answered, examination: _Examination, most_s: float
+) -> None:
+    """Raise DataError if the network predicts one class for all inputs, as `explore` would.
+
+    Where one class is much more common than others, a sample may hold no other one. So more inputs are looked
+    at, for about `most_s`; if that is not enough to see all of them, a note says so.
+    """
+    (first, *others) = answered.outputs.argmax(1).unique().tolist()
+    if others:
+        return
+    ends_s = examination.spent_s + most_s
+    order = np.random.default_rng(0).permutation(len(held))
+    for start in range(0, len(held), len(answered.example)):
+        if examination.spent_s > ends_s:
+            examination.note(
+                "network",
+                f"the network predicts class {first} for all {start} inputs that were looked at: unless "
+                "that class is so common, check --checkpoint and the preprocessing (--mean, --std)",
+            )
+            return
+        outputs = loaded.module(held.images(order[start : start + len(answered.example)]))
+        if bool((outputs.argmax(1) != first).any()):
+            return
+    raise DataError(
+        f"the network predicts the same class for all {len(held)} inputs: give inputs of several classes, or "
+        "check --checkpoint and the preprocessing (--mean, --std)"
+    )
+
+
+def _evenly(length: int, count: int) -> NDArray[np.int64]:
+    """At most `count` of the positions below `length`, evenly spaced."""
+    return np.unique(np.linspace(0, length - 1, count).astype(np.int64))
 
 
 def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: _Examination) -> _Cut:
@@ -295,7 +346,21 @@ def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examinat
 
 def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
     measured = {engine.name: engine.base_ms for engine in engines if engine.base_ms}
-    return Rates(answered.seconds / len(answered.example), measured)
+    return Rates(answered.answer_s, measured)
+
+
+def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
+    found, disturbance = engine_speeds(
+        cut.traced,
+        answered.example,
+        answered.kind,
+        answered.answer_s,
+        _FOR_ENGINES * examination.within_s,
+        partial(examination.is_late, _BEFORE_ENGINES),
+    )
+    if disturbance:
+        examination.note("engines", f"the latencies may be wrong: {disturbance}")
+    return found
 
 
 def _specifications(
@@ -324,64 +389,3 @@ def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tupl
         if trial.block not in found or one.lookup_ms < found[trial.block].lookup_ms:
             found[trial.block] = one
     return tuple(found.values())
-
-
-# Engines --------------------------------------------------------------------------------------------------
-
-
-def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
-    """Time the plain network on every engine that starts within seconds, in turns."""
-    with TemporaryDirectory() as folder:
-        return _timed_engines(cut, answered, examination, Path(folder))
-
-
-def _timed_engines(
-    cut: _Cut, answered: _Answered, examination: _Examination, folder: Path
-) -> tuple[EngineSpeed, ...]:
-    ready: list[BenchEntry] = []
-    reasons: dict[str, str] = {}
-    for name, kind in BACKENDS.items():
-        if kind.same_network_as is not None:
-            continue  # runs the same network as another engine
-        reasons[name] = _why_not(kind)
-        if not reasons[name] and ready and examination.is_late(_FOR_ENGINES):
-            reasons[name] = "out of time; gati bench measures all engines"
-        if reasons[name]:
-            continue
-        try:
-            ready.append(_without_exits(cut, answered, name, folder))
-        except GatiError as error:
-            reasons[name] = str(error)
-        except Exception as error:  # engines raise many types for networks that they cannot run
-            reasons[name] = f"cannot run this network ({one_line(error)})"
-    example = answered.example
-    steady = measure_latency(ready, lambda index: example[index % len(example)][None], _REQUESTS, 1)
-    if steady.note:
-        examination.note("engines", f"the latencies may be wrong: {steady.note}")
-    base_ms = {entry.name: float(np.median(entry.times_ms[0])) for entry in ready}
-    return tuple(
-        EngineSpeed(name=name, precision=BACKENDS[name].precision, base_ms=base_ms.get(name), reason=reason)
-        for name, reason in reasons.items()
-    )
-
-
-def _without_exits(cut: _Cut, answered: _Answered, name: str, folder: Path) -> BenchEntry:
-    kind = BACKENDS[name]
-    kept = folder / kind.stored_as if issubclass(kind, GraphBackend) else None  # converted only once
-    graphs = None if kept is None else (kept, kept)
-    engine = Engine(cut.traced, outputs_kind=answered.kind, backend=name, graphs=graphs)
-    entry = BenchEntry(name, engine, early=True)  # without exits, this is the whole network
-    entry.answer(answered.example[:1].clone())  # some engines fail only when they run
-    engine.close()
-    return entry
-
-
-def _why_not(kind: type[Backend]) -> str:
-    """Return why an engine is not timed here, or "" if it is."""
-    if "cpu" not in kind.devices:
-        return "needs a CUDA device: explore with --device cuda"
-    if kind.name != "torch" and "cpu" not in kind.automatic:
-        return "slow to start; gati bench measures it"
-    if issubclass(kind, GraphBackend) and kind.calibrated:
-        return "needs calibration on held-out inputs; gati compose does that"
-    return ""

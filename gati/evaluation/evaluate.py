@@ -28,7 +28,7 @@ from gati.evaluation.by_class import ClassCount, count_classes
 from gati.evaluation.fits import check_fit
 from gati.evaluation.limit import first_inputs
 from gati.evaluation.looks import enter_look
-from gati.evaluation.timing import IN_A_ROW, answer_in_a_row
+from gati.evaluation.timing import HELD_BYTES, IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True)
 _WARM_UP_REQUESTS = 20
 _EAGER_SAMPLES = 200
-_CHUNK = 256  # inputs preprocessed at a time, outside the timing
+_CHUNK = 256  # most inputs preprocessed at a time, outside the timing
 
 _T = TypeVar("_T")
 
@@ -271,14 +271,15 @@ class _Measuring:
         self._eager = _eager(module)
         self._repetitions = repetitions
         self._progress = progress
+        self._chunk = min(_CHUNK, max(1, HELD_BYTES // data.images([0]).nbytes))
 
     def rounds(self) -> list[Callable[[], _Times]]:
-        """Return functions that each measure a few hundred inputs."""
-        return [partial(self._round, start) for start in range(0, len(self._data), _CHUNK)]
+        """Return functions that each measure a few hundred inputs, or as many as may be in memory."""
+        return [partial(self._round, start) for start in range(0, len(self._data), self._chunk)]
 
     def _round(self, start: int) -> _Times:
         data, engine, times = self._data, self._engine, _Times()
-        rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
+        rows = data.images(range(start, min(start + self._chunk, len(data)))).to(engine.traced.device)
         keep = len(self.answers.gati) == start
         if start == 0:
             _warm_up(engine, self._eager, rows)

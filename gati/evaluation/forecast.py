@@ -26,7 +26,8 @@ from gati.model.segments import TracedModel
 from gati.model.sequence import Data
 from gati.types import OutputsKind
 
-_STEPS, _BATCH = 3, 16
+_STEPS, _BATCH, _LEAST_BATCH = 3, 16, 2
+_ENOUGH_S = 5.0  # of answers for these steps; a slow network gets smaller batches
 _MOST_SELECTING = 2_000  # most inputs used to time selector fitting
 
 
@@ -137,13 +138,15 @@ def _pace(
     """Return the seconds per input to train all `items` together; None if there are none."""
     if not items:
         return None
-    few = training.subset(np.arange(min(len(training), _STEPS * _BATCH)))
+    fitting = _ENOUGH_S / (_STEPS * max(rates.answer_s, 1e-9))
+    batch = int(min(max(fitting, _LEAST_BATCH), _BATCH))
+    few = training.subset(np.arange(min(len(training), _STEPS * batch)))
     probe = SharedTraining(
         module,
         few,
         [_learner(module, traced, item, kind) for item in items],
         total_steps=_STEPS,
-        batch_size=_BATCH,
+        batch_size=batch,
         seed=0,
         augmentation=Augmentation(),
         outputs_kind=kind,
@@ -154,7 +157,7 @@ def _pace(
     )
     for _ in probe.run():
         pass  # discard what was learned
-    batch = min(_BATCH, len(few))
+    batch = min(batch, len(few))
     return Pace(probe.pace.answer_s / batch * rates.of_answers, probe.pace.learn_s / batch)
 
 

@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from gati.caches import LearnedCache, build_selector, load_cache
+from gati.composition.batches import in_fitting_batches
 from gati.composition.replay import ExitCost, ReplayExit, replay
 from gati.engine.exits import EngineExit
 from gati.errors import DataError
@@ -28,7 +29,6 @@ from gati.model.hooks import collect_hidden
 from gati.model.sequence import Data
 from gati.types import Trial
 
-_BATCH = 250
 _EXITS = (2, 3, 4, 6)
 Criterion = Literal["entropy", "maximum-probability"]
 _NAMES: dict[Criterion, str] = {"entropy": "BranchyNet-style", "maximum-probability": "SDN-style"}
@@ -99,17 +99,20 @@ def _record(
     caches = {
         block: load_cache(library.cache_path(trial.trial_id)).to(device) for block, trial in best.items()
     }
-    answers: list[torch.Tensor] = []
-    found: dict[str, list[torch.Tensor]] = {block: [] for block in best}
+
+    def images(indices: NDArray[np.int64]) -> Tensor:
+        return held.images(rows[indices]).to(device)
+
+    def answered(batch: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with collect_hidden(module, list(best)) as hidden:
+            classes = module(batch).argmax(1).cpu()
+        return classes, [cache(hidden[block])[0].cpu() for block, cache in caches.items()]
+
     with torch.inference_mode():
-        for start in range(0, len(rows), _BATCH):
-            batch = held.images(rows[start : start + _BATCH]).to(device)
-            with collect_hidden(module, list(best)) as hidden:
-                answers.append(module(batch).argmax(1).cpu())
-            for block, cache in caches.items():
-                found[block].append(cache(hidden[block])[0].cpu())
+        answers, found = zip(*in_fitting_batches(len(rows), images, answered), strict=True)
     recorded = [
-        _Recorded(best[block], caches[block], torch.cat(found[block]).float().numpy()) for block in best
+        _Recorded(best[block], caches[block], torch.cat(batches).float().numpy())
+        for block, batches in zip(caches, zip(*found, strict=True), strict=True)
     ]
     base_class: NDArray[np.int64] = torch.cat(answers).numpy()
     return base_class, sorted(recorded, key=lambda each: each.trial.block_index)

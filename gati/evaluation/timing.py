@@ -90,8 +90,9 @@ def measure_latency(
     repetitions: int,
     progress: Callable[[int, int], None] | None = None,
     machine: Machine = MACHINE,
+    warm_up: int = WARM_UP_REQUESTS,
 ) -> Steady[Times]:
-    """Answer inputs 0..count-1 with every contender, `repetitions` times.
+    """Answer inputs 0..count-1 with every contender, `repetitions` times, after `warm_up` requests.
 
     `inputs(i)` is [1, ...]. Contenders take turns of up to 64 requests, and in going first. Disturbed
     rounds are measured again; the result reports those that stayed disturbed.
@@ -123,7 +124,7 @@ def measure_latency(
         for contender in contenders:
             for example in contender.engine.examples():
                 contender.answer(example)
-            for request in range(WARM_UP_REQUESTS):
+            for request in range(warm_up):
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()
         rounds = [partial(measure, number, *each) for number, each in enumerate(passes)]

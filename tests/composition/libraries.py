@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gati.composition.composition import Composition
 from gati.composition.outcomes import SplitOutcomes
@@ -117,7 +118,7 @@ def _manifest(blocks: int, inputs: int, certify: int) -> Manifest:
     profile = Profile(
         backend="torch",
         device="cpu",
-        threads=2,
+        threads=torch.get_num_threads(),
         base_ms=0.2 * blocks + 0.15,
         blocks=tuple(
             BlockProfile(b, f"layer1.{b}", "BasicBlock", (16, 8, 8), 0.2, 0.1 + 0.2 * (b + 1))

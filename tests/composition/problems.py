@@ -18,7 +18,10 @@ def hundredths(low: int, high: int) -> st.SearchStrategy[float]:
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     blocks = draw(st.integers(1, 5))
-    reach = tuple(accumulate(draw(st.lists(hundredths(5, 60), min_size=blocks, max_size=blocks))))
+    own = draw(st.lists(hundredths(5, 60), min_size=blocks, max_size=blocks))
+    if draw(st.booleans()):
+        own[0] = 0.0  # the input, where students, companions and the network itself are looked up
+    reach = tuple(accumulate(own))
     candidates = []
     for block in range(blocks):
         for variant in range(draw(st.integers(0, 3))):
@@ -32,7 +35,8 @@ def problems(draw: st.DrawFn) -> Problem:
                     hit_rate=draw(hundredths(0, 100)),
                     accuracy=draw(hundredths(80, 100)),
                     lookup_ms=lookup,
-                    penalty_ms=draw(st.sampled_from((0.0, lookup / 4, lookup))),
+                    # above the lookup where the network lacks the cores of overlapped lookups
+                    penalty_ms=draw(st.sampled_from((0.0, lookup / 4, lookup, 1.5 * lookup))),
                     memory_bytes=draw(st.integers(1, 5000)),
                 )
             )

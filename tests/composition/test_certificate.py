@@ -243,6 +243,8 @@ def test_the_exact_limit_after_a_walk_is_false_too_often_and_what_is_reported_is
 def test_a_share_of_delta_is_what_p_values_are_compared_with():
     assert certify([(33, 1500)], 0.97, 0.05, share=0.9).deployed == 0
     assert certify([(33, 1500)], 0.97, 0.05, share=0.3).deployed is None
+    tenth = certify([(2, 1000)], 0.99, 0.05, share=0.1)
+    assert tenth.proven_agreement == agreement_lower_bound(2, 1000, tenth.level)
     document = certify([(0, 400)], 0.99, 0.05, share=0.1).to_json()
     assert (document["level"], document["required_inputs"]) == (pytest.approx(0.005), 528)
     assert "it takes at least 528" in document["sentence"]

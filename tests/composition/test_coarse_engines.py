@@ -21,7 +21,7 @@ from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_costs import costs_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unbounded")]
 
 
 class Coarse:

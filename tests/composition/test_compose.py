@@ -16,6 +16,8 @@ from gati.composition.compose import Settings, compose, compose_library
 from gati.composition.composition import Composition
 from gati.errors import BackendError, CompositionError, GatiError, LibraryError, SolverError
 from gati.exploration.library import Library
+from gati.exploration.state import FinishedTrial, RunState
+from gati.types import Trial, TrialId
 from tests.composition.libraries import make_library, rewrite
 
 published = pytest.mark.parametrize("objective", ["relaxed", "full"])
@@ -56,6 +58,7 @@ def test_the_composition_names_the_files_of_its_caches(library):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unbounded")
 @pytest.mark.parametrize("by_latency", [False, True], ids=["accuracy", "latency"])
 @pytest.mark.parametrize("gone", [False, True], ids=["replaced", "begun"])
 def test_a_library_that_was_explored_anew_meanwhile_gets_no_composition(
@@ -167,6 +170,7 @@ def test_the_same_library_gives_the_same_composition_twice(library):
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     first, second = (compose_library(library, settings, clock=lambda: noon) for _ in range(2))
     assert first == second
+    assert first.gap is not None and 0.0 <= first.gap < 1.0
     assert first.created == "2026-01-01T12:00:00+00:00"
 
 
@@ -200,8 +204,57 @@ def test_bad_wishes_are_refused_in_one_line_and_nothing_is_written(library, want
     assert not (library.directory / "compositions").exists()
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "wanted", "message"),
+    [
+        (
+            True,
+            {"placement": "overlapped", "backend": "openvino"},
+            "was not measured on backend 'openvino'",
+        ),
+        (True, {"placement": "overlapped", "threads": 63}, "was not measured with threads=63: gati explore"),
+        (True, {"memory_bytes": 10}, "10 bytes is too small for any cache"),
+        (False, {}, "objective 'exact' needs the per-input outcomes"),
+    ],
+)
+def test_what_a_library_cannot_give_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch, outcomes, wanted, message
+):
+    def measured(*_):
+        raise AssertionError("measured")
+
+    library = make_library(tmp_path / "library", overlapped=True, outcomes=outcomes)
+    monkeypatch.setattr(compose_module, "choose_backend", measured)
+    with pytest.raises(GatiError, match=message):
+        compose(library.directory, **wanted)
+
+
+@pytest.mark.parametrize(
+    ("limits", "remedies"),
+    [
+        ({}, "lower --accuracy, or explore longer"),
+        ({"memory_bytes": 4000}, "lower --accuracy, raise --memory, or explore longer"),
+        ({"slowdown": 0.01}, "lower --accuracy, raise --slowdown, or explore longer"),
+    ],
+)
+def test_without_caches_the_limits_that_were_set_are_named(tmp_path, limits, remedies):
+    library = make_library(tmp_path / "library", quality=0.0)
+    composition = compose(library.directory, accuracy=0.9999, objective="full", **limits)
+    assert composition.note.endswith(f"within the limits; {remedies}")
+
+
 def test_a_folder_without_library_is_refused(tmp_path):
     with pytest.raises(LibraryError, match="no cache library"):
+        compose(tmp_path)
+
+
+def test_a_library_that_is_still_explored_says_how_far_it_is(tmp_path):
+    state = RunState(tmp_path)
+    state.claim({"model": "package:model"})
+    state.write_spent(720.0)
+    state.write_finished(FinishedTrial(Trial(TrialId("t"), 0, "input", "student(8)", "trained"), ()))
+    told = r"has not finished in .* \(variants so far: 1, in 12 min\): wait until it ends, or, if it was"
+    with pytest.raises(LibraryError, match=told):
         compose(tmp_path)
 
 

@@ -15,7 +15,7 @@ from gati.errors import CompositionError
 from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import make_library, repaid, rewrite
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unbounded")]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,6 @@ def test_the_file_says_what_a_replay_of_it_gives(library, placement, confidence)
     assert composition.expected.agreement == pytest.approx(outcome.agreement)
     assert [exit_.expected_hit_rate * 600 for exit_ in composition.exits] == pytest.approx(outcome.hits)
     assert [exit_.exit_ms for exit_ in composition.exits] == pytest.approx(outcome.exit_ms)
-    assert 0.0 <= composition.gap < 1.0
 
 
 def test_the_certificate_counts_the_deployed_setting_on_the_certify_split(library):
@@ -99,7 +98,7 @@ def test_caches_that_hardly_save_time_are_left_out(tmp_path):
     """Their gain is within the error of measuring, while every miss takes longer."""
     library = make_library(tmp_path / "library", quality=6.0)
     savings = []
-    for lookup_ms in np.linspace(0.2, 0.5, 13):
+    for lookup_ms in np.linspace(0.2, 0.5, 9):
         rewrite(library, lookup_ms=float(lookup_ms))
         composition = compose(library.directory, accuracy=0.95, slowdown=None)
         saved = 1.0 - composition.expected.mean_latency_ms / library.manifest.profile.base_ms

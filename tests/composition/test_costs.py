@@ -28,6 +28,8 @@ from tests.composition.libraries import make_library
 from tests.engine.networks import BLOCKS
 from tests.engine.served import make_served
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:

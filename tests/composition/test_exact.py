@@ -31,13 +31,15 @@ def instances(draw, *, trials: int = 4, inputs: int = 8, levels: int = 5) -> Ins
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     lookup = random.integers(1, 60, len(blocks)) / 100
     inline = draw(st.booleans())
+    first = draw(st.sampled_from((0, 1)))  # 0: reads the input, as students, companions, the network itself
+    beside = draw(st.sampled_from((1 / 8, 1.5)))  # more than the lookup: the network lacks its cores
     return make_instance(
         block=blocks,
         score=random.integers(0, levels, (len(blocks), count)).astype(np.float32),
         wrong=random.random((len(blocks), count)) < draw(st.sampled_from((0.05, 0.3, 0.6))),
-        reach_ms=[0.3 * (block + 1) for block in blocks],
+        reach_ms=[0.3 * (block + first) for block in blocks],
         lookup_ms=lookup,
-        penalty_ms=lookup if inline else lookup / 8,
+        penalty_ms=lookup if inline else beside * lookup,
         memory_bytes=random.integers(1, 5000, len(blocks)),
         base_ms=1.5,
         memory_limit_bytes=draw(st.none() | st.integers(1, 9000)),
@@ -120,7 +122,7 @@ def test_the_search_is_never_better_than_brute_force_and_keeps_every_limit(insta
 
 def test_the_search_finds_the_optimum_of_nearly_all_small_instances():
     excess = []
-    for seed in range(40):
+    for seed in range(24):
         instance = hard_instance(inputs=10, blocks=3, variants=1, seed=seed)
         outcome = instance.outcome(search_frontier(instance).within(1))
         excess.append(outcome.mean_latency_ms / best_exact_latency(instance, 1) - 1.0)

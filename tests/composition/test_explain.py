@@ -16,6 +16,8 @@ from tests.composition.libraries import make_library
 from tests.composition.test_coarse_engines import Coarse
 from tests.composition.test_costs import costs_of, keep
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 
 @pytest.mark.parametrize("outcomes", [True, False])
 def test_each_exit_is_explained_by_what_would_be_lost_without_it(tmp_path, outcomes):

@@ -24,6 +24,8 @@ from tests.composition.libraries import make_library
 from tests.composition.test_coarse_engines import Coarse
 from tests.composition.test_costs import costs_of, keep
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 NOTHING: frozenset[str] = frozenset()
 
 

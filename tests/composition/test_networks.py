@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 from gati.composition import backends, networks
 from gati.composition.backends import choose_backend, reduced_precisions
 from gati.composition.costs import CostedLibrary
-from gati.composition.networks import network_times
+from gati.composition.networks import disturbed_comparison, network_times
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.costs import hardware
@@ -170,6 +172,39 @@ def test_the_engine_with_coarser_lookups_is_tried_where_its_network_is_the_faste
     assert [other.manifest.profile.backend for other in others] == tried[1:]
 
 
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize(
+    "elsewhere", [{"processor": "abacus"}, {"threads": 77}], ids=["processor", "threads"]
+)
+def test_what_explore_measured_elsewhere_is_measured_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch, elsewhere: dict[str, Any]
+) -> None:
+    """A library that was copied: on that machine the network was faster than on any engine here."""
+    pytest.importorskip("onnxruntime")
+    manifest = library.manifest
+    profile = replace(manifest.profile, base_ms=1e-6, **elsewhere)
+    library.write_manifest(replace(manifest, profile=profile))
+
+    def costed(library: Library, backend: str, *, explored: bool, **_: object) -> Library:
+        return library if explored else CostedLibrary(library, costs_of(library, backend, 1.0))
+
+    monkeypatch.setattr(backends, "on_backend", costed)
+    for here, fastest in ((9.0, "onnxruntime"), (1.0, "torch")):
+        keep(library, {**dict.fromkeys(FOUND, 9.9), "onnxruntime": 5.0, "torch": here})
+        assert choose_backend(library, AUTO).manifest.profile.backend == fastest
+    assert isinstance(choose_backend(library, Settings(backend="torch")), CostedLibrary)
+    published = Settings(objective="full")
+    assert choose_backend(library, published) is library, "which needs no model, so nothing is measured"
+
+
+@pytest.mark.usefixtures("no_race")
+def test_a_comparison_that_was_disturbed_is_told(library: Library) -> None:
+    path = keep(library, dict.fromkeys(FOUND, 1e9))
+    assert disturbed_comparison(library) == ""
+    path.write_text(json.dumps({**json.loads(path.read_text()), "disturbed": True}))
+    assert f"to compare again, delete {path}, then compose" in disturbed_comparison(library)
+
+
 def failing(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A backend that raises what no one expects when it compiles; the list gets each try."""
     kind, tries = type(get_backend(name)), []
@@ -191,6 +226,8 @@ def test_a_backend_that_cannot_run_the_network_is_left_out_once(
     found = network_times(library, names, Pieces(library))
     assert list(found) == ["onnxruntime"] and len(tries) == 1
     assert "backend openvino is not compared, now and from now on: backend 'openvino' cannot" in caplog.text
+    (path,) = (library.directory / "profiles").rglob("networks.json")
+    assert f"to try it again, delete {path}, then compose" in caplog.text
     assert network_times(library, names, Pieces(library)) == found
     assert len(tries) == 1, "why it failed is kept, so it is not tried each time"
 

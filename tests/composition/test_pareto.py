@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from gati.cli import run
 from gati.composition import pareto as frontier
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
 from gati.composition.contests import REPAYS, Contest
 from gati.composition.costs import CostedLibrary
 from gati.composition.instance import Chosen, Instance, make_instance
-from gati.composition.pareto import compose_within_latency, pareto
+from gati.composition.pareto import compose_within_latency, pareto, read_frontier
 from gati.composition.plans import Settings
 from gati.composition.search import search_frontier
 from gati.errors import CompositionError
@@ -33,9 +34,13 @@ def library(tmp_path_factory):
     return make_library(tmp_path_factory.mktemp("pareto") / "library", blocks=6, quality=5.0)
 
 
+@pytest.fixture(scope="module")
+def points(library):
+    return pareto(library.directory)
+
+
 @pytest.mark.slow
-def test_the_frontier_trades_agreement_for_latency_and_is_stored(library):
-    points = pareto(library.directory)
+def test_the_frontier_trades_agreement_for_latency_and_is_stored(library, points):
     assert len(points) >= 10
     latencies = [point.mean_latency_ms for point in points]
     assert latencies == sorted(latencies, reverse=True)
@@ -43,14 +48,12 @@ def test_the_frontier_trades_agreement_for_latency_and_is_stored(library):
     assert agreements == sorted(agreements, reverse=True)
     assert all(0.0 < point.certified_agreement < 1.0 for point in points)
     assert all(len(point.blocks) == len(point.trials) == len(point.thresholds) for point in points)
-    stored = json.loads((library.directory / "pareto.json").read_text())
-    assert [point["mean_latency_ms"] for point in stored["points"]] == latencies
+    assert read_frontier(library.directory / "pareto.json") == points
 
 
 @pytest.mark.slow
-def test_the_limits_of_the_frontier_hold_together(library):
+def test_the_limits_of_the_frontier_hold_together(library, points):
     """The operator sees all points before choosing one, so that their limits share delta."""
-    points = pareto(library.directory)
     base = library.base_outcomes()
     rows = base.split == CERTIFY
     for point in points:
@@ -82,6 +85,11 @@ def test_a_latency_that_nothing_reaches_is_refused_with_the_fastest_there_is(lib
         compose_within_latency(library.directory, 0.001)
 
 
+def test_the_command_refuses_an_agreement_that_the_frontier_would_ignore(library, capsys):
+    assert run(["compose", str(library.directory), "--pareto", "--accuracy", "0.97"]) == 2
+    assert "--pareto shows every agreement: leave out --accuracy, or --pareto" in capsys.readouterr().err
+
+
 def test_a_frontier_has_at_least_one_point(library):
     with pytest.raises(CompositionError, match="points is 0; give at least 1"):
         pareto(library.directory, points=0)
@@ -94,7 +102,9 @@ def test_without_outcomes_there_is_no_frontier(tmp_path):
 
 
 @pytest.mark.slow
-def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_frontier(library):
+def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_frontier(
+    library, points, tmp_path
+):
     base_ms = library.manifest.profile.base_ms
     overall = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="overall"))
     every = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="every", per_class=True))
@@ -104,9 +114,9 @@ def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_front
     assert every.certified
     for each in every.certificate.by_class:
         assert agreement_lower_bound(each.losses, each.inputs, 0.05) >= every.accuracy_target
-    points = pareto(library.directory), pareto(library.directory, Settings(per_class=True))
-    assert len(points[0]) == len(points[1])
-    for both, worst in zip(*points, strict=True):
+    copied = shutil.copytree(library.directory, tmp_path / "library")
+    of_every_class = pareto(copied, Settings(per_class=True))
+    for both, worst in zip(points, of_every_class, strict=True):
         assert worst.per_class and not both.per_class
         assert worst.certified_agreement < both.certified_agreement
 

@@ -132,8 +132,10 @@ def test_a_walk_ends_where_one_that_counts_every_setting_ends(
 @pytest.mark.slow
 def test_it_ends_beyond_the_setting_where_a_walk_without_them_ends(tmp_path: Path) -> None:
     farther = 0
-    for seed in range(12):
+    for seed in sorted(range(12), key=lambda seed: seed not in (4, 10)):  # it now does so with these two
         library, engine, proposal = proposed(tmp_path / str(seed), seed, each=100)
         _, position = proposal.walk(EngineOutcomes(library, CERTIFY, engine))
         farther += position not in (None, *proposal.main)
-    assert farther >= 2
+        if farther == 2:
+            return
+    pytest.fail("of 12 walks, at most one ended there")

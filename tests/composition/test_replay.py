@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gati.composition.replay import ExitCost, ReplayExit, replay
+from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
+from gati.composition.compose import compose
+from gati.composition.outcomes import cost_of
+from gati.composition.prospects import problem_deployed
+from gati.composition.replay import ExitCost, ReplayExit, exit_costs, replay
 from gati.errors import DataError
+from tests.composition.libraries import make_library, rewrite
 from tests.oracles import replay_one_by_one
 
 
@@ -56,6 +63,20 @@ def test_a_score_equal_to_the_threshold_is_a_hit_in_single_precision():
     # 0.1 in double is below 0.1 in single
     exit_ = ReplayExit(score, np.array([1]), 0.1, ExitCost(1.0, 0.0, 0.0))
     assert replay([exit_], np.array([1]), 2.0).hits == (1,)
+
+
+@pytest.mark.parametrize("placement", ["inline", "overlapped"])
+def test_a_composition_knows_what_its_exits_cost(tmp_path, placement):
+    """Lookups on cores that the network lacks may add more to a miss than they take."""
+    library = rewrite(make_library(tmp_path, overlapped=True), overlapped_penalty_ms=0.11)
+    composition = compose(library.directory, accuracy=0.9, objective="full", placement=placement)
+    assert len(composition.exits) > 1
+    problem = problem_deployed(composition, library)
+    for found, candidate in zip(exit_costs(composition.exits), problem.candidates, strict=True):
+        assert astuple(found) == pytest.approx(astuple(cost_of(problem, candidate)))
+    older = exit_costs([replace(each, penalty_ms=None) for each in composition.exits])
+    least = 1.0 if placement == "inline" else LEAST_OVERLAPPED_PENALTY
+    assert [each.penalty_ms for each in older] == [least * each.lookup_ms for each in older]
 
 
 def test_without_inputs_there_is_nothing_to_replay():

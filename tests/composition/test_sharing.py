@@ -21,7 +21,7 @@ from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_coarse_engines import Coarse
 from tests.composition.test_costs import costs_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unbounded")]
 
 SETTINGS = Settings(accuracy=0.95, slowdown=None)
 

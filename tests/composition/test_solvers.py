@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -87,6 +89,18 @@ def test_without_gurobipy_the_error_names_the_package_and_auto_turns_to_highs(mo
     with pytest.raises(SolverError, match="pip install gurobipy, or use --solver highs"):
         solve(knapsack(), "gurobi")
     assert solve(knapsack(), "auto").solver == "highs"
+
+
+@pytest.mark.parametrize("solver", ["gurobi", "auto"])
+def test_ctrl_c_ends_more_than_the_solver(monkeypatch, solver):
+    """Gurobi catches it, and returns the best solution that it has found."""
+    gurobipy = MagicMock(GurobiError=OSError, GRB=MagicMock(INTEGER="I", CONTINUOUS="C"))
+    model = gurobipy.Model.return_value.__enter__.return_value
+    model.Status, model.SolCount = gurobipy.GRB.INTERRUPTED, 1
+    gurobipy.Env.return_value.__exit__.return_value = gurobipy.Model.return_value.__exit__.return_value = None
+    monkeypatch.setitem(sys.modules, "gurobipy", gurobipy)
+    with pytest.raises(KeyboardInterrupt):
+        solve(knapsack(), solver)
 
 
 def test_an_unknown_solver_is_refused_with_the_choices():

@@ -25,6 +25,8 @@ from gati.exploration.library import Library
 from tests.composition.libraries import make_library
 from tests.engine.networks import traced_network
 
+pytestmark = pytest.mark.usefixtures("unbounded")
+
 LOOKUP = "lookup-0123456789abcdef.onnx"
 OTHER = "0123456789abcdef.onnx"
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gati.cli import run
+from gati.composition import compose as composing
+from gati.composition import pareto as frontier
 from gati.composition import threads
 from gati.composition.backends import choose_backend
 from gati.composition.compose import compose
 from gati.composition.costs import as_composed
+from gati.composition.pareto import pareto
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.composition.threads import fastest_number, fewest_as_fast, numbers_to_try, using_threads
@@ -154,6 +159,38 @@ def test_a_composition_says_with_how_many_threads_it_was_measured(tmp_path: Path
         composition = compose(library.directory, accuracy=0.95, backend="torch", threads=known)
         assert torch.get_num_threads() == known + 1
     assert composition.measured_on is not None and composition.measured_on.threads == known
+
+
+def test_a_library_is_composed_with_the_threads_it_was_explored_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the function as by the command: latencies of other numbers cannot be compared."""
+    library = make_library(tmp_path / "library")
+    here, explored = torch.get_num_threads(), torch.get_num_threads() + 2
+    manifest = library.manifest
+    library.write_manifest(replace(manifest, profile=replace(manifest.profile, threads=explored)))
+    found: list[int] = []
+
+    def told(*_: object) -> None:
+        found.append(torch.get_num_threads())
+        raise BackendError("enough")
+
+    for module in (composing, frontier):
+        monkeypatch.setattr(module, "choose_backend", told)
+    monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(range(64)))
+    for set_for_all in (False, True):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(here))
+        if not set_for_all:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        for ask in (compose, pareto):
+            with pytest.raises(BackendError, match="enough"):
+                ask(library.directory)
+        assert run(["compose", str(library.directory)]) == BackendError.exit_status
+        assert found == [here if set_for_all else explored] * 3
+        found.clear()
+    with pytest.raises(BackendError, match="enough"):
+        compose(library.directory, objective="full")
+    assert found == [here] == [torch.get_num_threads()]
 
 
 def test_a_number_below_one_is_refused(tmp_path: Path) -> None:

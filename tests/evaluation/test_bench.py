@@ -79,7 +79,7 @@ def test_the_command_writes_the_same_into_the_library_and_the_file(
 ) -> None:
     data, out = library.parent / "test.npz", library.parent / "bench.json"
     arguments = ["bench", str(library), "--data", str(data), "--json", str(out), "--repetitions", "1"]
-    assert run([*arguments, "--clients", "1", "--limit", "4"]) == 0
+    assert run([*arguments, "--clients", "1", "--limit", "4", "--seconds", "0.05"]) == 0
     assert "gati torch" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert found == json.loads((library / "bench.json").read_text())

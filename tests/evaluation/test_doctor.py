@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import Tensor
 
 import gati
 from gati.cli import run
 from gati.composition.binomial import p_value
+from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
 from gati.errors import DataError, ModelError
+from gati.evaluation import engine_speeds
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
-from tests.exploration.networks import digits, trained_state, write_digits
+from tests.engine.networks import traced_network
+from tests.exploration.networks import Net, digits, trained_state, write_digits
+from tests.waiting import Clock
 
 HERE = Path(__file__).resolve().parent
 NETWORKS = HERE.parent / "exploration" / "networks.py"
 NET = f"{NETWORKS}:Net"
-examined = import_module("gati.evaluation.doctor")
+CLOCK = Clock()
+
+
+class Slow(Net):
+    """Takes two seconds for each input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        CLOCK.now_s += 2.0 * len(x)
+        return super().forward(x)
+
+
+class Rare(Net):
+    """Answers class 3 unless the first pixel is bright; takes a second for a hundred inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        CLOCK.now_s += 0.01 * len(x)
+        common = torch.nn.functional.one_hot(torch.full((len(x),), 3), 10) * 1e3
+        return super().forward(x) + common * (x[:, 0, :1, 0] < 0.9)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +79,7 @@ def found(looked: tuple[Diagnosis, list[Path]]) -> Diagnosis:
 @pytest.fixture(autouse=True)
 def _only_torch(found: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other engines were looked at once, for `found`; they take seconds to start."""
-    monkeypatch.setattr(examined, "BACKENDS", {"torch": examined.BACKENDS["torch"]})
+    monkeypatch.setattr(engine_speeds, "BACKENDS", {"torch": BACKENDS["torch"]})
 
 
 def findings(found: Diagnosis, *, refusing: bool = True) -> dict[str, str]:
@@ -201,9 +223,9 @@ def test_an_engine_that_fails_is_a_finding_about_it(
                 raise RuntimeError("InvalidGraph: type tensor(bfloat16)\nin operator Conv")
             return super().__call__(*given, **options)
 
-    torch_backend = examined.BACKENDS["torch"]
-    monkeypatch.setattr(examined, "BACKENDS", {"torch": torch_backend, "failing": torch_backend})
-    monkeypatch.setattr(examined, "Engine", Failing)
+    both = {"torch": BACKENDS["torch"], "failing": BACKENDS["torch"]}
+    monkeypatch.setattr(engine_speeds, "BACKENDS", both)
+    monkeypatch.setattr(engine_speeds, "Engine", Failing)
     found = gati.doctor(NET, files["checkpoint"], size=(8, 8))
     reasons = {engine.name: engine.reason for engine in found.engines}
     assert reasons == {
@@ -226,10 +248,8 @@ def test_a_network_in_another_precision_says_what_to_do(tmp_path: Path) -> None:
         "        return super().forward(x.bfloat16()).float()\n"
     )
     found = gati.doctor(f"{tmp_path / 'half.py'}:Half", size=(8, 8))
-    assert (
-        "is bfloat16, and caches read float32; let the network compute in float32"
-        in findings(found)["blocks"]
-    )
+    told = findings(found) | findings(found, refusing=False)
+    assert "caches read float32" in told["blocks"]
 
 
 def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:
@@ -248,6 +268,51 @@ def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:
 def test_what_the_network_answers_is_checked(files: dict[str, str], network: str, message: str) -> None:
     found = gati.doctor(f"{NETWORKS}:{network}", data=files["data"], mean=(0.0,), std=(1.0,))
     assert message in findings(found)["network"]
+
+
+def with_one_bright_pixel(folder: Path) -> Path:
+    images = digits()[0][:900].copy()
+    images[1, 0, 0] = 255
+    np.savez(folder / "bright.npz", images=images)
+    return folder / "bright.npz"
+
+
+def test_a_class_that_is_much_more_common_than_others_is_not_refused(tmp_path: Path) -> None:
+    """As of fraud or defects: explore takes such data, though a sample shows one class."""
+    plain, folder = {"mean": (0.0,), "std": (1.0,), "blocks": "none"}, tmp_path
+    found = gati.doctor(f"{__name__}:Rare", data=with_one_bright_pixel(folder), clock=CLOCK, **plain)
+    assert "network" not in findings(found) | findings(found, refusing=False)
+    short = gati.doctor(f"{__name__}:Rare", data=folder / "bright.npz", within_s=3.0, clock=CLOCK, **plain)
+    assert "network" not in findings(short)
+    assert "predicts class 3 for all 90 inputs that were" in findings(short, refusing=False)["network"]
+
+
+@pytest.mark.slow
+def test_a_slow_network_leaves_time_for_other_questions(files: dict[str, str]) -> None:
+    began_s = CLOCK.now_s
+    found = gati.doctor(f"{__name__}:Slow", **files, clock=CLOCK)
+    assert found.can_be_cut and found.engines
+    assert CLOCK.now_s - began_s < 120.0, "all inputs of the sample alone would have taken that long"
+
+
+def test_a_slow_network_is_asked_less_often_on_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Counting(Engine):
+        def __call__(self, *given: Any, **options: Any) -> Any:
+            asked[-1] += 1
+            return super().__call__(*given, **options)
+
+    monkeypatch.setattr(engine_speeds, "Engine", Counting)
+    traced = traced_network()
+    for answer_s in (0.001, 2.0):
+        asked.append(0)
+        speeds, _ = engine_speeds.engine_speeds(
+            traced, torch.randn(4, 1, 6, 6), "logits", answer_s, 15.0, lambda: False
+        )
+        assert speeds[0].base_ms is not None
+    often, seldom = asked
+    assert often >= 35 and seldom <= 16
 
 
 def test_without_a_network_there_is_nothing_to_look_at() -> None:

@@ -38,12 +38,31 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # Compiling for each backend, once a client, takes most of a minute.
-    module = import_module("gati.evaluation.bench")  # the verb of that name hides the room
-    monkeypatch.setattr(module, "BACKENDS", {"torch": BACKENDS["torch"]})
+def library(tmp_path: Path) -> Path:
     np.savez(tmp_path / "test.npz", images=images(12), labels=np.arange(12) % 4)
     return make_served(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    data = folder / "test.npz"
+    np.savez(data, images=images(12), labels=np.arange(12) % 4)
+    library = make_served(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # Compiling for each backend, once a client, takes most of a minute.
+        module = import_module("gati.evaluation.bench")  # the verb of that name hides the room
+        patch.setattr(module, "BACKENDS", {"torch": BACKENDS["torch"]})
+        arguments = ["--data", str(data), "--repetitions", "1", "--clients", "1", "--seconds", "0.05"]
+        assert run(["bench", str(library), *arguments]) == 0
+    assert run(["evaluate", str(library), "--data", str(data)]) == 0
+    return library
+
+
+@pytest.fixture
+def measured(measured_once: Path, tmp_path: Path) -> Path:
+    """A library of its own for each test, with what `gati bench` and `gati evaluate` found."""
+    return shutil.copytree(measured_once, tmp_path / "measured")
 
 
 def page_of(library: Path) -> str:
@@ -59,12 +78,9 @@ def test_what_was_not_measured_names_its_command(library: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_was_measured_and_loads_nothing(library: Path) -> None:
-    data = str(library.parent / "test.npz")
-    assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
-    assert run(["evaluate", str(library), "--data", data]) == 0
-    facts = gati.report(library)
-    page = page_of(library)
+def test_the_page_shows_what_was_measured_and_loads_nothing(measured: Path) -> None:
+    facts = gati.report(measured)
+    page = page_of(measured)
     assert facts["evaluation"]["n"] == 12
     assert "gati torch" in page and "<svg" in page
     assert facts["evaluation"]["classes"][0]["name"] in page
@@ -74,26 +90,18 @@ def test_the_page_shows_what_was_measured_and_loads_nothing(library: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_measurement_of_another_composition_is_not_shown(library: Path) -> None:
-    data = str(library.parent / "test.npz")
-    assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
-    shutil.copy(library / "compositions/default.json", library / "compositions/other.json")
-    rewrite(library)
-    (library / "compositions/other.json").write_text(
-        (library / "compositions/default.json").read_text().replace('"name": "default"', '"name": "other"')
-    )
-    assert gati.report(library, composition="other")["bench"] is None
+def test_a_measurement_of_another_composition_is_not_shown(measured: Path) -> None:
+    default = (measured / "compositions/default.json").read_text()
+    (measured / "compositions/other.json").write_text(default.replace('"name": "default"', '"name": "other"'))
+    assert gati.report(measured, composition="other")["bench"] is None
 
 
 @pytest.mark.slow
-def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(library: Path) -> None:
-    data = str(library.parent / "test.npz")
-    assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
-    assert run(["evaluate", str(library), "--data", data]) == 0
-    measured = gati.report(library)
-    assert measured["bench"] is not None and measured["evaluation"] is not None
-    rewrite(library, created="2026-01-02T00:00:00Z")
-    facts = gati.report(library)
+def test_a_measurement_of_an_earlier_composition_of_that_name_is_not_shown(measured: Path) -> None:
+    before = gati.report(measured)
+    assert before["bench"] is not None and before["evaluation"] is not None
+    rewrite(measured, created="2026-01-02T00:00:00Z")
+    facts = gati.report(measured)
     assert facts["bench"] is None and facts["evaluation"] is None
 
 
@@ -225,21 +233,18 @@ def test_a_damaged_measurement_is_named(library: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_horizontal_scroll_in_a_browser(library: Path, tmp_path: Path) -> None:
+def test_no_horizontal_scroll_in_a_browser(measured: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
     if CHROMIUM is None:
         pytest.skip("needs a browser: apt-get install chromium")
-    data = str(library.parent / "test.npz")
-    assert run(["bench", str(library), "--data", data, "--repetitions", "1", "--clients", "1"]) == 0
-    assert run(["evaluate", str(library), "--data", data]) == 0
-    gati.report(library)
+    gati.report(measured)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for width in (390, 1280):
             page = browser.new_page(viewport={"width": width, "height": 900})
             requested: list[str] = []
             page.on("request", lambda request, requested=requested: requested.append(request.url))
-            page.goto((library / "report.html").as_uri())
+            page.goto((measured / "report.html").as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert all(address.startswith("file:") for address in requested)
         browser.close()

@@ -63,10 +63,15 @@ def _solve(gurobipy: Any, model: Any, program: MixedIntegerProgram) -> Solution:
         if row.lower > -INFINITY:
             model.addLConstr(total, grb.GREATER_EQUAL, row.lower, row.name)
     model.optimize()
+    if model.Status == grb.INTERRUPTED:  # Gurobi catches Ctrl-C, and would let the command go on
+        raise KeyboardInterrupt
     if model.Status in (grb.INFEASIBLE, grb.INF_OR_UNBD):
         return Solution(np.empty(0), INFINITY, 0.0, "infeasible", GurobiSolver.name)
     if model.SolCount == 0:
-        raise UnsolvedError(f"Gurobi stopped without a solution (status {model.Status}); allow it more time")
+        raise UnsolvedError(
+            f"Gurobi stopped without a solution (status {model.Status}); try --solver highs, or --objective "
+            "exact with --solver auto, which can do without a solver"
+        )
     proven = model.Status == grb.OPTIMAL
     gap = float(model.MIPGap) if model.IsMIP else 0.0
     values = np.array([variable.X for variable in variables])

@@ -68,7 +68,7 @@ def _solution(highspy: Any, solver: Any) -> Solution:
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         raise UnsolvedError(
             f"HiGHS stopped without a solution ({solver.modelStatusToString(status)}); "
-            "allow it more time or relax the limits"
+            "try --solver gurobi, or --objective exact with --solver auto, which can do without a solver"
         )
     proven = status == highspy.HighsModelStatus.kOptimal
     gap = float(info.mip_gap) if np.isfinite(info.mip_gap) else (0.0 if proven else INFINITY)
