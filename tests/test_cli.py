@@ -60,12 +60,6 @@ def test_help_names_every_verb_and_no_other(capsys: pytest.CaptureFixture[str]) 
     assert listed == VERBS
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_help_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([verb, "--help"]) == 0
-    assert f"gati {verb}" in capsys.readouterr().out.split("Examples:", 1)[1]
-
-
 @pytest.mark.parametrize("group", ["", "evict", "pipeline", "adapt"])
 def test_no_arguments_show_the_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([group] if group else []) == 0
@@ -487,28 +481,6 @@ def test_compose_finds_the_most_agreement_within_a_latency(
     status = run([*compose, "--latency", "0.1ms", "--name", "impossible"])
     assert status == CompositionError.exit_status
     assert "no composition has a mean latency of 0.1 ms: the fastest" in one_line(capsys)
-
-
-def test_a_library_is_composed_with_the_threads_it_was_explored_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from gati.cli.options import threads_as_measured
-    from tests.composition.libraries import make_library
-
-    library = make_library(tmp_path / "library")
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    threads_as_measured(library.directory)
-    assert not asked
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    threads_as_measured(library.directory)
-    assert asked == [library.manifest.profile.threads]
-    threads_as_measured(tmp_path)  # no library
-    assert len(asked) == 1
 
 
 def test_a_composition_is_measured_with_the_threads_it_was_composed_with(

@@ -91,6 +91,12 @@ def test_flags_show_no_value(path: tuple[str, ...], capsys: pytest.CaptureFixtur
     assert re.search(r"--help\s+-h|-h\s*,\s*--help", shown)
 
 
+@pytest.mark.parametrize("path", [path for path in VERBS if path], ids=" ".join)
+def test_each_help_shows_an_example(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*path, "--help"]) == 0
+    assert f"gati {' '.join(path)}" in capsys.readouterr().out.split("Examples:", 1)[-1]
+
+
 def test_every_json_file_may_be_standard_output() -> None:
     """One option of all verbs, so that tables are never in the way of a program that reads JSON."""
     found = {

@@ -131,7 +131,10 @@ def compose(
     ] = "exact",
     solver: Annotated[
         Literal["auto", "gurobi", "highs"],
-        typer.Option(help="Integer-programming solver; auto is Gurobi if its licence allows, else HiGHS."),
+        typer.Option(
+            help="Integer-programming solver; auto is Gurobi if its licence allows, else HiGHS. Large exact "
+            "problems are searched without one."
+        ),
     ] = "auto",
     placement: Annotated[
         Literal["auto", "inline", "overlapped"],
@@ -200,10 +203,10 @@ def compose(
             raise CompositionError(
                 "--latency finds the highest agreement at that latency: leave out --accuracy, or --latency"
             )
+        if pareto and "--accuracy" in given:
+            raise CompositionError("--pareto shows every agreement: leave out --accuracy, or --pareto")
         if pareto and "--name" in given:
             raise CompositionError("--pareto composes nothing: leave out --name")
-    if objective == "exact":
-        options.threads_as_measured(directory)
     if pareto:
         render.frontier(gati.pareto(directory, settings), directory)
         return

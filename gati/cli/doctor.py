@@ -8,7 +8,8 @@ import typer
 
 import gati
 from gati.cli import options
-from gati.cli.render import console, new_table, percent
+from gati.cli.render import percent
+from gati.cli.tables import new_table, show
 from gati.cli.words import counted
 from gati.units import parse_duration
 
@@ -125,7 +126,7 @@ def _show_network(found: Diagnosis) -> None:
             "" if lookup is None else f"{lookup.gain(1.0):.2f}x",
             "" if lookup is None else f"{lookup.gain(0.5):.2f}x",
         )
-    console().print(table)
+    show(table, "kind", "#", "output")
     shape = "x".join(map(str, found.input_shape or ()))
     print(
         f"{found.model} ({size}) can be cut at {counted(len(profile.blocks), 'place')}; "
@@ -196,7 +197,7 @@ def _show_data(data: DataForecast) -> None:
             _certifiable(target.losses_allowed),
             str(target.held_out_needed),
         )
-    console().print(table)
+    show(table)
 
 
 def _certifiable(losses: int | None) -> str:

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
@@ -267,28 +266,22 @@ def threads_of(text: str | None) -> int | Literal["auto"] | None:
         raise BackendError(f"--threads {text!r} is not a number; give one such as 4, or auto") from None
 
 
-def threads_as_measured(directory: Path, composition: str | None = None) -> None:
-    """Use as many threads as the composition's latencies were measured with, or those of `gati explore`.
+def threads_as_measured(directory: Path, composition: str) -> None:
+    """Use as many threads as the composition's latencies were measured with.
 
-    Does nothing where `as_measured` finds no such number, or if the library cannot be read: the verb then
+    Does nothing where `as_recorded` finds no such number, or if the library cannot be read: the verb then
     raises the error.
     """
     import torch
 
     from gati.composition.composition import Composition
-    from gati.composition.threads import as_measured
-    from gati.costs.hardware import processor_name
+    from gati.composition.threads import as_recorded
     from gati.exploration.library import Library
 
     with suppress(GatiError):
         library = Library.open(directory)
-        known = library.manifest.profile.conditions
-        if composition is not None:
-            known = Composition.load(library.composition_path(composition)).measured_on or known
-        device = library.manifest.profile.device
-        if not known.processor:  # an older Gati did not record it
-            known = replace(known, processor=processor_name(device))
-        count = as_measured(known, device)
+        chosen = Composition.load(library.composition_path(composition))
+        count = as_recorded(library, chosen.measured_on)
         if count is not None:
             torch.set_num_threads(count)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gati.cli.tables import console as console
+from gati.cli.tables import new_table as new_table
+from gati.cli.tables import show
 from gati.cli.words import counted, quoted
 from gati.units import at_least, at_most, format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from gati.composition.composition import Composition
     from gati.composition.explain import Explanation
     from gati.composition.headroom import Headroom
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gati.formats.export import Exported
 
 _LARGEST_GAIN = 100  # larger ones say only that nothing is left to compute
-_PIPE_WIDTH = 160  # most columns without a terminal
 
 
 def error(message: str) -> None:
@@ -51,7 +50,7 @@ def blocks(found: ModelBlocks) -> None:
             percent(block.latency_ms / profile.base_ms),
             percent(block.reach_ms / profile.base_ms),
         )
-    console().print(table)
+    show(table, "kind")
     print(
         f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
         f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, "
@@ -78,7 +77,7 @@ def library(explored: Library) -> None:
             format_bytes(trial.memory_bytes),
         )
     if best:
-        console().print(table)
+        show(table, "memory")
     counts = Counter(trial.status for trial in explored.trials)
     counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     print(
@@ -117,7 +116,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
                 _milliseconds(exit_.lookup_ms),
                 format_bytes(exit_.memory_bytes),
             )
-        console().print(table)
+        show(table, "selector", "memory", "placement")
     print(
         f"expected: mean {expected.mean_latency_ms:.3f} ms against {expected.base_latency_ms:.3f} ms, "
         f"gain {expected.gain:.2f}x; {percent(expected.hit_rate)} leave early, agreement "
@@ -147,7 +146,7 @@ def _headroom(found: Headroom) -> None:
         gains = (each.free.gain, each.knowing.gain, each.right.gain)
         table.add_row(each.block, *map(_bounded, gains))
     table.add_row("all of them", _bounded(found.free.gain), _bounded(found.oracle.gain), "")
-    console().print(table)
+    show(table)
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
         f"current gain {found.chosen.gain:.2f}x; with free lookups and perfect selectors "
@@ -175,7 +174,7 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
             format_bytes(point.memory_bytes),
             str(len(point.blocks)),
         )
-    console().print(table)
+    show(table, "memory")
     print(
         f"certified: all these agreements hold together with {percent(points[0].confidence)} confidence"
         f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
@@ -216,13 +215,13 @@ def evaluation(measured: Evaluation) -> None:
             percent(measured.accuracy, digits=2),
             f"{change:+.2f} points",
         )
-    console().print(table)
+    show(table)
     if measured.exits:
         exits = new_table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
         for exit_ in measured.exits:
             agreement = "-" if exit_.agreement is None else percent(exit_.agreement, digits=2)
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
-        console().print(exits)
+        show(exits, "placement")
     print(
         f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, "
         f"{counted(measured.threads, 'thread')}): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
@@ -257,7 +256,7 @@ def classes(measured: Evaluation) -> None:
     for each in sorted(measured.classes, key=lambda each: each.agreement.value):
         row = (*_share(each.agreement), *_share(each.hit_rate))
         table.add_row(each.name, str(each.n), *row)
-    console().print(table)
+    show(table, "inputs")
     print("classes are the base model's answers; intervals are exact (Clopper-Pearson), each by itself")
 
 
@@ -293,8 +292,8 @@ def bench(result: Bench) -> None:
             format_bytes(row.memory_bytes),
             *("-" if rate is None else f"{rate.median:.0f}/s" for rate in rates),
         )
-    console().print(table)
-    console().print(answers)
+    show(table, "p90", "p50", "p99")
+    show(answers, "memory", "accuracy")
     print(
         f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
         f"(least-most) over repetitions, fastest network alone: {result.fastest_static}"
@@ -342,7 +341,7 @@ def predictions(inputs: Sequence[str], answers: Sequence[Prediction]) -> None:
         name = answer.class_name or str(answer.class_index)
         probability = float(answer.probabilities[answer.class_index])
         table.add_row(given, name, percent(probability), answer.exit)
-    console().print(table)
+    show(table)
 
 
 def exported(written: Exported) -> None:
@@ -356,24 +355,6 @@ def exported(written: Exported) -> None:
     print(f"checked: {written.checked_inputs} random inputs give the engine's answers")
     if written.note:
         print(f"note: {written.note}")
-
-
-def console() -> Console:
-    """The console that prints tables."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-
-
-def new_table(*columns: str, left: Iterable[int]) -> Table:
-    """An empty table; the columns numbered in `left` are aligned left, the others right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index in left else "right", overflow="fold")
-    return table
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,10 +59,11 @@ def measure_pipeline(
 
     The options take turns on every input, one request at a time, so that temporary slowness of the machine
     affects all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see
-    `gati.model.data.load_data`); its labels are indices into the pipeline's `class_names`. An option is
-    measured on the inputs of its own stage, whose true class is one of the stage's, and separately on inputs
-    that were easy or hard in the previous stage (`gati.pipelines.behaviours`). Without labels, only latencies
-    are measured.
+    `gati.model.data.load_data`); labels with names (folders, classes in a table) are those of the pipeline's
+    `class_names` that are called so, other labels are indices into them. An option is measured on the inputs
+    of its own stage, whose true class is one of the stage's, and separately on inputs that were easy or hard
+    in the previous stage (`gati.pipelines.behaviours`). Without labels, only latencies are measured. `limit`
+    takes only so many inputs, from all parts of the data: folders are sorted by class.
 
     **Raises:** `PipelineError` for the file, `DataError` for the data, and the errors of `open_engine`.
     """
@@ -84,7 +85,10 @@ def measure_outcomes(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[Source, Outcomes], Data]:
-    """Let every source of the pipeline answer every input. Raises the same errors as `measure_pipeline`."""
+    """Let every source of the pipeline answer every input. Raises the same errors as `measure_pipeline`.
+
+    What does not fit together is told before anything is measured.
+    """
     from gati.costs.profile import quiet
     from gati.model.data import load_data
 
@@ -97,11 +101,16 @@ def measure_outcomes(
     for source in sources:
         engine = open_engine(source, images, device=device, threads=threads)
         found = load_data(data, engine.preprocessing, what="pipeline data")
-        turns.append(_Turn(engine, found if limit is None else found.subset(range(min(limit, len(found))))))
+        turns.append(_Turn(engine, found if limit is None else _spread(found, limit)))
     count = len(turns[0].data)
+    labels = _labels(pipeline, turns[0].data)
+    for stage in stages:
+        _own(stage, labels, count)
     with quiet():
-        for turn in turns:
-            turn.warm_up()
+        classes = {source: turn.warm_up() for source, turn in zip(sources, turns, strict=True)}
+        for stage in stages:
+            for option in stage.options.values():
+                _check_classes(stage, option, classes[option.source])
         for index in range(count):
             for place in range(len(turns)):
                 turns[(index + place) % len(turns)].answer(index)
@@ -118,13 +127,7 @@ def summarize(
     """Summarize outcomes as figures for planning. Raises `DataError` for labels of unknown classes."""
     import torch
 
-    labels = data.labels
-    classes = next(iter(pipeline.stages.values())).truth.classes
-    if labels is not None and int(labels.max()) >= classes:
-        raise DataError(
-            f"{data.name} has label {int(labels.max())} but the pipeline names {classes} classes; "
-            "correct class_names"
-        )
+    labels = _labels(pipeline, data)
     folder = Path() if pipeline.path is None else pipeline.path.parent
     return Measurements(
         pipeline.name,
@@ -140,6 +143,57 @@ def summarize(
     )
 
 
+def _labels(pipeline: Pipeline, data: Data) -> npt.NDArray[np.int64] | None:
+    """The class of each input, int64 [n] in the order of the pipeline's `class_names`; None without labels.
+
+    Data numbers its folders in sorted order, and only those that it has: not as the pipeline numbers classes.
+    """
+    from gati.model.labels import fit_labels
+
+    if data.labels is None:
+        return None
+    names = pipeline.class_names
+    fitted = fit_labels(data, len(names), names).data.labels
+    if fitted is None:
+        unknown = [name for name in data.class_names or () if name not in names]
+        what = f"class '{unknown[0]}'" if unknown else f"label {int(data.labels.max())}"
+        raise DataError(
+            f"{data.name} has {what} but the pipeline names {len(names)} classes: {_few(names)}; correct "
+            "class_names, or the names in the data"
+        )
+    return fitted
+
+
+def _few(names: Sequence[str], most: int = 12) -> str:
+    """Some names, for a message of one line."""
+    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
+
+
+def _own(stage: Stage, labels: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.bool_]:
+    """Which inputs belong to a stage, bool [n]: all without labels. Raises `DataError` if none does."""
+    among: npt.NDArray[np.bool_] = (
+        np.ones(count, dtype=np.bool_) if labels is None else stage.truth.by_class[labels] >= 0
+    )
+    if not among.any():
+        raise DataError(f"no input of the data belongs to stage '{stage.name}'; measure on more data")
+    return among
+
+
+def _check_classes(stage: Stage, option: Option, classes: int) -> None:
+    """Raise `PipelineError` unless the pipeline names as many classes as the option's network has."""
+    if classes != option.label_map.classes:
+        raise PipelineError(
+            f"stage '{stage.name}', option '{option.name}': {classes} classes, but the pipeline names "
+            f"{option.label_map.classes}; correct class_names"
+        )
+
+
+def _spread(data: Data, limit: int) -> Data:
+    """At most `limit` inputs from all parts of the data."""
+    count = min(limit, len(data))
+    return data.subset(np.arange(count) * len(data) // count)
+
+
 def _summarize_stage(
     pipeline: Pipeline,
     stage: Stage,
@@ -147,13 +201,10 @@ def _summarize_stage(
     labels: npt.NDArray[np.int64] | None,
     folder: Path,
 ) -> StageMeasurement:
-    count = len(next(iter(outcomes.values())).latency_ms)
-    truth = None if labels is None else stage.truth.by_class[labels]
-    among = np.ones(count, dtype=np.bool_) if truth is None else truth >= 0
-    if not among.any():
-        raise DataError(f"no input of the data belongs to stage '{stage.name}'; measure on more data")
+    among = _own(stage, labels, len(next(iter(outcomes.values())).latency_ms))
     shares = {}
-    if truth is not None:
+    if labels is not None:
+        truth = stage.truth.by_class[labels]
         shares = {label: float(np.mean(truth[among] == index)) for index, label in enumerate(stage.labels)}
     before: dict[str, Answers] = {}
     edges = pipeline.edges_to[stage.name]
@@ -206,11 +257,7 @@ def _answers(
     stage: Stage, option: Option, outcomes: Outcomes, labels: npt.NDArray[np.int64]
 ) -> tuple[Answers, tuple[float, ...]]:
     """Answers of an option to all inputs, and bounds of its confidence levels on the stage's own inputs."""
-    if outcomes.probabilities.shape[1] != option.label_map.classes:
-        raise PipelineError(
-            f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes, but "
-            f"the pipeline names {option.label_map.classes}; correct class_names"
-        )
+    _check_classes(stage, option, outcomes.probabilities.shape[1])
     truth = stage.truth.by_class[labels]
     confidence = outcomes.probabilities.max(axis=1)
     levels = confidence_levels(confidence[truth >= 0])
@@ -228,10 +275,12 @@ class _Turn:
         self._probabilities: list[npt.NDArray[np.float64]] = []
         self._exits: list[str] = []
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> int:
+        """Answer some inputs; return the number of classes."""
         for index in range(min(_WARM_UP_REQUESTS, len(self.data))):
-            self.engine(self._input(index))
+            prediction = self.engine(self._input(index))[0]
         self.engine.close()
+        return len(prediction.probabilities)
 
     def answer(self, index: int) -> None:
         x = self._input(index)

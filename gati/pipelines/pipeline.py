@@ -142,7 +142,8 @@ class Pipeline:
 
     The input runs first. Another stage runs when all edges into it are decided and at least one holds;
     otherwise it is skipped, and no edge out of it holds. `stages` are in topological order. `outputs` are the
-    stages without successors; every query runs exactly one of them.
+    stages without successors; every query runs exactly one of them. `class_names` are in the order that the
+    columns of `Stage.truth` count in.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Pipeline:
     edges: tuple[Edge, ...]
     input: str
     outputs: tuple[str, ...]
+    class_names: tuple[str, ...]
     path: Path | None = field(default=None, compare=False)
 
     @cached_property
@@ -175,4 +177,5 @@ def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
 
 
 def _near(path: Path, folder: Path) -> str:
+    folder = folder.absolute() if path.is_absolute() else folder  # which is named from the working folder
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

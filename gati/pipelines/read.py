@@ -73,7 +73,8 @@ def parse_pipeline(
     order, first = check_graph(
         stages, edges, None if declared_input is None else text(declared_input, top.at("input")), str(file)
     )
-    found = Pipeline(name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file)
+    ordered, outputs = {key: stages[key] for key in order}, outputs_of(order, edges)
+    found = Pipeline(name, ordered, edges, first, outputs, classes, file)
     if measurements is not None:
         _check_edges(found, measurements, str(file))
     return found

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from gati.errors import DataError
-from gati.pipelines import Planner, load_pipeline
+from gati.engine.exits import Prediction
+from gati.errors import DataError, PipelineError
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
+from gati.pipelines import Planner, load_pipeline, parse_pipeline
 from gati.pipelines.behaviours import Answers, behaviours, confidence_levels, spread
 from gati.pipelines.dynamic import DynamicPolicy
-from gati.pipelines.measure import measure_pipeline, open_engine
+from gati.pipelines.measure import Outcomes, measure_outcomes, measure_pipeline, open_engine, summarize
 
 if TYPE_CHECKING:
     from tests.conftest import Demo
@@ -49,6 +54,94 @@ def test_kept_latencies_have_the_mean_of_all(count: int, most: int) -> None:
     assert kept.max() <= 100.0 and kept.min() >= latency_ms.min() - 1e-3
     if count <= most:
         assert kept == pytest.approx(np.sort(latency_ms), abs=1e-3)
+
+
+GREY = Preprocessing(mean=(0.5,), std=(0.5,), channels=1)
+SHAPES = {"class_names": ["ship", "car", "cat"], "stages": {"only": {"options": {"one": {"library": "lib"}}}}}
+
+
+def pictures(folder: Path, *classes: str) -> Path:
+    """A folder with two pictures of each class."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (2, 2), number).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("classes", [("car", "cat", "ship"), ("car", "ship")], ids=["all", "some"])
+def test_folders_are_the_classes_that_are_called_so(classes: tuple[str, ...], tmp_path: Path) -> None:
+    """They are numbered in sorted order, and only those that are there: right answers were called wrong."""
+    pipeline = parse_pipeline(SHAPES, measured=False)
+    (option,) = pipeline.stages["only"].options.values()
+    data = load_data(pictures(tmp_path / "known", *classes), GREY)
+    right = np.eye(3)[[SHAPES["class_names"].index(name) for name in classes for _ in range(2)]]
+    count = len(data)
+    answered = Outcomes(np.ones(count), right, ("base",) * count, "torch")
+    found = summarize(pipeline, {option.source: answered}, data).stages["only"]
+    assert found.options["one"].accuracy == 1.0
+    assert found.shares == {name: (name in classes) / len(classes) for name in SHAPES["class_names"]}
+
+
+def test_classes_that_the_pipeline_does_not_name_are_told(tmp_path: Path) -> None:
+    pipeline = parse_pipeline(SHAPES, measured=False)
+    data = load_data(pictures(tmp_path / "known", "car", "dog"), GREY)
+    with pytest.raises(DataError) as told:
+        summarize(pipeline, {}, data)
+    assert str(told.value) == (
+        "known has class 'dog' but the pipeline names 3 classes: ship, car, cat; correct class_names, or the "
+        "names in the data"
+    )
+    np.savez(tmp_path / "known.npz", images=np.zeros((2, 2, 2, 1), np.uint8), labels=[0, 3])
+    with pytest.raises(DataError, match="known.npz has label 3 but the pipeline names 3 classes"):
+        summarize(pipeline, {}, load_data(tmp_path / "known.npz", GREY))
+
+
+class Engine:
+    """Says of every picture that it is a ship; counts what it was asked."""
+
+    preprocessing, overlapped, backend = GREY, False, "torch"
+
+    def __init__(self, classes: int = 3) -> None:
+        self.asked, self.classes = 0, classes
+
+    def __call__(self, images: torch.Tensor) -> list[Prediction]:
+        self.asked += 1
+        return [Prediction(0, torch.eye(self.classes)[0], "base", "")]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr("gati.pipelines.measure.open_engine", lambda *given, **options: made)
+    return made
+
+
+def test_a_limit_takes_inputs_from_all_parts_of_the_data(engine: Engine, tmp_path: Path) -> None:
+    """Of folders it took those of the first classes, and planned as if no others came."""
+    data = load_data(pictures(tmp_path / "known", "car", "cat", "ship"), GREY)
+    pipeline = parse_pipeline(SHAPES, measured=False)
+    outcomes, taken = measure_outcomes(pipeline, data, limit=3)
+    assert taken.labels is not None and taken.labels.tolist() == [0, 1, 2]
+    assert summarize(pipeline, outcomes, taken).stages["only"].options["one"].accuracy == pytest.approx(1 / 3)
+    assert len(measure_outcomes(pipeline, data, limit=7)[1]) == 6
+
+
+def test_what_does_not_fit_is_told_before_anything_is_measured(engine: Engine, tmp_path: Path) -> None:
+    """It was told after all options had answered all inputs."""
+    folder = pictures(tmp_path / "known", "car", "cat")
+    stages = {"only": {"classes": ["ship"], "options": {"one": {"library": "lib"}}}}
+    pipeline = parse_pipeline({**SHAPES, "stages": stages}, measured=False)
+    with pytest.raises(DataError, match="no input of the data belongs to stage 'only'"):
+        measure_outcomes(pipeline, folder)
+    assert engine.asked == 0
+    engine.classes = 4
+    with pytest.raises(PipelineError, match="option 'one': 4 classes, but the pipeline names 3"):
+        measure_outcomes(parse_pipeline(SHAPES, measured=False), folder)
+    assert engine.asked == 4  # to warm up
 
 
 @pytest.mark.slow

@@ -447,3 +447,14 @@ def test_a_network_in_a_file_is_relative_to_the_pipeline_and_described_so(
     assert [each.model for each in sources if isinstance(each, PlainModel)] == models
     described = [describe_source(each, tmp_path) for each in sources]
     assert described == ["nets.py:build", "net.pt2", "gati.zoo:resnet20"]  # so copied folders compare equal
+
+
+def test_a_library_with_its_whole_path_is_described_alike_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured in the pipeline's folder was refused when the file was named with its whole path."""
+    file = tmp_path / "p.toml"
+    file.write_text(TOML.replace('"lib"', f'"{tmp_path}/lib"'), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    source = load_pipeline("p.toml", measured=False).stages["only"].options["one"].source
+    assert describe_source(source, Path(".")) == describe_source(source, tmp_path) == "lib c"
