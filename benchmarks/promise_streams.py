@@ -334,7 +334,7 @@ class Stream:
             for level, proof in enumerate(watch._ladder._proofs, 1):
                 chance = self.world.chance(number, level, after_memory=after)
                 name = number, after, level
-                if level > watch.level and not proof.passed:
+                if level > watch.level:
                     begun = proof.audits == 0
                     self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
             chance = self.world.chance(number, max(watch.level, 1), after_memory=after)

@@ -155,7 +155,7 @@ class Ladder:
             self._left[at] += 1
             proof.audit(agreed=True)
 
-    def prove_anew(self) -> bool:
+    def prove_anew(self) -> int | None:
         """Withdraw what audits have proven until it is proven again, on a further share of delta.
 
         Settings that were certified, and never withdrawn since, stay. Returns as `restrict`.
@@ -172,15 +172,17 @@ class Ladder:
         """Let the settings up to `level` answer by a certificate."""
         self.level, self.certified = max(self.level, level), level
 
-    def restrict(self, level: int) -> bool:
+    def restrict(self, level: int) -> int | None:
         """Withdraw all settings above `level`, whatever was certified, until they are proven again.
 
-        So are those below that are in alarm and would answer now; returns whether there are any.
+        So are those below that are in alarm and would answer now. Returns how many settings are left by the
+        guards of all these; None if none was in alarm.
         """
-        left = self.level = min(self.level, level)
+        before, self.level = self.level, min(self.level, level)
+        first, alarmed = self.level, [at for at in range(self.level, before) if self.in_alarm(at + 1)]
         self._leave_no_alarm()
         self._restart(self.level)
-        return self.level < left
+        return self.level if self.level < first else min(alarmed, default=None)
 
     def prove_apart(self) -> None:
         """Begin the proofs under way on a further share of delta, as another process goes on with them."""

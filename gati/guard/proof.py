@@ -121,13 +121,11 @@ class Proof:
         self.audits += 1
         self.losses += not agreed
         self._log_capital += self._grown[not agreed]
-        self._ripe = self._is_ripe()
+        self._ripe = self._ripe or self._is_ripe()
         self.passed = self._ripe and self.log_evidence >= -math.log(self.delta)
         return self.passed
 
     def _is_ripe(self) -> bool:
-        if not self.lasts.least_s:
-            return True
         now_s = self.lasts.clock()
         if self._began_s is None or now_s < self._began_s:  # the clock was set back
             self._began_s = now_s
@@ -146,7 +144,7 @@ class Proof:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], lasts: Duration = AT_ONCE) -> Proof:
-        """Restore the state from `to_json`; its time begins anew.
+        """Restore the state from `to_json`; its time begins anew, unless it has passed.
 
         Raises KeyError, TypeError, ValueError or AdaptError.
         """
@@ -157,6 +155,7 @@ class Proof:
         proof._log_capital = capital
         proof.audits, proof.losses = int(document["audits"]), int(document["losses"])
         proof.passed = bool(document["passed"])
+        proof._ripe = proof._ripe or proof.passed
         return proof
 
 

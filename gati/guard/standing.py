@@ -31,7 +31,7 @@ from typing import Any
 from gati.composition.composition import REDUCED, Composition
 from gati.errors import AdaptError
 from gati.guard.proof import AT_ONCE, Duration, Spending
-from gati.guard.standing_file import DeltaShares, Saved, Snapshot, SnapshotFile, read_saved
+from gati.guard.standing_file import CLOCK_ERROR_S, DeltaShares, Saved, Snapshot, SnapshotFile, read_saved
 from gati.guard.watch import Event, OnEvent, Watch
 
 Heed = Callable[[Any, Any], None]
@@ -40,7 +40,6 @@ _log = logging.getLogger(__name__)
 _SAVED_EVERY_S = 1.0
 _MOST_VERSIONS = 100  # without a certificate: forgotten, they are on probation
 _WEEK_S = 7 * 86_400.0
-_CLOCK_ERROR_S = 60.0
 _DAMAGED = KeyError, TypeError, ValueError, OverflowError, AttributeError, AdaptError
 
 
@@ -214,9 +213,9 @@ class Standing:
         """Believe of a known watch what is still certified, and what was proven as surely as `delta` asks."""
         before, self._deltas[identity] = self._deltas.get(identity, delta), delta
         if watch.certified and not proven:  # the certificate was revoked, or is less sure than is asked now
+            watch.revoke()
             if watch.certifiable == watch.settings:  # no guard has withdrawn any: no stop to remember
                 self._certified.discard(identity)
-            watch.revoke()
         if delta < before - 1e-9:
             watch.begin_anew()
 
@@ -294,7 +293,8 @@ class Standing:
         the others, `on_both` gets the name and the watch; proofs with more audits there replace those here.
         """
         if saved.lost:
-            self.distrusted, self._lost, self._lost_s = saved.lost, saved.lost, saved.lost_s
+            self.distrusted = self._lost = saved.lost
+            self._lost_s = max(self._lost_s, saved.lost_s)
         before_parts = {name: self.kept(name, math.inf) for name in self._heeding}
         self._kept_parts = saved.parts
         for name, heed in self._heeding.items():
@@ -371,7 +371,7 @@ class Standing:
         """Whether that time is at most `max_age_s` ago, and not in the future unless any age will do."""
         if isinstance(then_s, bool) or not isinstance(then_s, int | float):
             return False
-        return max_age_s == math.inf or -_CLOCK_ERROR_S <= self._now() - then_s <= max_age_s
+        return max_age_s == math.inf or -CLOCK_ERROR_S <= self._now() - then_s <= max_age_s
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)
@@ -391,9 +391,9 @@ class Standing:
         """Whether nothing that is known of a version, made at that time, can have been lost."""
         if not self.distrusted:
             return True
-        earliest_s = self._lost_s + _CLOCK_ERROR_S
-        return created_s is not None and earliest_s < created_s <= self._now() + _CLOCK_ERROR_S
+        earliest_s = self._lost_s + CLOCK_ERROR_S
+        return created_s is not None and earliest_s < created_s <= self._now() + CLOCK_ERROR_S
 
     def _distrust(self, reason: str) -> None:
-        self.distrusted, self._lost_s = reason, self._now()
+        self.distrusted, self._lost_s = reason, max(self._lost_s, self._now())
         _log.warning("the state of versions is unknown; they are on probation: %s", reason)

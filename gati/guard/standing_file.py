@@ -19,8 +19,10 @@ from gati.files import atomic_write_text
 _log = logging.getLogger(__name__)
 
 _KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)
+CLOCK_ERROR_S = 60.0  # by which clocks may differ
 _PRESUMED_SPENT = 20  # proofs, where the count was lost
-_COUNTED = re.compile(rb'"spent": (\d{1,15}),')  # also in a file that is cut short, or of a newer format
+# also in a file that is cut short, or of a newer format
+_COUNTED = re.compile(rb'"spent"\s*:\s*(\d{1,15})\s*[,}]')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class Saved:
 
     def _lose(self, reason: str, now_s: float) -> None:
         """Something that the file said is lost: not before it was written, also if the clock was set back."""
-        self.lost, self.lost_s = reason, max(now_s, self.written_s)
+        self.lost, self.lost_s = reason, max(now_s, self.written_s, self.lost_s)
         _log.warning("the state of versions is unknown; they are on probation: %s", reason)
 
     def _take(self, name: str, kept: dict[str, Any], model_delta: float) -> None:
@@ -106,6 +108,18 @@ class Saved:
 
 def read_saved(path: Path, now_s: float) -> Saved:
     """What the file at `path` says, as far as it can be read; nothing if there is none."""
+    saved = _read(path, now_s)
+    if saved.lost_s > now_s + CLOCK_ERROR_S:
+        _log.warning(
+            "no certificate counts for another %.1f days: by this machine's clock, %s is from the future; "
+            "set the clock, or if it is right, stop the process and delete the file, which forgets all stops",
+            (saved.lost_s - now_s) / 86_400.0,
+            path,
+        )
+    return saved
+
+
+def _read(path: Path, now_s: float) -> Saved:
     saved, where = Saved(), str(path)
     with suppress(OSError):
         saved.written_s = path.stat().st_mtime

@@ -17,6 +17,7 @@ to, and to still stricter ones, which leave easier requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,6 +27,7 @@ from gati.guard.proof import AT_ONCE, Duration, Proof
 
 State = Literal["serving", "probation", "stopped"]
 
+_log = logging.getLogger(__name__)
 _STRICTEST = 1  # setting of memory
 
 
@@ -180,7 +182,7 @@ class Watch:
         proof = self.proof
         if self.level == 0 and proof is not None and (not proof.audits or proof.log_evidence >= 0.0):
             return
-        self._restarted(in_alarm=self._ladder.prove_anew())
+        self._restarted(self._ladder.prove_anew())
 
     def restrict(self, level: int) -> None:
         """Begin other proofs of the settings above `level`: another guard found them wrong.
@@ -189,12 +191,11 @@ class Watch:
         """
         self.certifiable = min(self.certifiable, level)
         if level < self.level:
-            self._restarted(in_alarm=self._ladder.restrict(level))
+            self._restarted(self._ladder.restrict(level))
 
     def revoke(self) -> None:
         """Begin proofs of all settings: there is no certificate any more, or none as sure as is asked."""
-        self._ladder.restrict(0)
-        self._restarted()
+        self._restarted(self._ladder.restrict(0))
 
     def certify(self) -> None:
         """Let the settings answer that a certificate covers, except what a guard has withdrawn."""
@@ -249,7 +250,7 @@ class Watch:
     def begin_anew(self) -> None:
         """As `forget`, also if there is no evidence: proofs that have just begun are of a delta of before."""
         if self.proven_on or self.proof is not None:
-            self._restarted(in_alarm=self._ladder.prove_anew())
+            self._restarted(self._ladder.prove_anew())
 
     def left_by(self, memory_level: int) -> bool:
         """From now on, memory leaves the requests by its setting `memory_level`.
@@ -263,7 +264,7 @@ class Watch:
             return False
         for at, left in enumerate(self._left_by):
             if self._ladder.has_evidence(at) and (left or _STRICTEST) < memory_level:
-                self._restarted(in_alarm=self._ladder.restrict(at))  # looser settings were proven no earlier
+                self._restarted(self._ladder.restrict(at))  # looser settings were proven no earlier
                 return True
         if before is not None:
             self.epoch += 1  # audits under way are of easier requests
@@ -275,34 +276,32 @@ class Watch:
         if proof is None:
             return
         for at in range(self.level, self.settings):
-            left = self._left_by[at]
-            if not proof.audits:
-                self._left_by[at] = now
-            else:
-                self._left_by[at] = None if left is None or now is None else min(left, now)
+            left = self._left_by[at] if proof.audits else now
+            self._left_by[at] = None if left is None or now is None else min(left, now)
 
-    def _restarted(self, *, in_alarm: bool = False) -> None:
-        """Proofs begin anew, and fewer settings may answer; `in_alarm`: the guard withdrew some of them."""
-        if in_alarm:
-            self._note_withdrawal()
+    def _restarted(self, left: int | None = None) -> None:
+        """Proofs begin anew, and fewer settings may answer; `left`: as many as the guard left, if it did."""
+        if left is not None:
+            _log.warning("settings were in alarm while another answered; %d are left by the guard", left)
+            self._note_withdrawal(left)
         self._certified_only()
         if self.state == "serving" and not self.level:
-            self.state = "stopped" if in_alarm else "probation"
+            self.state = "stopped" if left == 0 else "probation"
         self.epoch += 1
         if self.on_restart is not None:
             self.on_restart()
 
     def _withdrawn(self, judged: Judgement) -> None:
         """Some settings were withdrawn as they are wrong too often."""
-        self._note_withdrawal()
+        self._note_withdrawal(self.level)
         self._certified_only()
         self._change("serving" if self.level else "stopped", judged.audits, judged.losses, tightened=True)
 
-    def _note_withdrawal(self) -> None:
+    def _note_withdrawal(self, left: int) -> None:
         number = self.withdrawals[-1].number + 1 if self.withdrawals else 1
-        fewer = (each for each in self.withdrawals if each.left < self.level)
-        self.withdrawals = (*fewer, Withdrawal(number, self.level))
-        self.certifiable = min(self.certifiable, self.level)
+        fewer = (each for each in self.withdrawals if each.left < left)
+        self.withdrawals = (*fewer, Withdrawal(number, left))
+        self.certifiable = min(self.certifiable, left)
 
     def _certified_only(self) -> None:
         """Forget the number of audits of a proof, unless it lets more answer than a certificate does."""

@@ -20,7 +20,7 @@ from benchmarks.promise_offline import (
 
 pytestmark = pytest.mark.slow
 DRAWS = 300
-FEWER = {"certify": 120}  # each draw writes a ledger twelve times
+FEWER = {"certify": 200}  # each draw writes a ledger twelve times
 
 
 @pytest.fixture(scope="module")

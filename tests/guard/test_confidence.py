@@ -10,7 +10,7 @@ import pytest
 from gati.evaluation.by_class import exact_interval
 from gati.guard.confidence import _BETS, watched_agreement
 
-STREAMS = 60
+STREAMS = 100
 CHECKED = np.unique(np.geomspace(20, 2_000, 40).astype(int)).tolist()
 
 

@@ -88,6 +88,25 @@ def test_the_time_begins_with_the_first_audit_and_anew_after_a_restart_or_if_the
     assert late.audit(agreed=True)
 
 
+def test_a_proof_that_has_passed_does_not_wait_again_where_another_process_goes_on_with_it() -> None:
+    """After a restart, caches that were fully proven answered nothing for as long as a proof takes."""
+    clock = Clock()
+    lasts = Duration(LEAST_S, clock)
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False, lasts=lasts)
+    begun = watch.to_json()
+    while not watch.may_hit:
+        clock.now_s += 1.0 / RATE_HZ
+        watch.audited(agreed=True)
+    spend = Spending(DELTA, used=1).next
+    done = Proof.from_json(watch._ladder._proofs[0].to_json(), lasts)
+    apart = Watch.from_json(begun, spend=spend, lasts=lasts)
+    apart.prove_apart()
+    apart.take_proofs(Watch.from_json({**begun, "proof": done.to_json()}, spend=spend, lasts=lasts))
+    apart.audited(agreed=True)
+    assert apart.may_hit
+    assert not [done.audit(agreed=False) for _ in range(100)][-1], "losses still count"
+
+
 def share_proven(least_s: float) -> float:
     """Of versions that are right for three seconds and then mostly wrong for half a second, 9 % in all."""
     rng = np.random.default_rng(0)

@@ -149,9 +149,19 @@ def test_a_setting_that_was_in_alarm_itself_does_not_answer_when_looser_ones_are
     while not ladder._guards[wrong].alarmed:
         assert ladder.audited([each != wrong for each in range(4)]) is None
     withdrew = ladder.restrict(3) if change == "restrict" else ladder.prove_anew()
-    assert withdrew and (ladder.level, ladder.certified) == (left, left)
+    assert withdrew == ladder.level == ladder.certified == left
     Ladder.from_json(json.loads(json.dumps(ladder.to_json())), spend=Spending(DELTA).next)
-    assert not ladder.restrict(left), "nothing else is in alarm"
+    assert ladder.restrict(left) is None, "nothing else is in alarm"
+
+
+@pytest.mark.parametrize("wrong", [(2,), (2, 3)])
+def test_settings_in_alarm_among_those_withdrawn_are_told(wrong: tuple[int, ...]) -> None:
+    """Their guards are reset, so nothing else would say later that they were wrong."""
+    ladder = ladder_of(5, proven=True)
+    while not all(ladder.in_alarm(each) for each in wrong):
+        assert ladder.audited([each not in wrong for each in range(1, 6)]) is None
+    assert ladder.restrict(1) == 1 and ladder.level == 1, "the strictest in alarm is the second"
+    assert not any(ladder.in_alarm(each) for each in range(1, 6))
 
 
 def test_the_guard_alarms_no_oftener_than_it_says() -> None:

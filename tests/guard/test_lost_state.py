@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gati.guard.standing import Standing, created_s
-from gati.guard.standing_file import read_shares
+from gati.guard.standing_file import Saved, read_shares
 from tests.guard.test_standing import composition
 
 NOW_S = 1e9
@@ -141,7 +141,40 @@ def test_a_loss_found_by_a_clock_set_back_was_not_before_the_file_was_written(
     assert later.watch("b", 0.9, proven=True, created_s=written_s + 100.0).may_hit
 
 
-@pytest.mark.parametrize("damage", ["cut short", "twice", "newer", "cut in the number"])
+def test_a_loss_is_not_forgotten_as_a_clock_that_was_set_back_finds_another(tmp_path: Path) -> None:
+    """Certificates of between the two counted, once the clock was right again."""
+    path, now_s = tmp_path / "standing.json", [NOW_S]
+    path.write_text("{half")
+    os.utime(path, (NOW_S, NOW_S))
+    first = Standing(0.05, path, now=lambda: now_s[0])
+    for name in ("no version", "contradicts itself"):
+        first.watch(name, 0.9, proven=False)
+    first.save()
+    change(path, "no version", lambda kept: {**kept, "delta": "x"})
+    change(path, "contradicts itself", lambda kept: {**kept, "state": "idle"})
+    now_s[0] = NOW_S - 10 * DAY_S
+    os.utime(path, (now_s[0], now_s[0]))
+    again = Standing(0.05, path, now=lambda: now_s[0])
+    again.watch("contradicts itself", 0.9, proven=False)
+    again.take_in(Saved(lost="there, too", lost_s=now_s[0]), lambda name, watch: None)
+    now_s[0] = NOW_S + DAY_S
+    assert not again.watch("a", 0.9, proven=True, created_s=NOW_S - DAY_S).may_hit
+    assert again.watch("b", 0.9, proven=True, created_s=NOW_S + 100.0).may_hit
+
+
+def test_the_log_says_what_to_do_about_a_loss_in_the_future(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text("{half")
+    for written_s, warned in ((NOW_S + 30.0, False), (NOW_S + 4000 * DAY_S, True)):
+        os.utime(path, (written_s, written_s))
+        Standing(0.05, path, now=lambda: NOW_S)
+        assert ("from the future" in caplog.text) == warned
+    assert "another 4000.0 days" in caplog.text and str(path) in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["cut short", "twice", "newer", "spread out", "cut in the number"])
 def test_what_was_spent_counts_in_a_file_that_cannot_be_read(tmp_path: Path, damage: str) -> None:
     """Proofs took shares of delta again, from number 21 on."""
     path = tmp_path / "standing.json"
@@ -155,6 +188,7 @@ def test_what_was_spent_counts_in_a_file_that_cannot_be_read(tmp_path: Path, dam
             "cut short": text[: len(text) // 2],
             "twice": text.replace('"spent": 71', '"spent": 30') + text,
             "newer": text.replace('"format": 1', '"format": 99'),
+            "spread out": json.dumps({"spent": 71}, indent=1, separators=(" ,", " : "))[:-1] + "}{",
             "cut in the number": text[: text.index("71,") + 1],
         }[damage]
     )
@@ -199,6 +233,24 @@ def test_only_what_a_guard_withdrew_is_said_to_be_its_doing(tmp_path: Path) -> N
     assert withdrawn(path) == 1, "also for another promise"
     Standing(0.05, path).watch("a", 0.95, proven=True, settings=2)
     assert withdrawn(path) == 0, "its settings are not known to be the same"
+
+
+def test_a_setting_in_alarm_stays_withdrawn_though_its_certificate_is_revoked_and_given_again(
+    tmp_path: Path,
+) -> None:
+    """It answered again; and without a certificate, what was known of it could be forgotten."""
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    watch = standing.watch("a", 0.9, proven=True, settings=2)
+    while not watch.in_alarm(1):
+        watch.audited(agreed=[False, True])
+    standing.save()
+    for proven in (False, True):
+        again = Standing(0.05, path).watch("a", 0.9, proven=proven, settings=2)
+        kept = json.loads(path.read_text())["versions"]["a"]
+        assert (again.state, again.may_hit, kept["certified"], kept["withdrawn_to"]) == (
+            "stopped", False, True, 0,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", [1, 3])

@@ -67,12 +67,12 @@ def test_caches_on_probation_serve_once_they_are_proven_and_without_an_alarm() -
 
 @pytest.mark.slow
 def test_disproven_caches_do_not_come_back_however_long_it_takes() -> None:
-    """Half a day of audits at the smallest disagreement that must not pass, with proofs and restarts."""
-    streams, returned = 100, 0
+    """A day of audits at the smallest disagreement that must not pass, with proofs and restarts."""
+    streams, returned = 200, 0
     for seed in range(streams):
         random, spending = np.random.default_rng(seed), Spending(0.05)
         watch = Watch(0.97, spend=spending.next, proven=False)
-        for number, lost in enumerate(random.random(2_500) < 0.03):
+        for number, lost in enumerate(random.random(5_000) < 0.03):
             if number % 700 == 699:  # a restart
                 spending = Spending(0.05, spending.used)
                 watch = Watch.from_json(json.loads(json.dumps(watch.to_json())), spend=spending.next)
@@ -215,7 +215,7 @@ def test_a_certificate_that_does_not_count_here_lets_nothing_answer() -> None:
     assert (watch.level, watch.state, watch.may_hit) == (0, "probation", False)
 
 
-@pytest.mark.parametrize("change", ["restrict", "prove_anew", "begin_anew", "left_by"])
+@pytest.mark.parametrize("change", ["restrict", "prove_anew", "begin_anew", "left_by", "revoke"])
 def test_what_its_guard_found_wrong_stays_withdrawn_though_looser_settings_go_first(change: str) -> None:
     """The strictest is in alarm while looser ones answer; then these are withdrawn for another reason."""
     watch = Watch(0.9, spend=Spending(0.05).next, proven=True, settings=2)
@@ -230,12 +230,31 @@ def test_what_its_guard_found_wrong_stays_withdrawn_though_looser_settings_go_fi
         "prove_anew": watch.prove_anew,
         "begin_anew": watch.begin_anew,
         "left_by": lambda: watch.left_by(2),
+        "revoke": watch.revoke,
     }
     made[change]()
     assert (watch.state, watch.may_hit, watch.withdrawn_to) == ("stopped", False, 0)
     again = Watch.from_json(json.loads(json.dumps(watch.to_json())), spend=Spending(0.05).next)
     again.certify()
     assert not again.may_hit, "a certificate gives back nothing that a guard has withdrawn"
+
+
+@pytest.mark.parametrize("certified", [0, 1])
+def test_a_setting_in_alarm_among_those_withdrawn_is_not_given_back_either(certified: int) -> None:
+    """Its guard begins anew, so a later certificate let it answer."""
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=bool(certified), settings=3)
+    if certified:
+        watch.restrict(certified)
+        watch.certifiable = 3
+    while watch.level < 3:
+        watch.audited(agreed=[True, True, True])
+    while not watch.in_alarm(2):
+        watch.audited(agreed=[True, False, True])
+    watch.prove_anew()
+    assert (watch.level, watch.withdrawn_to, watch.certifiable) == (certified, 1, 1)
+    assert watch.state == ("serving" if certified else "probation"), "no guard withdrew the strictest"
+    watch.certify()
+    assert (watch.level, watch.may_hit) == (1, True)
 
 
 def test_what_is_certified_is_written_down() -> None:
