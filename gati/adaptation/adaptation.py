@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -282,17 +281,15 @@ class Adaptation:
         self._answer.close()
         self._workers.auditing.close(_FAREWELL_S)
         self._keeper.save()  # now: whoever takes too long to end is killed, perhaps within a retraining
-        self._succession.standing.save()
+        self._succession.save()
         self._workers.training.close(_FAREWELL_S)
-        self._succession.standing.save()
+        self._succession.save()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
@@ -342,8 +339,8 @@ class Adaptation:
         self._workers.training.submit(lambda: self._renew(reason, time_s, changed_at))
 
     def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
-        taken = self._samples.taken
-        tried = failed = True
+        taken, tried, failed = self._samples.taken, True, True
+        why: GatiError | None = None
         try:
             if self._renewal.enough(self._samples, changed_at):
                 self._tell("retraining", reason)
@@ -357,11 +354,13 @@ class Adaptation:
                     self._due = (time_s + self.settings.delay_s, outcome)
             failed = False
         except GatiError as error:
-            self._failed(error)
+            why = error
         finally:
             with self._lock:
                 self._renewing = False
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried, failed=failed)
+        if why is not None:
+            self._failed(why)
 
     def _take(self, outcome: RenewalOutcome) -> None:
         self._succession.take(outcome)
@@ -391,7 +390,8 @@ class Adaptation:
             self._writer.offer(recorded(sample, answered, self._model))
 
     def _failed(self, error: Exception) -> None:
-        self._tell("failed", f"retraining failed: {error}")
+        more = self._triggers.more(self._samples)
+        self._tell("failed", f"retraining failed: {error}; next after {more} more samples")
 
     def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:

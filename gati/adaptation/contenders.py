@@ -18,13 +18,14 @@ from gati.adaptation.tune import Lesson, TuneRecipe, train_new, tuned
 from gati.adaptation.window import Parts, Window
 from gati.caches import LearnedCache, is_companion, reads_input
 from gati.composition.load import Served
+from gati.composition.replay import exit_costs
 from gati.costs.profile import measure_lookup
 from gati.errors import AdaptError
 from gati.exploration.candidates import trial_name
 from gati.exploration.library import SELECT
 from gati.exploration.measure import measure_cache
 from gati.priority import let_requests_pass
-from gati.types import Placement, TrialId
+from gati.types import TrialId
 from gati.variants import SCENE
 
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
@@ -84,7 +85,8 @@ class Work:
 
     def _as_they_are(self, served: Served, left_out: Collection[TrialId] = ()) -> list[Contender]:
         found = []
-        for leaving, described in zip(served.engine.exits, served.composition.exits, strict=True):
+        chosen = served.composition.exits
+        for leaving, described, cost in zip(served.engine.exits, chosen, exit_costs(chosen), strict=True):
             if described.trial_id in left_out:
                 continue
             cache = leaving.cache
@@ -99,15 +101,21 @@ class Work:
                 )
             found.append(
                 Contender(
-                    described.trial_id, leaving.block, cache, leaving.placement, described.lookup_ms, *answers
+                    described.trial_id,
+                    leaving.block,
+                    cache,
+                    leaving.placement,
+                    cost.lookup_ms,
+                    cost.penalty_ms,
+                    *answers,
                 )
             )
         return found
 
     def retrained(self, recipe: TuneRecipe) -> list[Contender]:
         """The serving caches after further training; students have `_STUDENT_TIME` times the limit."""
-        found = []
-        for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
+        found, costs = [], exit_costs(self.served.composition.exits)
+        for leaving, cost in zip(self.served.engine.exits, costs, strict=True):
             if not isinstance(leaving.cache, LearnedCache) or is_companion(leaving.cache.variant):
                 continue  # a companion is a network of its own, and stays as it is
             lesson = self._lesson(leaving.block)
@@ -118,14 +126,13 @@ class Work:
                 predictor = tuned(
                     leaving.cache.predictor, lesson, own, seed=self.seed, clock=self.times.clock
                 )
+            each = self._measured(name, leaving.block, leaving.cache.variant, predictor)
             found.append(
-                self._measured(
-                    name,
-                    leaving.block,
-                    leaving.cache.variant,
-                    predictor,
-                    leaving.placement,
-                    described.lookup_ms,
+                replace(
+                    each,
+                    placement=leaving.placement,
+                    lookup_ms=cost.lookup_ms,
+                    penalty_ms=cost.penalty_ms,
                 )
             )
         return found
@@ -142,13 +149,12 @@ class Work:
                     predictor = train_new(
                         variant, shapes[block], lesson, new.recipe, seed=self.seed, clock=self.times.clock
                     )
-                known = new.lookup_ms.get(variant)
-                each = self._measured(name, block, variant, predictor, "inline", known or 0.0)
-                if known is None:
+                each = self._measured(name, block, variant, predictor)
+                lookup_ms = new.lookup_ms.get(variant)
+                if lookup_ms is None:
                     with self.times.of("measure"):
                         lookup_ms = _lookup_ms_of(self.served, variant, block, each.cache)
-                    each = replace(each, lookup_ms=lookup_ms)
-                found.append(each)
+                found.append(replace(each, lookup_ms=lookup_ms, penalty_ms=lookup_ms))
         return found
 
     def _new_name(self, block: str, variant: str, what: str) -> TrialId:
@@ -183,16 +189,8 @@ class Work:
             len(fit),
         )
 
-    def _measured(
-        self,
-        name: TrialId,
-        block: str,
-        variant: str,
-        predictor: nn.Module,
-        placement: Placement,
-        lookup_ms: float,
-    ) -> Contender:
-        """A contender with that predictor and the selector that does best on the select rows."""
+    def _measured(self, name: TrialId, block: str, variant: str, predictor: nn.Module) -> Contender:
+        """A contender with that predictor and the selector that does best on the select rows; it costs 0."""
         held = self.parts.select
         split = np.full(len(held), SELECT, dtype=np.uint8)
         with self.times.of("measure"):
@@ -206,7 +204,7 @@ class Work:
             )
         outcomes = measured.outcomes
         answers = self._spread(outcomes.score, outcomes.predicted)
-        return Contender(name, block, measured.cache, placement, lookup_ms, *answers)
+        return Contender(name, block, measured.cache, "inline", 0.0, 0.0, *answers)
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.caches import LearnedCache
-from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
 from gati.composition.composition import Composition, Exit
 from gati.composition.contests import path_within
 from gati.composition.instance import Chosen, Instance, make_instance
@@ -38,7 +37,8 @@ class Costs:
 class Contender:
     """A cache that could be deployed; score float32 [n] and class int64 [n], of held-out rows only.
 
-    Scores on the rows to choose on come from selectors that have not seen the input.
+    `penalty_ms` is what a miss costs: the lookup itself if it is inline. Scores on the rows to choose on come
+    from selectors that have not seen the input.
     """
 
     trial_id: TrialId
@@ -46,13 +46,9 @@ class Contender:
     cache: LearnedCache
     placement: Placement
     lookup_ms: float
+    penalty_ms: float
     score: NDArray[np.float32]
     predicted: NDArray[np.int64]
-
-    @property
-    def penalty_ms(self) -> float:
-        """The cost of a miss."""
-        return self.lookup_ms * (1.0 if self.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
 
 
 def costs_of(served: Served) -> Costs:
@@ -203,6 +199,7 @@ def exits_of(laid: Laid, costs: Costs) -> tuple[Exit, ...]:
             lookup_ms=each.lookup_ms,
             memory_bytes=each.cache.memory_bytes,
             exit_ms=exit_ms,
+            penalty_ms=each.penalty_ms,
         )
         for (each, threshold), hits, agreeing, exit_ms in zip(
             laid.chosen, replayed.hits, replayed.agreeing, replayed.exit_ms, strict=True

@@ -18,7 +18,7 @@ from gati.adaptation.scene import Signature
 from gati.composition.load import Served
 from gati.documents import values_of
 from gati.engine.backends import GraphBackend, get_backend
-from gati.errors import GatiError
+from gati.errors import GatiError, RepositoryError
 from gati.versions.engines import (
     Graphs,
     open_setting,
@@ -79,6 +79,7 @@ class Deployments:
         self._open: dict[int, Deployed] = {}
         self._folders: dict[int, Path] = {}  # source folders of open versions
         self._saved = 0
+        self._highest = 0  # number of a version that was opened here
         self._backend = f" on {served.composition.backend}"
         self._made_for = served.composition.name + self._backend  # compositions share a repository
         backend = get_backend(served.composition.backend)
@@ -190,7 +191,16 @@ class Deployments:
 
         It has no certificate: it was chosen on parts of the stream that it was trained on. Deletes the oldest
         versions, as many are never proven; those that were, and served, are kept apart from these.
+
+        Raises RepositoryError if the newest version is gone: the next one would get the number of one that is
+        open here, and answer by its proof.
         """
+        newest = max((each.version for each in self._repository.versions(self._model)), default=0)
+        if newest < self._highest:
+            raise RepositoryError(
+                f"version {self._highest} of {self._model} was deleted or damaged, so no new one can be "
+                "published; restart"
+            )
         try:
             served = (each.version for each in reversed(self._repository.history(self._model)))
             proven = list(dict.fromkeys(served))[:_KEEP]
@@ -199,10 +209,9 @@ class Deployments:
             _log.warning("old versions of %s stay: %s", self._model, error)
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
-        stored = {each.version for each in self._repository.versions(self._model)}
         lineage = Lineage(
             retrained.composition.checkpoint_sha256,
-            parent=parent.number if parent.number in stored else None,  # all of them may have been deleted
+            parent=parent.number or None,
             window=trained,
             measurements={"before": values_of(retrained.before), "after": values_of(retrained.after)},
             tags={
@@ -235,6 +244,7 @@ class Deployments:
     def _remember(self, deployed: Deployed, folder: Path) -> None:
         """Keep a version open; drop the oldest one and its local copy."""
         self._open[deployed.number] = deployed
+        self._highest = max(self._highest, deployed.number)
         self._folders[deployed.number] = folder
         while len(self._open) > _OPEN + 1:
             oldest = next(iter(self._open))

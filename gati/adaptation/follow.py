@@ -142,11 +142,9 @@ class FollowUp:
             ticket.time_s,
             ticket.request,
             ticket.source,
+            place=ticket.place,
         )
-        if ticket.place is not None and sample in self._samples:
-            return  # of a camera that is frozen: in minutes, the window would hold nothing but one picture
-        self._samples.add(sample)
-        if self._on_sample is not None:
+        if self._samples.add(sample) and self._on_sample is not None:
             self._on_sample(sample, ticket.given.prediction)
 
 

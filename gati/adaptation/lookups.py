@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from gati.caches import build_predictor, is_companion
+from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
 from gati.composition.composition import Composition
 from gati.composition.load import Served
+from gati.composition.replay import exit_costs
 from gati.costs.least import Arithmetic
 
 _CALL_SHARE = 0.02  # fixed overhead of a lookup, as a share of the base model's time
@@ -45,14 +47,19 @@ class LookupCosts:
         """
         profile = served.library.manifest.profile
         reach_ms = {each.name: self._base_ms * each.reach_ms / profile.base_ms for each in profile.blocks}
-        exits, added_ms, paid_ms = [], 0.0, 0.0
-        for described, leaving in zip(served.composition.exits, served.engine.exits, strict=True):
+        chosen = served.composition.exits
+        exits, added_ms, paid_ms = [], 0.0, 0.0  # by the misses before: by how much more, and in all
+        for described, cost, leaving in zip(chosen, exit_costs(chosen), served.engine.exits, strict=True):
             lookup_ms = described.lookup_ms
             if not is_companion(described.variant):
                 lookup_ms = max(lookup_ms, self.of(leaving.cache, leaving.block))
-            added_ms += lookup_ms - described.lookup_ms
-            paid_ms += lookup_ms
-            exit_ms = max(described.exit_ms + added_ms, reach_ms[leaving.block] + paid_ms)
-            exits.append(replace(described, lookup_ms=lookup_ms, exit_ms=exit_ms))
+            more_ms = lookup_ms - described.lookup_ms
+            exit_ms = max(
+                described.exit_ms + added_ms + more_ms, reach_ms[leaving.block] + paid_ms + lookup_ms
+            )
+            more_ms *= 1.0 if described.placement == "inline" else LEAST_OVERLAPPED_PENALTY
+            added_ms, paid_ms = added_ms + more_ms, paid_ms + cost.penalty_ms + more_ms
+            penalty_ms = cost.penalty_ms + more_ms
+            exits.append(replace(described, lookup_ms=lookup_ms, penalty_ms=penalty_ms, exit_ms=exit_ms))
         composition: Composition = replace(served.composition, exits=tuple(exits))
         return replace(served, composition=composition)

@@ -138,12 +138,15 @@ class RecallLadder:
         self._epoch += 1
 
     def restrict(self, level: int) -> bool:
-        """Withdraw all settings above `level` until they are proven again; returns whether there were any."""
+        """Withdraw all settings above `level` until they are proven again; returns whether there were any.
+
+        So are those below that are in alarm and would answer now.
+        """
         if level >= self.level:
             return False
         self._ladder.restrict(level)
         self._epoch += 1
-        for setting in self._settings[level:]:
+        for setting in self._settings[self.level :]:
             setting.begin()
         return True
 

@@ -115,6 +115,11 @@ class Renewal:
         self._clock = clock
         self._costs = LookupCosts(first)
         self._blocks, self._variants = candidate_blocks(first, settings), candidate_variants(first, settings)
+        if self._variants != settings.variants:
+            _log.warning(
+                "new caches are of %s: the network runs sequences at several lengths, and %s reads one only",
+                *(", ".join(self._variants), ", ".join(settings.variants)),
+            )
         self._original: Window | None = None
         self._original_known = False
 
@@ -311,7 +316,8 @@ def candidate_variants(served: Served, settings: AdaptSettings) -> tuple[str, ..
     """The variants of new predictors.
 
     A network that runs sequences at several lengths has caches that read any length, since retraining and
-    proofs run it at the longest one: others would answer otherwise at a shorter one.
+    proofs run it at the longest one: others would answer otherwise at a shorter one. So the default becomes
+    the first of these.
 
     Raises AdaptError for a variant that reads one length only, VariantError for one that does not exist.
     """
@@ -319,7 +325,7 @@ def candidate_variants(served: Served, settings: AdaptSettings) -> tuple[str, ..
         parse_variant(variant)
     if not isinstance(served.engine.traced, TracedSequences):
         return settings.variants
-    if settings.variants == (SCENE,):  # not asked for
+    if settings.variants == (SCENE,):
         return TOKEN_VARIANTS[:1]
     if fixed := [variant for variant in settings.variants if not of_any_length(variant)]:
         raise AdaptError(

@@ -24,7 +24,7 @@ _FAR = 100.0  # times the usual largest number of an input: one that goes beyond
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A preprocessed input [...] with the base model's class and probabilities [K]."""
+    """A preprocessed input [...] of `place`, if known, with the base model's class and probabilities [K]."""
 
     input: Tensor
     base_class: int
@@ -33,6 +33,11 @@ class Sample:
     request: int
     source: str = ""
     number: int | None = None  # counts all samples ever taken; given by `Samples.add` if None
+    place: str | None = None
+
+    def is_like(self, other: Sample) -> bool:
+        """Whether its input and the base model's answer are exactly those of the other."""
+        return torch.equal(self.probabilities, other.probabilities) and torch.equal(self.input, other.input)
 
 
 class Samples:
@@ -49,24 +54,30 @@ class Samples:
         with self._lock:
             return len(self._kept)
 
-    def __contains__(self, sample: Sample) -> bool:
-        """Whether an equal input with an equal answer is kept."""
-        with self._lock:
-            kept = list(self._kept)
-        return any(
-            torch.equal(each.probabilities, sample.probabilities) and torch.equal(each.input, sample.input)
-            for each in reversed(kept)
-        )
+    def add(self, sample: Sample) -> bool:
+        """Add a sample, and drop those that are too old by its time; returns whether it shows something new.
 
-    def add(self, sample: Sample) -> None:
-        """Add a sample, and drop those that are too old by its time."""
+        Otherwise, it takes place and number of the one before of its place: a camera that is frozen would
+        fill the window with one picture, some of it held out from training and some not.
+        """
         with self._lock:
+            before = self._before(sample.place)
+            new = before is None or not sample.is_like(before)
             number = self._next if sample.number is None else sample.number
+            if before is not None and not new:
+                self._kept.remove(before)
+                number = before.number or number
             self._kept.append(replace(sample, number=number))
             self.taken += 1
             self._next = max(self._next, number + 1)
             while self._kept and self._kept[0].time_s < sample.time_s - self._max_age_s:
                 self._kept.popleft()
+        return new
+
+    def _before(self, place: str | None) -> Sample | None:
+        """The newest sample of a place that is known."""
+        of_it = (each for each in reversed(self._kept) if each.place == place)
+        return None if place is None else next(of_it, None)
 
     def recent(self, count: int) -> list[Sample]:
         """The newest `count` samples, in the order of requests."""

@@ -114,6 +114,12 @@ class Succession(Roster[Deployed]):
             what = f"version {number} has to prove itself: {self.how_far or 'it is certified'}"
             self._tell("probation", what, outcome.details)
 
+    def save(self) -> None:
+        """Write down what is proven now, also while other threads go on proving."""
+        with self._lock:
+            snapshot = self.standing.snapshot()
+        self.standing.write(snapshot)
+
     # As a roster ------------------------------------------------------------------------------------------
 
     def tell(self, kind: RosterChange, message: str) -> None:

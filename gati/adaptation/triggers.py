@@ -15,7 +15,7 @@ from gati.adaptation.settings import AdaptSettings
 SETTLED = 200  # requests or samples until their hit rate is meaningful
 _MEMORY = 0.99  # decay of the running hit rate
 _NOTICED = 70  # requests until a drop shows in it
-_MOST_DOUBLINGS = 6  # of the samples to wait for, if retraining fails each time
+_MOST_DOUBLINGS = 3  # of the samples to wait for, if retraining fails each time
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,18 @@ class Triggers:
     def attempted(self, *, taken: int, time_s: float, tried: bool, failed: bool = False) -> None:
         """Record an attempt after `taken` samples; if `tried`, the next waits for many more samples.
 
-        Each attempt in a row that `failed` doubles them.
+        Each attempt in a row that `failed` doubles them, from the first one on.
         """
+        if not tried:
+            self._next_at = taken + max(10, self._least_inputs // 20)
+            return
         self._failures = min(self._failures + 1, _MOST_DOUBLINGS) if failed else 0
-        more = max(10, self._least_inputs // (4 if tried else 20))
-        self._next_at = taken + more * 2**self._failures
-        if tried:
-            self._last_s = time_s
+        self._next_at = taken + max(10, self._least_inputs // 4) * 2**self._failures
+        self._last_s = time_s
+
+    def more(self, samples: Samples) -> int:
+        """How many more samples the next attempt waits for."""
+        return max(0, self._next_at - samples.taken)
 
     def due(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> Due:
         """Whether to retrain at `time_s`; an interval with too few samples starts over."""

@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 _DEFAULT_RATE = 25.0  # pictures per second if neither timestamps nor a header give it
 _REORDERED = 4  # reordering window in pictures: files without presentation times use decoding order
-_GLITCH_S = 1.0  # back by more, time has begun anew
 _UNSPECIFIED_SPACE, _RESERVED_SPACE = 2, 3  # FFmpeg's numbers; some encoders write the reserved one
 _LATE = "no answer in time"
 _REASONS = {
@@ -197,8 +196,7 @@ def in_order(
     """Yield the items, in the order given, with strictly rising timestamps in seconds.
 
     Timestamps out of order within `window` items are sorted. One that is missing or still not above its
-    predecessor becomes the predecessor plus `period_s`. If it is far below it, time has begun anew: later
-    ones are shifted alike.
+    predecessor becomes the predecessor plus the last gap, but at most `period_s`: a pause is no rate.
     """
     waiting: deque[T] = deque()
     stamps: list[float] = []
@@ -206,7 +204,7 @@ def in_order(
     newest: float | None = None
     for stamp, item in items:
         if stamp is None:
-            stamp = 0.0 if newest is None else newest + period_s
+            stamp = 0.0 if newest is None else newest + rising.gap_s
         newest = stamp
         waiting.append(item)
         heapq.heappush(stamps, stamp)
@@ -221,15 +219,14 @@ class _Rising:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
+        self.gap_s = period_s  # to what follows without a timestamp of its own
         self._last_s: float | None = None
-        self._shift_s = 0.0  # of all timestamps, as time has begun anew
 
     def next(self, stamp_s: float) -> float:
-        stamp_s += self._shift_s
-        if self._last_s is not None and stamp_s <= self._last_s:
-            next_s = self._last_s + self._period_s
-            if stamp_s < self._last_s - _GLITCH_S:
-                self._shift_s += next_s - stamp_s
-            stamp_s = next_s
+        if self._last_s is not None:
+            if stamp_s > self._last_s:
+                self.gap_s = min(self._period_s, stamp_s - self._last_s)
+            else:
+                stamp_s = self._last_s + self.gap_s
         self._last_s = stamp_s
         return stamp_s

@@ -11,8 +11,9 @@ import pytest
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.retrain import Measurement, Retrained
 from gati.composition.load import Served
-from gati.errors import StorageError
+from gati.errors import RepositoryError, StorageError
 from gati.versions.lineage import SampleWindow
+from gati.versions.places import folder_of
 from gati.versions.repository import ModelRepository
 from gati.versions.setting import Setting
 from tests.adaptation.deployed import make_deployed
@@ -98,13 +99,26 @@ def test_versions_that_were_proven_stay_however_many_are_not(served: Served, tmp
     assert [each.version for each in repository.versions("digits")] == [1, 3, 5, *range(7, 11)]
 
 
-def test_versions_are_published_after_all_were_deleted(served: Served, tmp_path: Path) -> None:
-    """The one that serves was named as their parent, which had to be there: each retraining failed."""
+def test_no_number_is_given_out_twice_after_versions_were_deleted(served: Served, tmp_path: Path) -> None:
+    """Numbers began at 1 again: settings of the new version answered by the proof of the old one."""
     repository = ModelRepository(tmp_path / "versions")
     deployments = Deployments(served, repository, "digits", tmp_path / "local")
     serving = published(deployments, served)
     shutil.rmtree(tmp_path / "versions")
-    again = published(deployments, served, parent=serving)
-    assert repository.version("digits", again.number).lineage.parent is None
-    later = published(deployments, served, parent=again)
-    assert repository.version("digits", later.number).lineage.parent == again.number
+    for _ in range(2):
+        with pytest.raises(RepositoryError, match=r"^version 1 of digits was deleted .*; restart$"):
+            published(deployments, served, parent=serving)
+    assert deployments.open(serving.number) is serving and repository.versions("digits") == []
+    restarted = Deployments(served, repository, "digits", tmp_path / "again")
+    assert published(restarted, served).number == 1
+
+
+def test_versions_are_published_after_one_that_does_not_serve_was_deleted(
+    served: Served, tmp_path: Path
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+    deployments = Deployments(served, repository, "digits", tmp_path / "local")
+    first, second = published(deployments, served), published(deployments, served)
+    shutil.rmtree(tmp_path / "versions" / folder_of("digits", first.number))
+    third = published(deployments, served, parent=second)
+    assert third.number == 3 and repository.version("digits", 3).lineage.parent == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from gati.adaptation.contenders import StepTimes, Work
+from gati.adaptation.contest import Contender, Costs, Laid, exits_of, replay_deployed
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.lookups import LookupCosts
 from gati.adaptation.probe import can_probe
-from gati.adaptation.renewal import _tried, candidate_variants
+from gati.adaptation.renewal import Renewal, _tried, candidate_variants
 from gati.adaptation.rest import Rest
 from gati.adaptation.settings import AdaptSettings
-from gati.adaptation.window import Window
+from gati.adaptation.tune import TuneRecipe
+from gati.adaptation.window import Window, split_window
 from gati.caches import Companion, LearnedCache, Reading, build_predictor
+from gati.composition.replay import ExitCost, exit_costs
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, EngineExit
 from gati.engine.placement import WorkerLookups
@@ -30,8 +35,9 @@ from gati.model.packed import packed
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import trace
 from gati.priority import RunningRequests, alongside
+from gati.types import TrialId
 from gati.variants import ITSELF
-from tests.adaptation.deployed import BASE_MS, CLASSES, make_deployed
+from tests.adaptation.deployed import BASE_MS, CLASSES, STRANGE, make_deployed, stream, window_of
 from tests.engine.networks import inputs, selective_exits, traced_network
 from tests.text_networks import LONGEST, VOCABULARY, reader
 
@@ -53,6 +59,51 @@ def test_lookups_of_the_network_itself_in_8_bit_integers_do_not_rest(tmp_path: P
         .composition
     )
     assert not any(rest.answered(BASE if number % 10 == 0 else INPUT) for number in range(200))
+
+
+def test_what_an_overlapped_lookup_costs_a_miss_is_kept() -> None:
+    """A retrained version had forgotten it, and 0.3 of the lookup was assumed."""
+    cache: Any = SimpleNamespace(variant="grid(16)", selector_name="maximum-probability", memory_bytes=1)
+    score, said = np.array([0.9, 0.1], np.float32), np.zeros(2, np.int64)
+    kept = {
+        block: Contender(TrialId(block), block, cache, "overlapped", 2.0, 1.5, score, said)
+        for block in ("a", "b")
+    }
+    costs = Costs(20.0, {"a": 3.0, "b": 6.0}, {"a": 0, "b": 1})
+    deployed: Any = [SimpleNamespace(block=block, threshold=0.5) for block in kept]
+    replayed = replay_deployed(deployed, kept, costs, said, np.arange(2))
+    exits = exits_of(Laid(tuple((each, 0.5) for each in kept.values()), replayed), costs)
+    assert exit_costs(exits) == [ExitCost(3.0, 2.0, 1.5), ExitCost(6.0, 2.0, 1.5)]
+
+
+@pytest.mark.slow
+def test_estimated_lookups_cost_a_miss_more_too(tmp_path: Path) -> None:
+    served = make_deployed(tmp_path)
+    costs, chosen = LookupCosts(served), served.composition
+    exits = tuple(
+        replace(each, placement="overlapped", lookup_ms=1e-6, penalty_ms=9e-7, exit_ms=1e-3)
+        for each in chosen.exits
+    )
+    corrected = costs.corrected(replace(served, composition=replace(chosen, exits=exits))).composition
+    for each in corrected.exits:
+        assert each.penalty_ms == pytest.approx(0.3 * each.lookup_ms, rel=0.1)
+    reach_ms = [cost.reach_ms for cost in exit_costs(corrected.exits)]
+    profile = served.library.manifest.profile
+    share = {each.name: each.reach_ms / profile.base_ms for each in profile.blocks}
+    expected = [chosen.expected.base_latency_ms * share[each.block] for each in exits]
+    assert reach_ms == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_caches_compete_with_the_cost_of_a_miss_that_was_measured(tmp_path: Path) -> None:
+    made = make_deployed(tmp_path)
+    exits = tuple(replace(each, placement="overlapped", penalty_ms=0.07) for each in made.composition.exits)
+    served = replace(made, composition=replace(made.composition, exits=exits))
+    traced = served.engine.traced
+    seen = window_of(traced, stream(STRANGE, 100, seed=2)).collected(traced, {each.block for each in exits})
+    work = Work(served, seen, None, split_window(100, 0.25), StepTimes(lambda: 0.0), seed=0)
+    found = [*work.deployed(), *work.retrained(TuneRecipe(epochs=1.0))]
+    assert [each.penalty_ms for each in found] == [0.07] * 4
 
 
 def window(count: int) -> Window:
@@ -114,6 +165,18 @@ def test_what_is_learned_of_texts_says_the_same_at_every_length(sequences: Any) 
         for variant in candidate_variants(sequences, AdaptSettings()):
             predictor = build_predictor(variant, traced.hidden_shapes[block], 3).eval()
             torch.testing.assert_close(predictor(long), predictor(short), rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_said_that_other_variants_are_tried_for_texts(
+    sequences: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--variants scene(...)` became tokens-mean in silence."""
+    engine = SimpleNamespace(traced=sequences.engine.traced)
+    chosen = SimpleNamespace(expected=SimpleNamespace(base_latency_ms=1.0))
+    served: Any = SimpleNamespace(engine=engine, composition=chosen)
+    unused: Any = None
+    Renewal(unused, served, AdaptSettings(), unused, clock=lambda: 0.0)
+    assert re.search(r"new caches are of tokens-mean\(256\): .* scene\(.*\) reads one only", caplog.text)
 
 
 def test_a_variant_that_reads_one_length_only_is_refused_for_texts(sequences: Any) -> None:

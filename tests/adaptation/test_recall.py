@@ -18,7 +18,7 @@ from torch import Tensor
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_checked import CheckedDistances
-from gati.adaptation.recall_ladder import RecallLadder
+from gati.adaptation.recall_ladder import Intent, RecallLadder
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL
@@ -532,6 +532,18 @@ def ladder_of(*, alone: bool, delta: float = 0.05) -> RecallLadder:
     ladder = RecallLadder(AGREEMENT, lambda: delta, alone=alone)
     ladder.expect(np.full(100, 1e-6))
     return ladder
+
+
+def test_a_setting_that_is_withdrawn_as_it_was_in_alarm_begins_to_steer_anew() -> None:
+    ladder = ladder_of(alone=False)
+    ladder._ladder.grant(3)
+    would = tuple(at == 1 for at in range(len(MOST)))
+    while not ladder._ladder.in_alarm(2):
+        intent = Intent(would, confident=False, known=True, epoch=0, meant=True, takes=False)
+        assert ladder.audited(intent, wrong=True, steers=True) is None
+    assert ladder.state()["allowed"][1] < MOST[1]
+    assert ladder.restrict(2) and ladder.level == 1
+    assert ladder.state()["allowed"][1] == MOST[1]
 
 
 @pytest.mark.parametrize("known", [0.1, 0.5, 0.9])

@@ -419,6 +419,22 @@ def test_samples_from_before_the_clock_was_set_back_are_trained_on() -> None:
     assert weights.max() == 1.0 == weights[-1] and weights.min() > 0.0
 
 
+def test_a_picture_that_a_place_repeats_is_kept_once_with_its_newest_time() -> None:
+    """It keeps its number, by which it is held out from training or not."""
+    samples, shown = Samples(200, 3600.0), [0.0, 1.0, 1.0, 1.0, 0.0]
+    new = [
+        samples.add(Sample(torch.full((1, 8, 8), x), 0, torch.full((10,), 0.1), float(at), at, place="door"))
+        for at, x in enumerate(shown)
+    ]
+    assert new == [True, True, False, False, True] and samples.taken == 5
+    assert [(each.number, each.time_s) for each in samples.recent(9)] == [(1, 0.0), (2, 3.0), (3, 4.0)]
+    for place in ("yard", "door", None, None):
+        assert samples.add(Sample(torch.zeros(1, 8, 8), 0, torch.full((10,), 0.1), 5.0, 5, place=place)) is (
+            place != "door"
+        )
+    assert len(samples) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", ["far", "no number"])
 def test_one_freak_among_hundreds_of_samples_does_not_end_learning(served: Served, odd: str) -> None:

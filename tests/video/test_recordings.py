@@ -367,18 +367,40 @@ def test_missing_stamps_follow_the_rate() -> None:
     assert [stamp for stamp, _ in in_order([(None, 0)] * 4, 0.25)] == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_a_stamp_that_is_there_twice_after_a_pause_leaves_the_rate_alone() -> None:
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_stamp_that_is_there_twice_after_a_pause_leaves_the_rate_alone(window: int) -> None:
     """The pause was taken for the time between pictures from then on: days went by in seconds."""
     stamps = [0.0, 0.04, 5000.0, 5000.0, *(5000.0 + number / 25 for number in range(1, 100))]
-    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in stamps], 0.04)]
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in stamps], 0.04, window)]
     assert times[-1] == pytest.approx(stamps[-1], abs=0.1)
     assert max(later - earlier for earlier, later in pairwise(times[3:])) < 0.1
 
 
-def test_where_time_begins_anew_it_goes_on_as_before() -> None:
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("period_s", [0.04, 10.0])
+def test_a_stamp_that_is_there_twice_costs_no_more_than_the_last_gap(window: int, period_s: float) -> None:
+    """As where the rate varies, and what the header says of it is the mean."""
+    stamps = [number / 25 for number in range(50)]
+    stamps[20] = stamps[19]
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in stamps], period_s, window)]
+    assert np.abs(np.subtract(times, stamps)).max() <= 0.0401
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("stray_s", [0.0, 0.5, 97.0])
+def test_one_stamp_that_is_too_low_shifts_no_others(window: int, stray_s: float) -> None:
+    stamps = [100.0 + number / 25 for number in range(100)]
+    stamps[50] = stray_s
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in stamps], 0.04, window)]
+    assert times[-1] == pytest.approx(stamps[-1], abs=0.0401)
+    assert max(later - earlier for earlier, later in pairwise(times)) < 0.0801
+
+
+@pytest.mark.parametrize(("window", "pause_s"), [(1, 0.0), (4, 0.0), (1, 10.0)])
+def test_where_time_begins_anew_it_goes_on_at_the_rate(window: int, pause_s: float) -> None:
     """As in recordings that were joined: the last pause became the time between all later pictures."""
-    part = [*(number / 25 for number in range(50)), 10.0]
-    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in part * 2], 0.04, 1)]
-    assert times[-1] == pytest.approx(20.0, abs=0.1)
-    again = [later - earlier for earlier, later in pairwise(times[len(part) :])]
-    assert again == pytest.approx([later - earlier for earlier, later in pairwise(part)])
+    part = [*(number / 25 for number in range(250)), 10.0 + pause_s]
+    times = [time_s for time_s, _ in in_order([(stamp, 0) for stamp in part * 2], 0.04, window)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert all(gap == pytest.approx(0.04) for gap in gaps[260:])
+    assert times[-1] == pytest.approx(20.0 + pause_s, abs=0.1)
