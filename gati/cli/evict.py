@@ -50,7 +50,7 @@ TraceFile = Annotated[
     Path,
     typer.Argument(
         metavar="TRACE",
-        help="JSON lines with hash_ids (Mooncake, Qwen-Bailian), CSV, Parquet, .txt of identifiers; or .gz.",
+        help="JSON lines with hash_ids (Mooncake, Qwen-Bailian), CSV, Parquet or .txt; may be gzipped.",
     ),
 ]
 Flat = Annotated[
@@ -245,7 +245,9 @@ def compare(
 def synthesise(
     dialogues: Annotated[
         Path,
-        typer.Argument(metavar="DIALOGUES", help="JSON lines with messages, turns or conversations; or .gz."),
+        typer.Argument(
+            metavar="DIALOGUES", help="JSON lines with messages, turns or conversations; may be gzipped."
+        ),
     ],
     out: Annotated[
         Path,

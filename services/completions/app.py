@@ -26,6 +26,7 @@ from gati.errors import (
     UnavailableError,
 )
 from gati.evict.engine.engine import PrefixEngine
+from gati.evict.engine.generation import TooLongError
 from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion, read_completion
 from services.completions.metrics import CompletionMetrics
@@ -45,6 +46,7 @@ _LARGEST_BODY_BYTES = 4 * 2**20
 _COPIES_BYTES = 24  # a token in a list and in a tuple, and its int object
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 _KINDS |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+_CODES = {OverloadError: "rate_limit_exceeded", TooLongError: "context_length_exceeded"}  # that clients know
 
 
 class CompletionsApp:
@@ -185,7 +187,7 @@ class _Streamed:
                 await _event(send, {**self._head, "choices": [], "usage": self._running.usage()})
             await _event(send, "[DONE]")
         except GatiError as error:  # the status has been sent already
-            await _event(send, _document(error.http_status, str(error)))
+            await _event(send, _document(error.http_status, str(error), _code(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -219,8 +221,11 @@ def _refused(error: GatiError) -> Response:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
-    code = "rate_limit_exceeded" if isinstance(error, OverloadError) else None
-    return _error(error.http_status, str(error), code, headers)
+    return _error(error.http_status, str(error), _code(error), headers)
+
+
+def _code(error: GatiError) -> str | None:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
 
 
 def _error(

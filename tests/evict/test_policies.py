@@ -311,7 +311,7 @@ def marker_misses(
     return len(items) - sum(served(cache, trace))
 
 
-@pytest.mark.parametrize("seeds", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [60, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "factor"),
     [

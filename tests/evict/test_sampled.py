@@ -97,14 +97,14 @@ def test_right_predictions_are_followed_and_wrong_ones_stopped(few: None) -> Non
 
 @pytest.mark.slow
 def test_an_alarm_within_t_requests_has_a_chance_of_t_in_r() -> None:
-    """Losses whose mean is exactly what is promised: 160 streams of 1,000 with R = 10,000."""
+    """Losses whose mean is exactly what is promised: 400 streams of 1,000 with R = 10,000."""
     chance = np.random.default_rng(0)
     alarms = 0
-    for _ in range(160):
+    for _ in range(400):
         detector = loss_detector()
         losses = 0.5 * (1.0 + chance.choice((-1.0, 0.0, 1.0), 1_000, p=(0.25, 0.5, 0.25))) + EXCESS_SHARE / 2
         for loss in losses:
             if detector.observe(float(loss)):
                 alarms += 1
                 break
-    assert alarms <= 160 * 0.1 + 3.0 * (160 * 0.1 * 0.9) ** 0.5
+    assert alarms <= 400 * 0.1 + 3.0 * (400 * 0.1 * 0.9) ** 0.5

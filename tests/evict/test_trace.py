@@ -16,6 +16,7 @@ from gati.cli import run
 from gati.errors import EvictError, TraceError
 from gati.evict.replays.page import summary
 from gati.evict.replays.replay import replay
+from gati.evict.trace.dialogues import read_dialogues
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace
@@ -220,6 +221,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "t.jsonl.gz").write_bytes(damaged)
         with pytest.raises(TraceError, match=r"t\.jsonl\.gz cannot be read: "):
             read_trace(tmp_path / "t.jsonl.gz")
+    for damaged, reason in (
+        (packed[:-9], "its gzipped content is incomplete"),
+        (packed + b"more", "something else follows its gzipped content"),
+        (b"\xff" + packed[1:], r"is not UTF-8 text, gzipped or not \(invalid start byte at byte 0\); give"),
+    ):
+        for read in (read_trace, read_dialogues):
+            (tmp_path / "t.jsonl.gz").write_bytes(damaged)
+            with pytest.raises(TraceError, match=reason):
+                read(tmp_path / "t.jsonl.gz")
+    (tmp_path / "t.jsonl.gz").write_bytes(packed + gzip.compress(b'\n{"hash_ids": [2]}') + b"\0" * 100)
+    assert len(read_trace(tmp_path / "t.jsonl.gz").requests) == 2
     (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match=r"t\.txt is not UTF-8 text"):
         read_trace(tmp_path / "t.txt")

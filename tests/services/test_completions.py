@@ -248,10 +248,16 @@ def test_usage_counts_the_tokens_up_to_the_stop_however_far_the_engine_is() -> N
 def test_what_does_not_fit_the_budget_is_a_clients_mistake_and_says_so(served: Served) -> None:
     with serving() as small:
         small.engine.allow(8)
-        with pytest.raises(openai.BadRequestError, match="whole budget has 8; send a shorter prompt"):
+        with pytest.raises(
+            openai.BadRequestError, match="whole budget has 8; send a shorter prompt"
+        ) as large:
             small.client().completions.create(model="tiny", prompt="x" * 200)
-    with pytest.raises(openai.BadRequestError, match="exceed the network's length of 400 tokens"):
+    with pytest.raises(openai.BadRequestError, match="exceed the network's length of 400 tokens") as long:
         served.client().completions.create(model="tiny", prompt="x" * 390)
+    assert large.value.code == long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as other:
+        served.client().completions.create(model="tiny", prompt="")
+    assert other.value.code is None
     with pytest.raises(openai.NotFoundError, match="no model 'other' is served; there is 'tiny'"):
         served.client().completions.create(model="other", prompt="x")
 

@@ -88,8 +88,9 @@ class EmbeddingCache(nn.Module):
             raise EvictError("give either rows, the capacity of the cache, or a pool")
         if rows is not None and rows < 1:
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
-        self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset
-        self._asks = slow if isinstance(slow, AskedTier) else None
+        self.mode, self.include_last_offset = mode, include_last_offset
+        self._slow = slow
+        self._asked = slow if isinstance(slow, AskedTier) else None
         self.padding_idx = padding_of(padding_idx, slow.rows)
         self._pool = _own_pool(slow, rows) if pool is None else pool
         self._slab = RowSlab(self._pool, slow.width, slow.dtype)
@@ -106,6 +107,11 @@ class EmbeddingCache(nn.Module):
         self._clock = 0  # ids requested
         self._counts = {"batches": 0, "requested": 0, "hits": 0, "distinct": 0, "fetched": 0, "evicted": 0}
         self._pool.join(self, share=share)
+
+    @property
+    def slow(self) -> SlowTier:
+        """The slow tier."""
+        return self._slow
 
     @property
     def pages(self) -> int:
@@ -220,8 +226,8 @@ class EmbeddingCache(nn.Module):
         fetched = rows[len(hits) : -1]
         waiting: Callable[[torch.Tensor], None] | None = None
         plan: _Plan | None = None
-        if len(missing) and self._asks is not None:
-            waiting = self._asks.ask(ids[missing])
+        if len(missing) and self._asked is not None:
+            waiting = self._asked.ask(ids[missing])
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
                 if version != self._version:  # another thread was served meanwhile
@@ -229,12 +235,11 @@ class EmbeddingCache(nn.Module):
                 gone, hits = hits[slots[hits] < 0], hits[slots[hits] >= 0]
                 held = torch.from_numpy(self._where[slots[hits]])
                 torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
-            if len(gone):
-                self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
-            if len(missing) and waiting is None:
-                self._fetch(ids[missing], fetched)
+            lacking = np.concatenate((gone, missing))
+            if waiting is None and len(lacking):
+                self._fetch(ids[lacking], rows[len(hits) : -1])
             row_of = np.empty(len(ids), dtype=np.int64)
-            row_of[np.concatenate((hits, gone, missing))] = np.arange(len(ids))
+            row_of[np.concatenate((hits, lacking))] = np.arange(len(ids))
             row_places = row_of[inverse]
             with self._lock:
                 begin, self._clock = self._clock, self._clock + len(inverse)
@@ -248,8 +253,10 @@ class EmbeddingCache(nn.Module):
         finally:
             if waiting is not None:
                 waiting(fetched)
+        if waiting is not None and len(gone):  # only now: a thread has one connection at a time
+            self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
         with self._lock:  # from here on, nothing fails
-            self._count(batch, hits, len(gone) + len(missing))
+            self._count(batch, hits, len(lacking))
             if plan is not None and plan.turn == self._turn:
                 self._policy.commit(batch, plan.served)
                 changes = plan.changes

@@ -55,7 +55,6 @@ class LaruRows(RowPolicy):
         self._evicted_count = np.zeros(sets.sets, dtype=np.int64)
         self._evicted_tags = np.zeros((sets.sets, 256), dtype=np.bool_)  # those of E: detects most others
         self._phases = self._caught = 0
-        self._free = False  # whether nothing limits predictions for now, so that there are no phases
 
     def observe(self, batch: RequestedRows) -> RequestedRows:
         """Have the predictor see it."""
@@ -75,14 +74,12 @@ class LaruRows(RowPolicy):
         known |= caught
         requested = self._requested + np.bincount(homes[~known], minlength=sets.sets)
         over = requested > sets.room
-        over |= self._free
         requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
         safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
         share = np.where(over, 1.0, self._share) * 0.5 ** np.minimum(safe, 64)
         return _PhaseStep(over, batch.begin, requested, share, safe)
 
     def _record(self, step: _PhaseStep) -> None:
-        self._free = False
         over = step.over
         self._requested, self._share = step.requested, step.share
         self._phase_began[over] = step.begin
@@ -115,8 +112,6 @@ class LaruRows(RowPolicy):
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""
-        if self._free:
-            return
         matters = (self._requested <= self.sets.room)[homes]
         ids, homes = ids[matters], homes[matters]
         order = by_home(homes, self.sets.sets)
@@ -173,8 +168,8 @@ class GuardedRows(LaruRows):
     until X <= A. A = eps n for n distinct ids requested of the sets; B is as in `gati.evict.policy.guard`.
     The bound there holds with up to 4 sets, else for the watched sets.
 
-    While X <= 0, no predictions are caught: whoever keeps what returns most often evicts rows that return now
-    and then, and saves more than they cost. Phases begin when X > 0.
+    While X <= 0, no predictions are caught: a policy that keeps what returns most often evicts rows that
+    return now and then, and saves more than they cost. Phases begin when X > 0.
     """
 
     name: ClassVar[str] = "gati"
@@ -182,18 +177,14 @@ class GuardedRows(LaruRows):
     def __init__(self, sets: RowSets, returns: RowReturns) -> None:
         super().__init__(sets, returns)
         self._watched = min(sets.sets, _SHADOWED)
-        self._guard = _GuardState(_ShadowRows())
+        self._guard = _GuardState(_ShadowRows(sets.room[: self._watched]))
+        self._end_phases()
 
     def limits(self, batch: RequestedRows, slots: Ids) -> tuple[EvictionLimits, Callable[[], None]]:
         """Compare with the shadow, then choose LARU's or LRU's plan."""
         watched = np.flatnonzero(batch.places.homes < self._watched)
         shadow = copy(self._guard.shadow)
-        held = shadow.serve(
-            batch.ids[watched],
-            batch.places.homes[watched],
-            batch.recency[watched],
-            self.sets.room[: self._watched],
-        )
+        held = shadow.serve(batch.ids[watched], batch.places.homes[watched], batch.recency[watched])
         excess = self._guard.excess + held - int(np.count_nonzero(slots[watched] >= 0))
         guard = self._judged(
             self._guard._replace(shadow=shadow, excess=excess, seen=self._guard.seen + len(watched))
@@ -207,15 +198,22 @@ class GuardedRows(LaruRows):
         return limits, partial(self._record_all, step, guard)
 
     def _record_free(self, guard: _GuardState) -> None:
-        if not self._free:
-            self._free = True
-            self._share[:] = 1.0
-            super().forget()
+        if self._guard.excess > 0:
+            self._end_phases()
         self._guard = guard
+
+    def _end_phases(self) -> None:
+        """As if every set had been asked for more than it can hold: nothing is caught until phases begin."""
+        self._requested[:], self._share[:] = WAYS + 1, 1.0
 
     def _record_all(self, step: _PhaseStep, guard: _GuardState) -> None:
         self._record(step)
         self._guard = guard
+
+    def shrink(self) -> Ids:
+        """The shadow shrinks, too, and stays small if the sets grow again before the next batch."""
+        self._guard.shadow.allow(self.sets.room[: self._watched])
+        return super().shrink()
 
     def windows(self) -> Ids:
         """LARU's, or LRU's."""
@@ -254,15 +252,17 @@ class _ShadowRows:
     Its arrays are replaced, never changed, so that a copy of it may serve a batch in advance.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Ids) -> None:
         self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)  # by set, the latest first
-        self._room = np.zeros(0, dtype=np.int64)
+        self._room = room.copy()
 
-    def serve(self, ids: Ids, homes: Ids, recency: Ids, room: Ids) -> int:
-        """Serve sorted ids [n] of a batch; return how many of them were held. `room` [sets] may change."""
-        if not np.array_equal(room, self._room):
-            self._room = room.copy()
-            self._keep(self._ids, self._homes, self._recency)
+    def allow(self, room: Ids) -> None:
+        """Hold at most `room` [sets] ids in each set."""
+        self._room = room.copy()
+        self._keep(self._ids, self._homes, self._recency)
+
+    def serve(self, ids: Ids, homes: Ids, recency: Ids) -> int:
+        """Serve sorted ids [n] of a batch; return how many of them were held."""
         at = np.minimum(np.searchsorted(ids, self._ids), len(ids) - 1)
         others = ids[at] != self._ids if len(ids) else np.ones(len(self._ids), dtype=np.bool_)
         held = len(others) - int(np.count_nonzero(others))

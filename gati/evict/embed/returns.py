@@ -6,10 +6,10 @@ is observed; it gives, for each cell and age bin, the share that returned in the
 returned before (a hazard), and hence the worth of a row, as in `gati.evict.predict.hazard`. A prediction is
 then a lookup in a table of cells and bins.
 
-Most ids are requested seldom, and those that came twice in a row mostly by chance. If rates are distributed
-as 1 / rate^2, as Zipf's law has it, an id that was seen n times during a span is expected n - 1 times in
-another one like it: the first request only says that it exists. The span is lengthened by one in which most
-cached rows return, or a few requests would mean too much.
+Most ids are requested seldom, and those that came twice within a short time mostly by chance. If rates are
+distributed as 1 / rate^2, as Zipf's law has it, an id that was seen n times during a span is expected n - 1
+times in another one like it: the first request only says that it exists. The span is lengthened by one in
+which most cached rows return, or a few requests would mean too much.
 
 Time is counted in requested ids.
 """
@@ -41,7 +41,8 @@ _ENTRY = np.dtype(
 )
 _RAW = np.dtype("V32")  # an entry that is copied as a whole, not field by field
 _PAIR = np.dtype("V64")  # two entries next to each other: an id may be in either
-_FIRST = 0.95  # the part of the first request that does not count
+# the part of the first request that does not count: nearly all of it, but ids seen once need a finite gap
+_FIRST = 0.95
 _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who survives the bin did not return
 
 

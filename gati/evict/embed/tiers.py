@@ -42,7 +42,8 @@ class AskedTier(SlowTier, Protocol):
     def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
         """Start a fetch; return a function that waits for the rows, to be called once in the same thread.
 
-        It copies the rows into a contiguous tensor [n, width] of the tier's type.
+        It copies the rows into a contiguous tensor [n, width] of the tier's type. The thread requests nothing
+        else before it has called it.
         """
 
 

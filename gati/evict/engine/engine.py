@@ -17,7 +17,7 @@ from gati.errors import EvictError, GatiError, OverloadError, RequestError, Unav
 from gati.evict.embed.pool import PagePool
 from gati.evict.engine.access import AccessFile, PrefixAccess
 from gati.evict.engine.decoder import Decoder
-from gati.evict.engine.generation import Ending, Generation, GenerationRequest, NextToken
+from gati.evict.engine.generation import Ending, Generation, GenerationRequest, NextToken, TooLongError
 from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
 from gati.evict.engine.planning import PlannedStep, plan_step
 from gati.evict.engine.turns import WaitingLine, work_of
@@ -238,7 +238,7 @@ class PrefixEngine:
         if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
             raise RequestError(f"goes_on is {request.goes_on}; give a probability from 0 to 1")
         if request.longest > settings.length:
-            raise RequestError(
+            raise TooLongError(
                 f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} exceed the "
                 f"network's length of {settings.length} tokens; send a shorter prompt or lower max_tokens"
             )
@@ -250,7 +250,7 @@ class PrefixEngine:
     def _check_budget(self, request: GenerationRequest) -> None:
         needed = -(-request.longest // self._pages.page_tokens)
         if needed > self._pages.pages:
-            raise RequestError(
+            raise TooLongError(
                 f"the prompt of {len(request.prompt)} tokens and max_tokens {request.most_tokens} need "
                 f"{needed} pages of keys and values, but the whole budget has {self._pages.pages}; send a "
                 "shorter prompt or lower max_tokens"

@@ -14,6 +14,10 @@ from gati.errors import GatiError, RequestError
 from gati.evict.engine.pages import PageTable
 
 
+class TooLongError(RequestError):
+    """A prompt, with what may be generated, that exceeds the network's length or the budget."""
+
+
 class Ending(StrEnum):
     """Why a generation ended."""
 

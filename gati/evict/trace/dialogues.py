@@ -19,6 +19,7 @@ _ROLES = ("role", "from")
 _TEXTS = ("content", "value", "text")
 _USERS = ("u", "user", "human")
 _CALLS = ("tool_calls", "function_call")
+_WANTED = "a file of dialogues, one per line, as JSON"
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,13 @@ def read_dialogues(path: str | Path) -> list[Dialogue]:
     """Read dialogues, one per line: JSON with `messages`, `turns`, `conversation` or `conversations`.
 
     A message is `{"role": "user", "content": ...}`, `{"from": "human", "value": ...}` (ShareGPT) or a pair
-    `["U", ...]` (Schema-Guided Dialogue). The file may be gzipped (.gz). If a dialogue has no `id`, its
-    line number is its name.
+    `["U", ...]` (Schema-Guided Dialogue). The file may be gzipped, whatever its name. If a dialogue has no
+    `id`, its line number is its name.
 
     Raises TraceError, with the line number, for content that cannot be read.
     """
     path = Path(path)
-    content = content_of(path, "a file of dialogues, one per line, as JSON")
-    try:
-        text = text_of(content)
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path} cannot be read: {error}") from error
+    text = text_of(path, content_of(path, _WANTED), _WANTED)
     found = [
         _dialogue(line, f"{path} line {number}", str(number))
         for number, line in enumerate(lines_of(text), start=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from pathlib import Path
@@ -20,16 +19,37 @@ def content_of(path: Path, wanted: str) -> bytes:
     """
     try:
         raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(_GZIPPED) else raw
+        return _decompressed(raw) if raw.startswith(_GZIPPED) else raw
     except FileNotFoundError:
         raise TraceError(f"{path} does not exist; give {wanted}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def text_of(content: bytes) -> str:
-    """The text of a file in UTF-8, without the mark at its beginning. Raises UnicodeDecodeError."""
-    return content.decode("utf-8-sig")  # programs on Windows write the mark
+def _decompressed(raw: bytes) -> bytes:
+    parts = []
+    while raw:  # files may be joined
+        if not raw.startswith(_GZIPPED):
+            raise OSError("something else follows its gzipped content; compress it again")
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        parts.append(unpacker.decompress(raw))
+        if not unpacker.eof:
+            raise EOFError("its gzipped content is incomplete; copy it again")
+        raw = unpacker.unused_data.lstrip(b"\0")  # some programs fill up blocks
+    return b"".join(parts)
+
+
+def text_of(path: Path, content: bytes, wanted: str) -> str:
+    """The text of a file in UTF-8, without the mark at its beginning; `wanted` as in `content_of`.
+
+    Raises TraceError for anything else.
+    """
+    try:
+        return content.decode("utf-8-sig")  # programs on Windows write the mark
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path} is not UTF-8 text, gzipped or not ({error.reason} at byte {error.start}); give {wanted}"
+        ) from None
 
 
 def lines_of(text: str) -> list[str]:

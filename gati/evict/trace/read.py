@@ -19,8 +19,9 @@ _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
 _BLOCK_SIZES = ("block_size", "obj_size")
 _SUFFIXES = (
-    "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
+    "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), gzipped or not"
 )
+_WANTED = f"a file with a trace: {_SUFFIXES}"
 
 
 class _Stamp(NamedTuple):
@@ -52,7 +53,7 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     Raises TraceError, with the line number, for content that cannot be read.
     """
     path = Path(path)
-    content = content_of(path, f"a file with a trace: {_SUFFIXES}")
+    content = content_of(path, _WANTED)
     kind: Kind = "flat" if flat else "tree"
     rows = list(_rows(path, content))
     if not rows:
@@ -89,12 +90,7 @@ def _rows(path: Path, content: bytes) -> Iterator[_Row]:
     if suffix == ".parquet":
         yield from _of_records(path, enumerate(_parquet(path, content), start=1))
         return
-    try:
-        text = text_of(content)
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
-        ) from None
+    text = text_of(path, content, _WANTED)
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _of_records(path, _json_lines(path, text), json=True)
     elif suffix == ".csv":

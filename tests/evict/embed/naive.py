@@ -28,6 +28,12 @@ class NaiveLru:
             del held[: max(len(held) - self.room[home], 0)]
         return missing
 
+    def resize(self, room: list[int]) -> None:
+        """Change how many ids each set may hold."""
+        self.room = room
+        for held, most in zip(self.held, room, strict=True):
+            del held[: max(len(held) - most, 0)]
+
     def forget(self, ids: list[int]) -> None:
         """Drop these ids."""
         for held in self.held:

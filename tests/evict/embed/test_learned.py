@@ -199,7 +199,31 @@ def test_a_phase_begins_when_more_is_fetched_than_by_lru() -> None:
     assert driver.policy.figures()["caught"] == 0
     driver.serve([61])  # it was evicted before
     assert driver.policy.figures()["caught"] == 0
-    assert driver.policy.figures()["guard"]["excess"] == 3
+    figures = driver.policy.figures()
+    assert (figures["guard"]["excess"], figures["phases"]) == (3, 1)
+    for id_ in range(1000, 1061):  # with these, 64 different ids were requested in the phase
+        driver.serve([id_])
+    assert driver.policy.figures()["phases"] == 1
+    driver.serve([1061])
+    assert driver.policy.figures()["phases"] == 2
+
+
+def test_predictions_choose_from_the_whole_queue_as_soon_as_no_more_is_fetched_than_by_lru() -> None:
+    driver, next_use = made(GuardedRows, 64, sets=1)
+    for id_ in range(64):
+        driver.serve([id_])
+    for late, new in ((63, 64), (62, 65)):
+        next_use[late] = 1e12
+        driver.serve([new])
+        driver.serve([late])  # LRU has it
+    figures = driver.policy.figures()
+    assert (figures["guard"]["excess"], figures["caught"], driver.policy.windows().tolist()) == (2, 1, [32])
+    for late, kept, new in ((3, 2, 66), (5, 4, 67)):
+        next_use[late] = 1e12
+        driver.serve([new])
+        driver.serve([kept])  # LRU has evicted it
+    assert driver.policy.figures()["guard"]["excess"] == 0
+    assert driver.policy.windows().tolist() == [64]
 
 
 def skewed_traffic(policy: str, seed: int, rows: int) -> int:
