@@ -58,6 +58,10 @@ class PatientListener:
         listening.setblocking(False)
         self._resume()
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Use this context for the TLS handshakes of new connections."""
+        self._tls["ssl"] = tls
+
     def close(self) -> None:
         """Accept no more connections, and close the socket; accepted connections stay open."""
         if self._closed:

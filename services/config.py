@@ -27,6 +27,7 @@ _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 # Of variables such as GATI_SERVE_SERVICE_HOST and GATI_SERVE_PORT_8000_TCP_ADDR, after the prefix.
 _SERVICE_LINK = re.compile(r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _LARGEST_PORT = 65_535
 _ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
 # Settings of a process that this server starts; a running service has its own.
@@ -232,9 +233,11 @@ def read_config(
     values, origins = read_target(target)
     if composition is not None:
         _set_composition(target, values, origins, composition)
-    for name, text in sorted((os.environ if environment is None else environment).items()):
+    given = os.environ if environment is None else environment
+    in_pod = "KUBERNETES_SERVICE_HOST" in given
+    for name, text in sorted(given.items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX) or _is_service_link(key, text):
+        if not name.startswith(ENVIRONMENT_PREFIX) or (in_pod and _is_service_link(key, text)):
             continue
         if key not in ServeConfig.model_fields or key in ("adaptation", "models", "pipelines"):
             raise ConfigError(f"no setting is called {name}; see gati serve --dry-run for their names")
@@ -277,7 +280,8 @@ def _set_composition(target: Path, values: dict[str, Any], origins: dict[str, st
 
 def _is_service_link(key: str, text: str) -> bool:
     """Whether Kubernetes has set a variable: pods get some for each Service, such as a gati-serve."""
-    return _SERVICE_LINK.fullmatch(key) is not None or (key.endswith("port") and "://" in text)
+    address = key.endswith("port") and _SERVICE_ADDRESS.match(text) is not None
+    return address or _SERVICE_LINK.fullmatch(key) is not None
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.cores import core_count
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.model_settings import ModelSettings
@@ -90,8 +90,8 @@ class ThisMachine:
     secret: bytes | None = None  # only this user can reach their sockets
 
     def threads(self, replicas: int) -> int:
-        """The number of cores, divided by the number of replicas."""
-        return max(1, (os.cpu_count() or 1) // replicas)
+        """The number of cores that this process may use, divided by the number of replicas."""
+        return max(1, core_count() // replicas)
 
     def host(self, settings: InferenceSettings) -> Hosted:
         """A supervised process."""
@@ -230,7 +230,6 @@ def _settings(
     shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
     shared["composition"] = own.served_composition
     shared["threads"] = own.threads or hosting.threads(replicas)
-    shared["largest_batch"] = min(own.largest_batch, own.queue_capacity)  # fewer than twice that many wait
     return InferenceSettings(
         **shared,
         name=name,

@@ -53,16 +53,19 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
 
 def renew_certificate(server: uvicorn.Server, config: ServeConfig) -> None:
     """Read the certificate again, for new connections; if it is invalid, the log says why, and it stays."""
-    context, certificate = server.config.ssl, config.certificate
-    if context is None or certificate is None:
-        return
     try:
-        server_tls(certificate, config.certificate_key)  # of a wrong pair, the context would keep one half
-        context.load_cert_chain(certificate, config.certificate_key)
-    except (ConfigError, OSError) as error:
+        # A new context: the old one would keep a certificate for another type of key, and serve that.
+        context = server_tls(config.certificate, config.certificate_key)
+    except ConfigError as error:
         _log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
         return
-    _log.info("certificate read", extra={"file": str(certificate)})
+    if context is None:
+        return
+    server.config.ssl = context
+    listeners: list[Any] = server.servers
+    for listener in listeners:
+        listener.renew(context)
+    _log.info("certificate read", extra={"file": str(config.certificate)})
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -128,6 +131,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
         self._limits = limits
+        self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""

@@ -14,8 +14,6 @@ import os
 import sys
 
 from gati.priority import give_way
-from services.adaptation.adaptations import Adaptations
-from services.adaptation.model import ModelAdaptation
 from services.adaptation.settings import AdaptationSettings
 from services.listening import listen
 from services.process import ended, run
@@ -32,6 +30,10 @@ def main() -> int:
 
 async def _serve(settings: AdaptationSettings) -> None:
     give_way(settings.niceness)
+    # Only now: threads that these imports start, such as torch's, do not give way later.
+    from services.adaptation.adaptations import Adaptations
+    from services.adaptation.model import ModelAdaptation
+
     adaptations = Adaptations(settings, ModelAdaptation)
     calls = ("adapt", "status", "health")
     handlers = {name: getattr(adaptations, name) for name in calls}

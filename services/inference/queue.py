@@ -68,10 +68,10 @@ class Ask:
 class Places:
     """Places in a queue, reserved for admitted inputs; a context manager that frees them."""
 
-    def __init__(self, queue: RequestQueue, count: int) -> None:
+    def __init__(self, queue: RequestQueue, count: int, priority: int) -> None:
         self._queue = queue
-        self._count = count
-        queue._reserve(count)
+        self._count, self._priority = count, priority
+        queue._reserve(count, priority)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class Places:
     def give_back(self) -> None:
         """Free them, before the inputs are put or when they are dropped; idempotent."""
         count, self._count = self._count, 0
-        self._queue._reserve(-count)
+        self._queue._reserve(-count, self._priority)
 
 
 class RequestQueue:
@@ -98,8 +98,8 @@ class RequestQueue:
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
         self._count = 0  # waiting inputs that are not abandoned
-        self._counts: Counter[int] = Counter()  # the same by priority
         self._reserved = 0  # inputs admitted but not put yet
+        self._counts: Counter[int] = Counter()  # both, by priority
         self._running: set[Ask] = set()
         self._closed = False
         self._put_s = time.monotonic()  # when the last input was put
@@ -139,10 +139,13 @@ class RequestQueue:
             self._broken, self._checked = True, None
         return self._broken
 
+    def _first(self, priority: int) -> int:
+        """Number of inputs that wait or have a place, and start before a new one of that priority."""
+        return sum(count for each, count in self._counts.items() if each <= priority)
+
     def _ahead(self, priority: int) -> int:
-        """Number of inputs that run, or start before a new one of that priority."""
-        before = sum(count for each, count in self._counts.items() if each <= priority)
-        return len(self._running) + self._reserved + before
+        """As `_first`, with those that run."""
+        return len(self._running) + self._first(priority)
 
     def _wait_s(self, ahead: int) -> float:
         return max(0, ahead + 1 - self._runner.parallel) * self.times.seconds_an_input
@@ -154,21 +157,21 @@ class RequestQueue:
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
         """Admit inputs and reserve places until they are put. Raises as `admit`."""
         self.admit(inputs, priority, latency_slo_s)
-        return Places(self, inputs)
+        return Places(self, inputs, priority)
 
     def admit(self, inputs: int, priority: int, latency_slo_s: float | None) -> None:
-        """Refuse inputs if the queue is full or they would be late.
+        """Refuse inputs if those that go first fill the queue, or if they would be late.
 
         Raises `OverloadError`, `UnavailableError`.
         """
         if self._closed:
             raise UnavailableError("this version is being unloaded; try again", retry_after_s=0.1)
-        # A batch needs one free place, as any request: single inputs would keep it out if it needed more.
-        if self.waiting >= self._capacity:
-            drained_s = self.times.seconds_an_input * (self.waiting - self._capacity + 1)
+        # One free place is enough for any request: if a batch needed more, single inputs would keep it out.
+        # Inputs of lower priorities take none, so each priority can fill the queue once.
+        if (first := self._first(priority)) >= self._capacity:
             raise OverloadError(
-                f"the queue is full ({self.waiting} inputs wait, {self._capacity} may)",
-                retry_after_s=drained_s,
+                f"the queue is full ({first} inputs go first; requests are accepted below {self._capacity})",
+                retry_after_s=self.times.seconds_an_input * (first - self._capacity + 1),
             )
         if latency_slo_s is not None:
             self._check_slo(inputs, priority, latency_slo_s)
@@ -218,8 +221,9 @@ class RequestQueue:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, count: int) -> None:
+    def _reserve(self, count: int, priority: int) -> None:
         self._reserved += count
+        self._counts[priority] += count
         if self._reserved:
             self._empty.clear()
         else:

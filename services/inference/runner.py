@@ -55,7 +55,7 @@ class _Concurrent:
         self.parallel = each * self._engine.workers
 
     def submit(self, x: Tensor) -> Future[Prediction]:
-        return self._engine.submit(x)
+        return self._engine.submit(x, own=True)
 
     def close(self) -> None:
         self._engine.close()

@@ -85,7 +85,8 @@ class InferenceService:
         self._versions = Versions(settings, self._counts, self._writer)
         self._polling: list[asyncio.Task[None]] = []
         self._requests = Requests()
-        self._pool = BoundedPool("gati-rows", waiting=settings.queue_capacity)
+        # It refuses nothing that a queue has admitted: each priority can fill one.
+        self._pool = BoundedPool("gati-rows", waiting=_LOWEST * settings.queue_capacity)
         self._state = "starting"
         self._draining = False
 
@@ -166,7 +167,7 @@ class InferenceService:
             classes=traced.classes,
             class_names=None if model.class_names is None else list(model.class_names),
             image_shape=[height, width, channels],
-            largest_batch=self._settings.largest_batch,
+            largest_batch=self._settings.most_inputs,
             versions=self._versions.describe(),
             inputs=None if tensors is None else [_array_of(part, preprocessing) for part in tensors.parts],
             text=None if text is None else TextInput(text.sha256, text.length),
@@ -224,10 +225,9 @@ class InferenceService:
         inputs = inputs_in(request.input)
         if not request.input.shape:
             raise RequestError("the input has shape []; send [batch, ...], one row for each input")
-        if not 1 <= inputs <= self._settings.largest_batch:
-            raise RequestError(
-                f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
-            )
+        most = self._settings.most_inputs
+        if not 1 <= inputs <= most:
+            raise RequestError(f"a batch of {inputs} inputs; send 1 to {most} at a time")
         if request.place is not None and not 1 <= len(request.place) <= LONGEST_PLACE:
             raise RequestError(f"`place` must have 1 to {LONGEST_PLACE} characters")
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
+from services.cores import core_count
 from services.invalid import Name
 from services.model_settings import ModelSettings
 from services.process import ProcessSettings
@@ -34,8 +34,13 @@ class InferenceSettings(ModelSettings, ProcessSettings):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads of the process: `threads`, by default all cores."""
-        return self.threads or os.cpu_count() or 1
+        """The number of threads of the process: `threads`, by default one for each core it may use."""
+        return self.threads or core_count()
+
+    @property
+    def most_inputs(self) -> int:
+        """Number of inputs that a request may have: `largest_batch`, but no more than may wait."""
+        return min(self.largest_batch, self.queue_capacity)
 
     @property
     def keeps_threads(self) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from gati.errors import DeadlineError, OverloadError
-from services.scheduler.replicas import Asked, Replica
+from services.scheduler.replicas import Asked, RefusedError, Replica
 
 _BACK_WITHIN_S = 30.0  # a replica that is lost for longer is not waited for
 _DONE_WITHIN_S = 30.0  # to clear the backlog; for two replicas at 80 % load, 1.5 times the outage
@@ -31,7 +31,6 @@ class _Parked(NamedTuple):
     priority: int
     number: int
     inputs: int
-    end_s: float
     turn: asyncio.Future[None]
 
 
@@ -49,6 +48,7 @@ class Parking:
         self._arrivals = itertools.count()
         self._woken = 0  # inputs of requests that may continue, but whose tasks have not yet resumed
         self._behind_until_s = -math.inf  # until then there may be a backlog
+        self._full_at = math.inf  # outstanding inputs of all at the last refusal, until a request has ended
         self._most = math.inf  # outstanding inputs with which a replica accepts a request, as refusals tell
 
     @property
@@ -62,7 +62,7 @@ class Parking:
         If the replica refuses it for overload and it may wait, it waits here, and `once` is called again.
 
         **Raises:** `OverloadError` if it may not wait, `DeadlineError` if no replica had room in time, and
-        the errors of `once`.
+        the errors of `once`, of which `RefusedError` is a replica's refusal.
         """
         end_s, number = self._clock() + asked.time_remaining_ms / 1e3, next(self._arrivals)
         if self._parked:
@@ -70,21 +70,25 @@ class Parking:
         waits = bool(self._parked) and asked.latency_slo_ms is None
         if waits and not self._may_wait(inputs, asked, end_s):
             raise OverloadError(f"{self.parked} requests already wait for a replica", retry_after_s=1.0)
+        refused: RefusedError | None = None
         try:
             while True:
                 if waits:
                     await self._wait(asked.priority, number, inputs, end_s)
                     asked = asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
+                refused = None
                 try:
                     return await once(asked)
-                except OverloadError:
-                    busy = any(each.load.outstanding for each in self._ready())  # else no answer makes room
-                    if not (busy and self._may_wait(inputs, asked, end_s)):
+                except RefusedError as error:
+                    refused, busy = error, sum(each.load.outstanding for each in self._ready())
+                    self._full_at = busy or math.inf
+                    if not (busy and self._may_wait(inputs, asked, end_s)):  # idle: no answer makes room
                         raise
-                    waits = True
-                most = max(each.load.outstanding for each in self._ready()) - 1
-                self._most = min(self._most, most) if self._parked else most
+                    waits, most = True, max(0, error.outstanding - 1)
+                    self._most = min(self._most, most) if self._parked else most
         finally:
+            if refused is None:
+                self._full_at = math.inf
             if self._parked:
                 self.look()
 
@@ -119,7 +123,10 @@ class Parking:
 
     def _has_room(self, ready: Sequence[Replica]) -> bool:
         """Whether one of these replicas accepts a request, after those that were woken."""
-        return sum(max(0.0, self._most + 1 - each.load.outstanding) for each in ready) > self._woken
+        outstanding = [each.load.outstanding for each in ready]
+        if all(outstanding) and sum(outstanding) >= self._full_at:  # it would be sent where the last one was
+            return False
+        return sum(max(0.0, self._most + 1 - each) for each in outstanding) > self._woken
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
         """Whether a request may wait: it has no SLO, there may be a backlog, and time allows it."""
@@ -139,7 +146,7 @@ class Parking:
     async def _wait(self, priority: int, number: int, inputs: int, end_s: float) -> None:
         """Wait until there is room and the request's turn has come. Raises `DeadlineError`."""
         turn = asyncio.get_running_loop().create_future()
-        parked = _Parked(priority, number, inputs, end_s, turn)
+        parked = _Parked(priority, number, inputs, turn)
         bisect.insort(self._parked, parked)
         self._inputs[priority] += inputs
         try:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from gati.errors import (
     DeadlineError,
     GatiError,
+    OverloadError,
     RequestError,
     UnavailableError,
     one_line,
@@ -72,6 +73,14 @@ class Link:
 
 class _LostError(UnavailableError):
     """The connection was lost. The cause is known a moment later: see `Replica.explained`."""
+
+
+class RefusedError(OverloadError):
+    """A replica's refusal for overload; it had that many outstanding inputs when the request was sent."""
+
+    def __init__(self, error: OverloadError, outstanding: int) -> None:
+        super().__init__(str(error), retry_after_s=error.retry_after_s)
+        self.outstanding = outstanding
 
 
 class Replica:
@@ -209,12 +218,15 @@ class Replica:
             version=version,
             place=asked.place,
         )
+        outstanding = self.load.outstanding
         try:
             with self.load.asked(inputs_in(tensor)):
                 return await client.call("infer", request, timeout_s=asked.time_remaining_ms / 1e3 + _GRACE_S)
         except asyncio.CancelledError:
             client.post("cancel", request_id)
             raise
+        except OverloadError as error:
+            raise RefusedError(error, outstanding) from error
         except UnavailableError as error:
             if client.connected:  # the service itself has raised it
                 raise

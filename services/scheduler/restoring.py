@@ -38,9 +38,11 @@ async def load_again(
     there = {each.version: each for each in found.versions}
     answering, left_out = kept.began(found.versions), set[str]()
     for version, composition in kept.in_turn():
+        loaded = is_loaded(there.get(version), version, composition)
         try:
-            if not is_loaded(there.get(version), version, composition):
+            if not loaded:
                 await client.call("load", VersionSource(version, composition), timeout_s=LOAD_TIMEOUT_S)
+                loaded = True
             if version in answering and kept.answers(version):  # unless another was chosen since
                 await client.call("activate", version, timeout_s=CONTROL_TIMEOUT_S)
         except OverloadError as error:
@@ -52,7 +54,8 @@ async def load_again(
             kept.forget(version)
             _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
         except (UnavailableError, DeadlineError):
-            if wanted() and kept.failed(version, replica):
+            # What is loaded may be activated late, because the disk is slow; that says nothing against it.
+            if (not loaded or not client.connected) and wanted() and kept.failed(version, replica):
                 extra = {"version": version}
                 _log.error("not loaded again: each attempt crashed or hung the process", extra=extra)
             raise

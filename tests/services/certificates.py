@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["certify"]
+__all__ = ["EC", "RSA", "certify"]
 
 
-def certify(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
-    """A certificate for these names that nobody else vouches for, and its key."""
+EC = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+RSA = ("rsa:2048",)
+
+
+def certify(
+    folder: Path, names: str = "IP:127.0.0.1,DNS:localhost", kind: tuple[str, ...] = EC
+) -> tuple[Path, Path]:
+    """A certificate for these names that nobody else vouches for, and its key of that kind."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = (
         "openssl",
         "req",
         "-x509",
         "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
+        *kind,
         "-nodes",
         "-days",
         "2",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +42,8 @@ class Inside:
         self.url = ""
         self._target, self._environment = target, environment or {}
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._failed: BaseException | None = None
         self._end: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Self:
@@ -50,7 +52,9 @@ class Inside:
         root.addHandler(self._log)
         root.setLevel(logging.INFO)
         self._thread.start()
-        assert self._started.wait(LONG_S) and self.url, self.said[-20:]
+        assert self._started.wait(LONG_S), self.said[-20:]
+        if self._failed is not None:
+            raise self._failed
         self.client = httpx.Client(base_url=self.url, timeout=LONG_S)
         return self
 
@@ -58,14 +62,25 @@ class Inside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.client.close()
-        self._end()
+        with suppress(RuntimeError):  # it has failed, and its loop is closed
+            self._end()
         self._thread.join(LONG_S)
         logging.getLogger().removeHandler(self._log)
         assert not self._thread.is_alive(), "it does not end"
+        if self._failed is not None:
+            raise self._failed
 
     def infer(self, model: str = "small", **parameters: Any) -> httpx.Response:
         """One request for the first image."""
         return self.client.post(f"/v2/models/{model}/infer", json=request(**parameters))
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test's thread raises it
+            self._failed = error
+        finally:
+            self._started.set()
 
     async def _serve(self) -> None:
         end = asyncio.Event()
@@ -74,17 +89,14 @@ class Inside:
         config = read_config(self._target, {"port": 0}, environment=self._environment).config
         listening = listen(config)
         scheduler = build_scheduler(config, _ThisProcess())
-        try:
-            await scheduler.start()
-            server = web_server(config, Front(create_app(scheduler)))
-            async with answering(server, listening, scheduler.drain):
-                for model in scheduler.models.values():
-                    await model.wait_until_ready(LONG_S)
-                self.url = url_of(config, listening)
-                self._started.set()
-                await end.wait()
-        finally:
+        await scheduler.start()
+        server = web_server(config, Front(create_app(scheduler)))
+        async with answering(server, listening, scheduler.drain):
+            for model in scheduler.models.values():
+                await model.wait_until_ready(LONG_S)
+            self.url = url_of(config, listening)
             self._started.set()
+            await end.wait()
 
 
 class _Lines(logging.Handler):

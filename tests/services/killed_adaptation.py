@@ -76,7 +76,7 @@ def main() -> int:
         numbers = [version.version for version in repository.versions(MODEL)]
         assert numbers in ([1], [1, 2]), (death, numbers)
         assert repository.active(MODEL) in numbers, death
-        whole(served, repository, numbers[-1], folder / "opened")
+        whole(served, repository, numbers, folder / "opened")
         again = ModelAdaptation(model, settings)  # as after a restart
         assert again.status().version == numbers[-1] == repository.active(MODEL), (death, again.status())
         if not death.change:
@@ -128,11 +128,14 @@ def train_once() -> None:
     renewal.retrain = known
 
 
-def whole(served: Served, repository: ModelRepository, number: int, folder: Path) -> None:
-    """Check that a version opens, weights and all, and answers."""
+def whole(served: Served, repository: ModelRepository, numbers: list[int], folder: Path) -> None:
+    """Check that every version opens, weights and all, and answers."""
     folder.mkdir()
-    opened = Deployments(served, repository, MODEL, folder).open(number).served.engine
-    assert opened.exits and len(opened(stream(STRANGE, 4, seed=2))) == 4
+    deployments = Deployments(served, repository, MODEL, folder)
+    x = stream(STRANGE, 4, seed=2)
+    for number in numbers:
+        opened = deployments.open(number).served.engine
+        assert opened.exits and len(opened(x)) == 4
     shutil.rmtree(folder)
 
 

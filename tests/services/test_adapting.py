@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +35,18 @@ from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.server import WireServer
 from tests.adaptation.deployed import FAMILIAR, make_deployed, stream
+from tests.conftest import REPOSITORY
 from tests.waiting import LONG_S
+
+
+@pytest.mark.slow
+def test_its_process_imports_nothing_that_starts_threads_before_it_gives_way() -> None:
+    """Threads that torch and BLAS started at import competed with requests for good."""
+    program = (
+        "import sys, services.adaptation.__main__; "
+        "sys.exit(bool({'torch', 'numpy', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False).returncode == 0
 
 
 def adapted(served: Served, folder: Path) -> AdaptedModel:

@@ -126,13 +126,18 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: s
 def test_what_kubernetes_says_of_services_is_not_taken_for_settings(folder: Path) -> None:
     """With a Service called gati-serve, or of KubeRay, no pod of the namespace could start a server."""
     address, port = "tcp://10.0.0.11:8000", {"GATI_SERVE_PORT": "9000"}
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     for service in ("GATI_SERVE", "GATI_SERVE_SVC"):
         said = {f"{service}_SERVICE_{name}": "10.0.0.11" for name in ("HOST", "PORT", "PORT_HTTP")}
         said |= {f"{service}_PORT{name}": address for name in ("", "_8000_TCP", "_8000_TCP_ADDR")}
-        assert read_config(folder / "library", environment=said).config.port == 8000
-        assert read_config(folder / "library", environment=said | port).config.port == 9000
-    with pytest.raises(ConfigError, match="no setting is called GATI_SERVE_SUPPORT"):
-        read_config(folder / "library", environment={"GATI_SERVE_SUPPORT": "1"})
+        assert read_config(folder / "library", environment=pod | said).config.port == 8000
+        assert read_config(folder / "library", environment=pod | said | port).config.port == 9000
+    mistakes = {"SUPPORT": "1", "OTLP_PORT": "http://collector:4318"}
+    elsewhere = {"SERVICE_PORT": "9000", "SERVICE_HOST": "a", "GATI_PORT": address}
+    for name, text in (mistakes | elsewhere).items():
+        around = pod if name in mistakes else {}
+        with pytest.raises(ConfigError, match=f"no setting is called GATI_SERVE_{name}"):
+            read_config(folder / "library", environment=around | {f"GATI_SERVE_{name}": text})
 
 
 def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) -> None:

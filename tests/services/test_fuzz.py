@@ -66,6 +66,8 @@ def test_no_case_of_schemathesis_is_the_servers_fault(attacked: tuple[Serving, P
 def test_bent_requests_and_frames_leave_the_server_answering(attacked: tuple[Serving, Path]) -> None:
     """No status blames the server, no connection hangs, no process ends, and no mistake is logged."""
     running, folder = attacked
+    for model in ("small", "other"):  # the test before this one may have unloaded them
+        assert running.client.post(f"/v2/repository/models/{model}/load", json={}).status_code == 200
     processes = running.processes()
     address = urlsplit(running.url)
     assert address.hostname is not None and address.port is not None

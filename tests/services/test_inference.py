@@ -64,7 +64,7 @@ def test_requests_keep_their_places_while_they_are_resized(
         first = asyncio.create_task(service.infer(request("first", 2)))
         second = asyncio.create_task(service.infer(request("second", 2)))
         await in_the_end(lambda: begun == [2, 2])
-        with pytest.raises(OverloadError, match="4 inputs wait, 4 may"):
+        with pytest.raises(OverloadError, match="4 inputs go first"):
             await service.infer(request("third"))
         with pytest.raises(RequestError, match="the id 'first' is running"):
             await service.infer(request("first"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gati.errors import CompositionError, NotFoundError, StorageError
-from services.scheduler import replicas
+from services.scheduler import replicas, restoring
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.wire.gen.ttypes import VersionInfo, VersionSource
@@ -197,6 +197,29 @@ def test_a_version_at_which_every_process_ends_is_given_up(
     engine = begun()
     server(tmp_path, engine)
     assert engine.calls == ["load a fast"]
+
+
+def test_a_version_that_is_activated_late_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk was slow three times, what had been loaded was given up as if it had crashed."""
+    monkeypatch.setattr(replicas, "_POLL_S", 0.001)
+    monkeypatch.setattr(restoring, "CONTROL_TIMEOUT_S", 0.05)
+    server(tmp_path, begun(), load_three)
+
+    class Slow(Engine):
+        late = 0
+
+        async def activate(self, version: str) -> None:
+            await super().activate(version)
+            if self.late < 4:
+                self.late += 1
+                await asyncio.Event().wait()
+
+    engine = Slow()
+    server(tmp_path, engine)
+    assert engine.late == 4 and engine.calls == ["load c small", "load a fast"]
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == ["load c small", "load a fast"] and engine.active == "c"
 
 
 class Full(Engine):

@@ -101,7 +101,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         for number in range(5):  # one runs, four wait
             put(queue, number)
-        with pytest.raises(OverloadError, match="the queue is full \\(4 inputs wait, 4 may\\)") as refused:
+        with pytest.raises(OverloadError, match="the queue is full \\(4 inputs go first; ") as refused:
             queue.admit(1, 2, None)
         assert refused.value.retry_after_s == pytest.approx(0.01)
 
@@ -123,6 +123,27 @@ def test_a_batch_gets_the_next_free_place_as_a_single_input_does() -> None:
             with pytest.raises(OverloadError) as refused:
                 queue.admit(1, 2, None)
             assert refused.value.retry_after_s == pytest.approx(4 * queue.times.seconds_an_input)
+
+    run(test)
+
+
+def test_a_batch_of_lower_priority_keeps_no_higher_one_out() -> None:
+    """Until most of it had started, each request was refused, whatever its priority."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        put(queue, 0)
+        low = [queue.reserve(inputs, 3, None) for inputs in (3, 4)]
+        with pytest.raises(OverloadError, match="7 inputs go first"):
+            queue.admit(1, 3, None)
+        for priority in (2, 1):  # each may fill the queue once
+            for _ in range(4):
+                queue.admit(1, priority, None)
+                put(queue, 1, priority=priority)
+            with pytest.raises(OverloadError, match="4 inputs go first"):
+                queue.admit(1, priority, None)
+        for each in low:
+            each.give_back()
+        assert queue.waiting == 8
 
     run(test)
 
@@ -330,7 +351,7 @@ def test_places_are_kept_from_admission_until_the_inputs_are_put() -> None:
         first = queue.reserve(3, 2, None)
         assert queue.waiting == 3
         second = queue.reserve(1, 2, None)
-        with pytest.raises(OverloadError, match="4 inputs wait, 4 may"):
+        with pytest.raises(OverloadError, match="4 inputs go first"):
             queue.reserve(1, 2, None)
         second.give_back()
         with first:

@@ -24,6 +24,7 @@ from gati.errors import (
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.parking import Parking
+from services.scheduler.replicas import RefusedError
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.sleeping import Sleep
 from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
@@ -221,7 +222,7 @@ def test_what_has_gathered_is_done_after_a_replica_is_back() -> None:
 
         async def once(asked: Asked) -> str:
             if full:
-                raise OverloadError("the queue is full")
+                raise refusal(load)
             return "answered"
 
         waits = [asyncio.create_task(parking.ask(once, 1, ASKED))]
@@ -254,7 +255,7 @@ def test_who_waits_too_long_or_leaves_is_told_so_and_takes_no_turn() -> None:
 
         async def once(asked: Asked) -> str:
             if full:
-                raise OverloadError("the queue is full")
+                raise refusal(load)
             return "answered"
 
         late = asyncio.create_task(parking.ask(once, 1, ASKED))
@@ -306,6 +307,11 @@ def test_what_waits_for_a_replica_of_a_model_that_is_unloaded_is_told_so_at_once
     run(test)
 
 
+def refusal(load: SimpleNamespace) -> RefusedError:
+    """Of a replica with that load."""
+    return RefusedError(OverloadError("the queue is full"), load.outstanding)
+
+
 def parking_with_one_away(load: SimpleNamespace) -> Parking:
     """For two replicas with that load, of which one is lost for now, at a clock that stands still."""
     here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
@@ -325,7 +331,7 @@ def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
             async def once(asked: Asked) -> None:
                 await asyncio.sleep(0)  # all are sent before the first refusal
                 if full:
-                    raise OverloadError("the queue is full")
+                    raise refusal(load)
                 answered.append(name)
 
             return asyncio.create_task(parking.ask(once, 1, ASKED._replace(priority=priority)))
@@ -358,7 +364,7 @@ def test_a_batch_takes_its_turn_though_requests_with_an_slo_do_not_wait() -> Non
                 sent.append(name)
                 await asyncio.sleep(0)
                 if load.outstanding >= 4:
-                    raise OverloadError("the queue is full")
+                    raise refusal(load)
                 load.outstanding += inputs
                 await answers[name].wait()
                 load.outstanding -= inputs
@@ -387,6 +393,65 @@ def test_a_batch_takes_its_turn_though_requests_with_an_slo_do_not_wait() -> Non
     asyncio.run(test())
 
 
+def test_a_refusal_does_not_count_what_a_batch_has_overfilled_elsewhere() -> None:
+    """Each answer of that replica let a request continue, only to be refused: 3,900 sends for 800."""
+
+    async def test() -> None:
+        loads = [SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (7, 4)]
+        replicas = [
+            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < 2)
+            for number, load in enumerate([*loads, loads[0]])
+        ]
+        parking, full, sent = Parking(lambda: replicas, lambda: 0.0), True, 0
+
+        async def once(asked: Asked) -> None:
+            nonlocal sent
+            sent += 1
+            if full:
+                raise refusal(loads[1])
+
+        asking = asyncio.create_task(parking.ask(once, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 1)
+        for loads[0].outstanding in (6, 5, 4):
+            parking.look()
+            assert (parking.parked, sent) == (1, 1)
+        full, loads[0].outstanding = False, 3
+        parking.look()
+        await asking
+        assert sent == 2
+
+    asyncio.run(test())
+
+
+def test_room_in_a_replica_that_is_not_chosen_lets_nobody_continue_until_an_answer_has_come() -> None:
+    """Where the other one was four times as fast, 800 requests were sent 31,000 times."""
+
+    async def test() -> None:
+        fast, slow = (SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (4, 1))
+        replicas = [
+            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < 2)
+            for number, load in enumerate([fast, slow, slow])
+        ]
+        parking, full, sent = Parking(lambda: replicas, lambda: 0.0), True, 0
+
+        async def once(asked: Asked) -> None:
+            nonlocal sent
+            sent += 1
+            if full:
+                raise refusal(fast)
+
+        asking = [asyncio.create_task(parking.ask(once, 1, ASKED)) for _ in range(3)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+            parking.look()
+        assert (parking.parked, sent) == (3, 1)
+        full, fast.outstanding = False, 3
+        parking.look()
+        await asyncio.gather(*asking)
+
+    asyncio.run(test())
+
+
 def test_what_others_fill_is_not_asked_again_and_again() -> None:
     """Requests that were refused let each other continue, thousands of times until their deadlines."""
 
@@ -398,15 +463,16 @@ def test_what_others_fill_is_not_asked_again_and_again() -> None:
         async def once(asked: Asked) -> None:
             nonlocal asked_times
             asked_times += 1
+            error = refusal(load)  # another scheduler's requests fill the queue
             load.outstanding += 1
             await asyncio.sleep(0)
             load.outstanding -= 1
             if asked_times > 100:
                 return
-            raise OverloadError("another scheduler's requests fill the queue")
+            raise error
 
         done = await asyncio.gather(*(parking.ask(once, 1, ASKED) for _ in range(4)), return_exceptions=True)
-        assert [type(each) for each in done] == [OverloadError] * 4 and asked_times <= 8
+        assert [type(each) for each in done] == [RefusedError] * 4 and asked_times <= 8
 
     asyncio.run(test())
 
@@ -422,7 +488,7 @@ def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
         parking = Parking(lambda: (*replicas, away), lambda: 0.0)
 
         async def full(asked: Asked) -> None:
-            raise OverloadError("the queue is full")
+            raise refusal(loads[0])
 
         waits = asyncio.create_task(parking.ask(full, 1, ASKED))
         await in_the_end(lambda: parking.parked == 1)
