@@ -96,7 +96,8 @@ def parse_variant(variant: str) -> tuple[str, tuple[int, ...]]:
     if match is None or match[1] not in _PREDICTORS:
         raise VariantError(
             f"unknown variant {variant!r}: write FAMILY or FAMILY(NUMBER,...) with one of the families "
-            f"{', '.join(predictor_families())}"
+            f"{', '.join(predictor_families())}, or register your own first, with "
+            "gati.caches.register_predictor"
         )
     numbers = tuple(int(number) for number in match[2].split(",")) if match[2] else ()
     return match[1], numbers

@@ -31,13 +31,13 @@ def check_nothing_depends_on(library: Library, claim: RunState | None = None) ->
         )
 
 
-def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings in which two explorations differ, sorted.
+def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first setting in which two explorations differ, None if they are the same.
 
     That another version of Gati made a library is no reason to make it again.
     """
     names = sorted((known.keys() | wanted.keys()) - _OF_VERSION)
-    return tuple(name for name in names if known.get(name) != wanted.get(name))
+    return next((name for name in names if known.get(name) != wanted.get(name)), None)
 
 
 def already_finished(library: Library, held: Data) -> str:
@@ -72,7 +72,7 @@ def replacing(library: Library, settings: Mapping[str, Any]) -> str:
     There, the command may be the same: what it means by default can change from one version to the next.
     """
     found = library.manifest.settings
-    by, name = found.get("gati"), differing(found, settings)[0]
+    by, name = found.get("gati"), differing(found, settings)
     if by != __version__:
         raise LibraryError(
             f"{library.directory} holds a finished exploration by Gati {by} with another {name}: choose "

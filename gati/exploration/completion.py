@@ -8,6 +8,7 @@ import platform
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from gati.exploration.budget import Budget
 from gati.exploration.candidates import trial_name
 from gati.exploration.claims import check_nothing_depends_on
 from gati.exploration.library import Library, Manifest
-from gati.exploration.lookups import disturbed, finish_trials, points_of
+from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial, RunState
@@ -84,6 +85,7 @@ def _manifest(
     prepared: PreparedModel, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
 ) -> Manifest:
     loaded, inputs = prepared.loaded, prepared.inputs
+    disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")
     return Manifest(
         model_source=loaded.source,
         checkpoint_path=loaded.checkpoint_path,
@@ -93,7 +95,7 @@ def _manifest(
         classes=prepared.held_out.classes,
         outputs_kind=prepared.held_out.outputs_kind,
         input_shape=prepared.traced.input_shape,
-        profile=disturbed(prepared.profile, notes),
+        profile=replace(prepared.profile, disturbance=disturbance),
         seed=seed,
         counts={
             "train": len(inputs.train),

@@ -26,7 +26,6 @@ from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library
-from gati.exploration.lookups import LOOKUP_CORES, measure_again
 from gati.exploration.memory import lack_of_memory_told
 from gati.exploration.opening import fitted
 from gati.exploration.prepare import prepare
@@ -127,8 +126,7 @@ def explore(
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
       number of workers, but it differs from one that was made without Ray.
-    - `lookup_cores`: how many cores overlapped lookups have on the CPU; the network keeps the others. If
-      nothing else differs from a finished exploration, only its lookups are measured again.
+    - `lookup_cores`: how many cores overlapped lookups have on the CPU; the network keeps the others.
 
     **Returns:** the finished library.
 
@@ -190,23 +188,20 @@ def explore(
             budget_s=budget_s,
             seed=seed,
             **({"unique": True} if unique else {}),
-            **({LOOKUP_CORES: lookup_cores} if lookup_cores != 1 else {}),
+            **({"lookup_cores": lookup_cores} if lookup_cores != 1 else {}),
             **trained_on(ray, ray_cores, ray_gpus),
         )
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
-        changed = differing(library.manifest.settings, settings) if library.manifest_path.is_file() else None
-        if changed == ():
-            if not differing(state.claimed(), claim):
+        before = library.manifest.settings if library.manifest_path.is_file() else None
+        if before is not None and differing(before, settings) is None:
+            if differing(state.claimed(), claim) is None:
                 state.clear()  # killed between the manifest and this, it would refuse every further round
             reporter.note(already_finished(library, held))
             return library
         check_lookup_cores(lookup_cores, target)
-        if changed == (LOOKUP_CORES,):
-            measure_again(library, lookup_cores, target, reporter)
-            return library
         check_nothing_depends_on(library)
-        if changed:
+        if before is not None:
             reporter.note(replacing(library, settings))
         state.claim(claim)
         budget = Budget(budget_s, clock, began, state)

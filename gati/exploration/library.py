@@ -178,10 +178,7 @@ class Library:
     # Places ---------------------------------------------------------------------------------------------
 
     def forget_exploration(self) -> None:
-        """Remove the manifest, and what was measured and trained on for it: another exploration begins.
-
-        Caches and outcomes stay until they are replaced.
-        """
+        """Remove the manifest, and what was measured and trained on for it. Caches and outcomes stay."""
         if not self.manifest_path.is_file():
             return  # an interrupted exploration goes on
         for name in ("profiles", "training", "graphs"):  # graphs are of the network as it was then

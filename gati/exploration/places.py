@@ -31,7 +31,8 @@ def find_places(
     """Find the blocks that `pattern` selects, or all, and the input if a variant or a companion reads it.
 
     Without a pattern, blocks whose output caches cannot read are left out; if no others are found, the input
-    is the only position. `example` is an input [B, ...] of the network.
+    is the only position, unless the network could be changed so that they can. `example` is an input
+    [B, ...] of the network.
 
     **Raises:** `BlockError` if there is no position at all; `VariantError` if only the input would do, but
     the network has a module named `input`.
@@ -46,11 +47,12 @@ def find_places(
             raise
         return FoundPlaces((INPUT,), f"{error}; until then there are only caches at the input")
     note = ""
-    readable = blocks if pattern is not None else readable_blocks(module, example, blocks)
-    if len(readable) < len(blocks) and (readable or (at_the_input and not reason)):
+    if pattern is None:
+        readable, others_curable = readable_blocks(module, example, blocks)
         others = ", ".join(name for name in blocks if name not in readable)
-        note = f"left out {others}: caches read float32 tensors [batch, ...], which these do not return"
-        blocks = readable
+        if others and (readable or (at_the_input and not reason and not others_curable)):
+            note = f"left out {others}: caches read float32 tensors [batch, ...], which these do not return"
+            blocks = readable
     if not at_the_input:
         return FoundPlaces(blocks, note)
     if not reason:

@@ -119,7 +119,7 @@ class LiveProgress(SilentProgress):
 
     def note(self, text: str) -> None:
         """Print above the bars."""
-        self._bars.console.print(text, highlight=False)
+        self._bars.console.print(text, highlight=False, markup=False)
 
     def __enter__(self) -> LiveProgress:
         self._bars.start()

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,9 +167,11 @@ class RunState:
     def check_finished(self) -> None:
         """Raise `LibraryError` if an exploration has begun here and not finished; it says how far it is."""
         if self.claimed():
+            # counted, not read: another version of Gati may have written them
+            count = len(glob("*.json", root_dir=self.directory / "rows"))
             raise LibraryError(
                 f"gati explore has not finished in {self.directory.parent} (variants so far: "
-                f"{len(self.finished())}, in {self.spent_s / 60:.0f} min): wait until it ends, or, if it was "
+                f"{count}, in {self.spent_s / 60:.0f} min): wait until it ends, or, if it was "
                 "interrupted, run the same command again to resume"
             )
 
@@ -181,10 +184,14 @@ class RunState:
             shutil.rmtree(done, ignore_errors=True)
 
     def _json(self, path: Path) -> Any:
-        if not path.is_file():
-            return None
         try:
             return json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}; check the disk and the permissions"
+            ) from error
         except ValueError as error:
             raise LibraryError(
                 f"{path} is damaged ({error}): delete {self.directory} to start again"

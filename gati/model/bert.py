@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gati.errors import CheckpointError, ModelError, one_line
-from gati.model.labels import names_in_config
+from gati.model.labels import if_named
 
 _SIZES = {
     "vocabulary": "vocab_size",
@@ -218,7 +218,7 @@ class SequenceClassifier(nn.Module):
 
 def class_names_in(folder: Path) -> tuple[str, ...] | None:
     """The names of a folder's classes; None if they have none. Raises `ModelError` as `load_model`."""
-    return names_in_config({"id2label": dict(enumerate(_described(folder)[1]))})
+    return if_named(_described(folder)[1])
 
 
 def _described(folder: Path) -> tuple[BertSettings, tuple[str, ...]]:

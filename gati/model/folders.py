@@ -25,28 +25,35 @@ def class_folders(folder: Path) -> list[Path]:
 def files_with(suffixes: Collection[str], folder: Path, *, nested: bool) -> list[Path]:
     """The files of a folder that have one of these lower-case suffixes, sorted; `nested`: at any depth.
 
-    Links are followed. Raises `OSError` for one that leads nowhere, and if a folder cannot be listed, which
-    `Path.glob` passes over without a word.
+    Links are followed. Raises `OSError` for one that leads round in a circle, for one that leads nowhere,
+    unless its name begins with a dot, and if a folder cannot be listed, which `Path.glob` passes over without
+    a word.
     """
-    found: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        wanted = (name for name in names if Path(name).suffix.lower() in suffixes)
-        found += [Path(parent, name) for name in wanted if not name.startswith(_MAC_PREFIX)]
-        if not nested:
-            folders.clear()
-        for name in folders:
-            _check_leads_elsewhere(Path(parent, name))
-    return sorted(path for path in found if stat.S_ISREG(path.stat().st_mode))
+    return sorted(_found(suffixes, (folder,), nested))
 
 
-def _check_leads_elsewhere(folder: Path) -> None:
-    """Raise `OSError` for a link to a folder that holds it: what is there would be found again and again."""
-    if folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve()):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+def _found(suffixes: Collection[str], walked: tuple[Path, ...], nested: bool) -> Iterator[Path]:
+    """The files in the last of the `walked` folders, each of which is in the one before it."""
+    with os.scandir(walked[-1]) as entries:
+        for entry in entries:
+            path, is_link = Path(entry.path), entry.is_symlink()
+            wanted = path.suffix.lower() in suffixes and not entry.name.startswith(_MAC_PREFIX)
+            if is_link and not entry.name.startswith("."):
+                entry.stat()  # raises where it leads nowhere; the questions below answer no to that
+            if entry.is_dir():
+                if nested and is_link:
+                    _check_leads_elsewhere(path, walked)
+                if nested:
+                    yield from _found(suffixes, (*walked, path), nested)
+            elif wanted and entry.is_file():
+                yield path
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _check_leads_elsewhere(link: Path, walked: tuple[Path, ...]) -> None:
+    """Raise `OSError` if the link's target holds one of the `walked` folders, which would never end."""
+    target = link.resolve()
+    if any(folder.resolve().is_relative_to(target) for folder in walked):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(link))
 
 
 @contextmanager

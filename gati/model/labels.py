@@ -79,29 +79,38 @@ def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, in
 
 
 def names_in_config(config: Any) -> tuple[str, ...] | None:
-    """Return the class names in the `id2label` of a Hugging Face config, a mapping or an object; or None.
-
-    `LABEL_0`, `LABEL_1` and so on stand for classes that have no names.
-    """
+    """Return the class names in the `id2label` of a Hugging Face config, a mapping or an object; or None."""
     found = config.get("id2label") if isinstance(config, Mapping) else getattr(config, "id2label", None)
     if not isinstance(found, Mapping):
         return None
     by_number = {str(number): str(name) for number, name in found.items()}
     names = tuple(by_number.get(str(number), "") for number in range(len(by_number)))
-    unnamed = tuple(f"LABEL_{number}" for number in range(len(names)))
-    return None if names == unnamed or "" in names else names
+    return None if "" in names else if_named(names)
+
+
+def if_named(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return class names; None if they are the `LABEL_0`, `LABEL_1` and so on of classes without names."""
+    return None if names == _unnamed(len(names)) else names
+
+
+def _unnamed(classes: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{number}" for number in range(classes))
 
 
 def names_of_classes(
     classes: int, known: Sequence[str] | None, data: Data, label_map: Mapping[str, int] | None = None
 ) -> tuple[str, ...] | None:
-    """Return the network's class names, else those of the data if they match, else None."""
+    """Return the network's class names, else those of the data if they match, else None.
+
+    The folders of classes without names are sorted as text, `LABEL_10` before `LABEL_2`: the number counts.
+    """
     if known is not None and len(known) == classes:
         return tuple(known)
     if data.class_names is None or len(data.class_names) != classes:
         return None
     if label_map is None:
-        return data.class_names
+        unnamed = _unnamed(classes)
+        return unnamed if set(data.class_names) == set(unnamed) else data.class_names
     named = {label_map.get(name): name for name in data.class_names}
     return tuple(named[index] for index in range(classes)) if set(named) == set(range(classes)) else None
 
@@ -115,7 +124,8 @@ def fit_labels(
     """Map the labels of data to the network's classes, or drop them.
 
     Without `label_map`, named classes (folders) match if the network has classes of all their names, or as
-    many classes in the same order. Labels without names match if all are below `classes`.
+    many classes in the same order; a class without a name is `LABEL_` and its number. Labels without names
+    match if all are below `classes`.
 
     **Raises:** `DataError` for a label that is not in `label_map`.
     """
@@ -134,7 +144,7 @@ def fit_labels(
         if int(present[-1]) < classes:
             return LabelledData(data)
         return _unlabelled(data, f"has labels up to {present[-1]} and the network {classes} classes")
-    index = _index_by_name(names)
+    index = _index_by_name(_unnamed(classes) if names is None else names)
     found = [index.get(name) for name in data.class_names]
     if int(present[-1]) >= len(found):
         return _unlabelled(data, f"has labels up to {present[-1]} and {len(found)} class names")
@@ -170,10 +180,10 @@ def _unlabelled(data: Data, why: str) -> LabelledData:
     return LabelledData(_Relabelled(data, None), note)
 
 
-def _index_by_name(names: Sequence[str] | None) -> dict[str, int]:
+def _index_by_name(names: Sequence[str]) -> dict[str, int]:
     """The class of each name, except for names of several classes ("crane" in ImageNet)."""
-    often = Counter(names or ())
-    return {name: index for index, name in enumerate(names or ()) if often[name] == 1}
+    often = Counter(names)
+    return {name: index for index, name in enumerate(names) if often[name] == 1}
 
 
 def _text(path: str | Path, option: str) -> str:

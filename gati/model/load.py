@@ -300,9 +300,8 @@ def _known_interpolation(name: str) -> str:
 def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchvision's on initial weights, which concern training
-        torch.manual_seed(_SEED)
         try:
-            module = with_operators(lambda: recipe.build(classes))
+            module = with_operators(lambda: _seeded(recipe, classes))
         except ModelError:
             raise
         except (Exception, SystemExit) as error:
@@ -312,6 +311,11 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
     module = without_compile(module)
     check_weights(module, source)
     return module
+
+
+def _seeded(recipe: _Recipe, classes: int | None) -> nn.Module:
+    torch.manual_seed(_SEED)
+    return recipe.build(classes)
 
 
 def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | None:

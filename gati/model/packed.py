@@ -194,7 +194,8 @@ def _accepted(
     if few is not None and _tried(module, few) is not None:
         raise ModelError(
             f"{source} takes the inputs of {what}, but not others of the same shapes ({refusal}), and Gati "
-            "traces it on random ones: wrap it so that no certain values are required, such as an end of text"
+            "traces it on random ones: wrap it so that it requires no particular values, such as an end of "
+            "text"
         )
     raise ModelError(
         f"{source} does not take {inputs.described()} ({refusal}); check names, lengths and types"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -121,12 +121,18 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     The block `input` is the example itself, and comes first, unless there is a submodule of that name.
     Padding of masked sequences is zero in hidden outputs; random masks in the example distinguish these from
     the blocks' outputs. The module must be in evaluation mode; it is not changed, and its weights are shared.
+    The caller's autocast is off meanwhile.
 
     Raises:
         ModelError: the network cannot be traced, or an input's result depends on the rest of its batch.
         CutError: a block's output is not a value of the traced network, or not float32.
         DataError: an example of fewer than two rows.
     """
+    with torch.autocast(example.device.type, enabled=False):
+        return _traced(module, example, blocks)
+
+
+def _traced(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
     _check_traceable(module, example)
     with torch.inference_mode():
         inner = [name for name in blocks if not means_input(module, name)]
@@ -172,11 +178,23 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     )
 
 
-def readable_blocks(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> tuple[str, ...]:
+class ReadableBlocks(NamedTuple):
+    """Names of blocks whose output caches can read.
+
+    `others_curable` says that another one returns a tensor [batch, ...], but not float32, or NaN.
+    """
+
+    names: tuple[str, ...]
+    others_curable: bool
+
+
+def readable_blocks(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> ReadableBlocks:
     """Those of `blocks` whose output caches can read: a float32 tensor with a batch dimension."""
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast(example.device.type, enabled=False):
         captured, _ = _run_with_hooks(module, example, blocks)
-    return tuple(name for name in blocks if not _unreadable(name, captured, example))
+    names = tuple(name for name in blocks if not _unreadable(name, captured, example))
+    batched = [name for name in blocks if not _without_batch(name, captured, example)]
+    return ReadableBlocks(names, len(names) < len(batched))
 
 
 def _check_traceable(module: nn.Module, example: Tensor) -> None:
@@ -229,13 +247,8 @@ def _runs_outside_inference_mode(module: nn.Module, example: Tensor) -> bool:
 
 def _unreadable(name: str, captured: dict[str, Tensor], example: Tensor) -> str:
     """Why caches cannot read the output of a block, or an empty string."""
-    if name not in captured:
-        return f"block '{name}' returned no tensor; choose blocks that return one tensor"
-    if captured[name].shape[:1] != example.shape[:1]:
-        return (
-            f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
-            f"dimension is not the batch of {example.shape[0]}; choose another block"
-        )
+    if reason := _without_batch(name, captured, example):
+        return reason
     if captured[name].dtype != torch.float32:
         return (
             f"the output of block '{name}' is {str(captured[name].dtype).removeprefix('torch.')}, and "
@@ -244,6 +257,18 @@ def _unreadable(name: str, captured: dict[str, Tensor], example: Tensor) -> str:
     if bool(captured[name].isnan().any()):
         return (
             f"the output of block '{name}' is NaN; check the checkpoint and the preprocessing (--mean, --std)"
+        )
+    return ""
+
+
+def _without_batch(name: str, captured: dict[str, Tensor], example: Tensor) -> str:
+    """Why the output of a block is no tensor [batch, ...], or an empty string."""
+    if name not in captured:
+        return f"block '{name}' returned no tensor; choose blocks that return one tensor"
+    if captured[name].shape[:1] != example.shape[:1]:
+        return (
+            f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
+            f"dimension is not the batch of {example.shape[0]}; choose another block"
         )
     return ""
 

@@ -162,7 +162,9 @@ def test_variants_are_parsed_with_spaces_or_without() -> None:
 @pytest.mark.parametrize("text", ["nothing(3)", "fc(", "fc(1.5)", "", "fc 3"])
 def test_an_unknown_variant_lists_the_known_families(text: str) -> None:
     with pytest.raises(
-        VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, conv2d, fc, glance, grid, pool"
+        VariantError,
+        match=re.escape(f"unknown variant {text!r}")
+        + r".*conv, conv2d, fc, glance, grid, pool.*, or register your own first, with gati.caches.register_",
     ):
         parse_variant(text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import gati
-from gati.errors import BlockError, VariantError
+from gati.errors import BlockError, CutError, VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.places import find_places
+from gati.model.segments import trace
 from tests.exploration.networks import Net
 
 READING, NOT_READING = ("student(8)", "grid(16)"), ("grid(16)",)
@@ -100,6 +101,45 @@ def test_a_network_of_whose_blocks_caches_can_read_none_has_its_input() -> None:
     assert places.names == ("input",)
     assert places.note.startswith("left out encoder.layers.0, encoder.layers.1: caches read float32 tensors")
     assert find_places(network, None, example, NOT_READING).names == ("encoder.layers.0", "encoder.layers.1")
+
+
+class BatchFirst(nn.Module):
+    """Its blocks pass on tensors [batch, length, width], in the precision of their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.encoder(x.to(next(self.encoder.parameters()).dtype))
+        return self.head(hidden.mean(1).float())
+
+
+def double(module: nn.Module) -> None:
+    module.double()
+
+
+def nan(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data.fill_(torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (double, "is float64, and caches read float32; let the network compute in float32"),
+        (nan, "is NaN; check the checkpoint and the preprocessing"),
+    ],
+)
+def test_what_can_be_cured_in_blocks_is_told_instead_of_caches_at_the_input_alone(
+    change: Callable[[nn.Module], None], reason: str
+) -> None:
+    network, example = BatchFirst().eval(), torch.randn(2, 5, 8)
+    change(network.encoder)
+    places = find_places(network, None, example, READING)
+    with pytest.raises(CutError, match=f"the output of block 'encoder.layers.0' {reason}"):
+        trace(network, example, places.names)
 
 
 def test_a_module_called_input_keeps_its_name() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import threading
 
-from gati.exploration.progress import PlainProgress, SilentProgress, told_if_long
+import pytest
+
+from gati.exploration.progress import LiveProgress, PlainProgress, SilentProgress, told_if_long
 
 
 def test_a_log_gets_the_stage_the_share_done_the_detail_and_the_time_left() -> None:
@@ -62,3 +64,10 @@ def test_what_ends_at_once_is_not_told() -> None:
     with told_if_long(progress, "reading the inputs", after_s=3600):
         pass
     assert progress.notes == []
+
+
+def test_a_live_note_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    LiveProgress().note("left out blocks[0]: caches read float32 tensors [batch, width]")
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "left out blocks[0]: caches read float32 tensors [batch, width]"
+    )

@@ -336,7 +336,7 @@ def test_links_to_pictures_and_folders_are_followed(tmp_path: Path) -> None:
     assert len(data.identities) == 13
 
 
-@pytest.mark.parametrize("place", ["cat/9.png", "owl"])
+@pytest.mark.parametrize("place", ["cat/9.png", "cat/more", "owl"])
 def test_a_link_that_leads_nowhere_is_one_line(place: str, tmp_path: Path) -> None:
     """With a class folder passed over, the others would be numbered as before, and its inputs be missing."""
     link = write_folder(tmp_path / "val") / place
@@ -353,6 +353,35 @@ def test_a_link_to_a_folder_that_holds_it_is_one_line(tmp_path: Path) -> None:
     assert error_of(tmp_path / "val") == (
         f"data: cannot read {link} (Too many levels of symbolic links); check where links lead"
     )
+
+
+def test_folders_outside_that_link_to_each_other_are_one_line(tmp_path: Path) -> None:
+    """Followed up to the most links that a path may have, they had each picture many times."""
+    folder, one, two = (write_folder(tmp_path / name) for name in ("val", "one", "two"))
+    (folder / "cat" / "more").symlink_to(one / "cat")
+    (one / "cat" / "two").symlink_to(two / "cat")
+    (two / "cat" / "one").symlink_to(one / "cat")
+    assert error_of(folder) == (
+        f"data: cannot read {folder / 'cat' / 'more' / 'two' / 'one'} (Too many levels of symbolic links); "
+        "check where links lead"
+    )
+
+
+def test_classes_that_link_to_each_other_are_one_line(tmp_path: Path) -> None:
+    """There were so many ways through them that the search did not end."""
+    names = ("a", "b", "c")
+    for name in names:
+        (tmp_path / name).mkdir()
+        for other in (each for each in names if each != name):
+            (tmp_path / name / other).symlink_to(tmp_path / other)
+    assert "(Too many levels of symbolic links); check where links lead" in error_of(tmp_path)
+
+
+def test_a_hidden_link_that_leads_nowhere_is_passed_over(tmp_path: Path) -> None:
+    """Editors lock files with them."""
+    folder = write_folder(tmp_path / "val")
+    (folder / "cat" / ".#0.png").symlink_to("someone@here.1234")
+    assert len(load_data(folder, PLAIN)) == 6
 
 
 def test_pictures_next_to_a_folder_without_any_are_unlabelled(tmp_path: Path) -> None:

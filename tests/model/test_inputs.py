@@ -216,6 +216,7 @@ def test_a_network_that_requires_certain_ids_is_not_said_to_take_short_texts_alo
     assert str(refused.value).startswith(
         "mine takes the inputs of --data, but not others of the same shapes (ValueError: all examples must"
     )
+    assert "wrap it so that it requires no particular values" in str(refused.value)
     text = TextTokens("", 64, path="tokenizer.json")
     given = replace(loaded, preprocessing=replace(loaded.preprocessing, text=text))
     found = fit_text(given).preprocessing.text

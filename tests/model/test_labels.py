@@ -78,6 +78,17 @@ def test_names_in_the_config_of_a_network_of_transformers_are_its_classes(
     assert labels_of(fit_labels(data, 2, names_of_classes(2, known, data)).data) == labels
 
 
+def test_folders_called_as_unnamed_classes_are_these_by_number(tmp_path: Path) -> None:
+    """Sorted as text, LABEL_10 comes before LABEL_2: accuracy was that of other classes."""
+    numbered = tuple(f"LABEL_{number}" for number in range(11))
+    data = folder(tmp_path, *numbered)
+    assert data.class_names is not None and data.class_names[2] == "LABEL_10"
+    named = names_of_classes(11, None, data)
+    assert named == numbered
+    assert labels_of(fit_labels(data, 11, named).data) == [0, 1, 10, *range(2, 10)]
+    assert labels_of(fit_labels(data, 12).data) == [0, 1, 10, *range(2, 10)]
+
+
 def test_fewer_folders_than_classes_are_not(tmp_path: Path) -> None:
     data = folder(tmp_path / "val", "dog", "cat")
     fitted = fit_labels(data, 1000)
