@@ -42,14 +42,19 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
+        temporary = path.parent / f".{path.name}.{uuid4().hex[:8]}.part"
+        old: int | None = None
+        with contextlib.suppress(FileNotFoundError):
+            old = stat.S_IMODE(path.stat().st_mode)
+        first = 0o666 if old is None else 0o600 | (0o666 & old)  # never open to more than the old file is
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, first)  # less the umask
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode) if old is None else old
+        os.close(descriptor)
         try:
             write(temporary)
             with open(temporary, "rb+") as handle:
                 os.fsync(handle.fileno())
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+            os.chmod(temporary, mode)  # some writers, as that of safetensors, put another file there
             os.replace(temporary, path)
             _flush_folder(path.parent)
         finally:

@@ -100,13 +100,39 @@ def test_a_new_file_is_for_whom_the_user_wants_it_to_be_and_a_written_one_stays_
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     old.write_text("{}")
     old.chmod(0o640)
+    while_written: list[int] = []
+
+    def by_bytes(temporary: Path) -> None:
+        while_written.append(mode_of(temporary))
+        temporary.write_bytes(b"[]")
+
+    def by_safetensors(temporary: Path) -> None:
+        """It replaces the file by one that is only for its owner."""
+        save_file({"weight": torch.zeros(1)}, temporary)
+
     before = os.umask(umask)
     try:
-        for path in (new, old):
-            atomic_write_text(path, "[]")
+        for write in (by_bytes, by_safetensors):
+            for path in (new, old):
+                atomic_write(path, write)
+            assert [mode_of(new), mode_of(old)] == [mode, 0o640]
+            new.unlink()
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (new, old)] == [mode, 0o640]
+    assert while_written == [mode, 0o640 & ~umask | 0o600]
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_file_stays_so_while_it_is_written_again(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    old.chmod(0o600)
+    seen: list[int] = []
+    atomic_write(old, lambda temporary: seen.append(mode_of(temporary)))
+    assert seen == [0o600] and mode_of(old) == 0o600
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -202,6 +228,11 @@ def test_a_source_is_found_from_any_folder(
     assert lasting_source(source) == absolute
     monkeypatch.chdir(elsewhere)
     assert lasting_source(source, own) == lasting_source(source, Path("../own")) == absolute
+
+
+def test_the_root_folder_is_no_file() -> None:
+    with pytest.raises(StorageError, match="cannot write /: "):
+        atomic_write_text(Path("/"), "{}")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

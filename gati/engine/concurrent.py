@@ -105,12 +105,15 @@ class ConcurrentEngine:
                 raise BackendError(f"{count} workers cannot be started ({first}): give fewer") from first
         return self
 
-    def submit(self, x: Tensor) -> Future[Prediction]:
+    def submit(self, x: Tensor, *, own: bool = False) -> Future[Prediction]:
         """Submit one preprocessed input [1, ...] and return a future of its answer.
 
-        The input is copied: the caller may change it while it waits. That of a cancelled future is dropped at
-        the next segment. Raises DataError as the engine does and for several inputs, and BackendError before
-        `start`, after `close`, and in a forked process.
+        The input is copied: the caller may change it while it waits. With `own`, the caller says that it
+        stays as it is, and is complete if it lies on a GPU; then it is not copied. The input of a cancelled
+        future is dropped at the next segment.
+
+        Raises DataError as the engine does and for several inputs, and BackendError before `start`, after
+        `close`, and in a forked process.
         """
         given, x = x, self._engine.checked(x)
         if len(x) != 1:
@@ -120,8 +123,11 @@ class ConcurrentEngine:
                 "this engine was started in another process, whose workers a forked one does not have; open "
                 "one in this process"
             )
-        if x.data_ptr() == given.data_ptr():
-            x = x.clone()
+        if not own:
+            if x.data_ptr() == given.data_ptr():
+                x = x.clone()
+            if given.is_cuda:  # copies wait on the caller's stream, and workers have their own
+                torch.cuda.current_stream(given.device).synchronize()
         request = _Request((x,), x)
         with self._changed:
             if self._closing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from contextlib import suppress
 
 import torch
@@ -21,7 +22,8 @@ class ReservedCores:
         self._cores: set[int] = set()
         self._threads = self._left = 0  # of torch: before, and while cores are reserved
         self._owed = False  # another thread has released, but each can only set its own number of threads
-        self._changes = threading.RLock()  # lookups may be collected, and release, while others reserve
+        self._gone: deque[object] = deque()  # who asks for no cores any more, but still has a share
+        self._changes = threading.Lock()
 
     @property
     def cores(self) -> set[int]:
@@ -35,36 +37,66 @@ class ReservedCores:
                 self._settle()
                 self._cores, self._threads = usable_cores(), torch.get_num_threads()
             self._shares[lookups] = share
-            self.confine()
+            self._confine()
+        self._remove_gone()
 
     def remove(self, lookups: object) -> None:
-        """Give back what only `lookups` reserved; in another thread, all but torch threads."""
-        with self._changes:
-            if self._shares.pop(lookups, None) is None:
-                return
-            if self._thread is not threading.current_thread():
-                self._owed = True
-                if self._thread.is_alive():
-                    pin(self._left_cores(), self._thread.native_id or 0)
-            elif self._shares:
-                self.confine()
-            else:
-                self.release()
+        """Give back what only `lookups` reserved; in another thread, all but torch threads.
+
+        Never waits: lookups may be collected in the middle of a change, which then gives back at its end.
+        """
+        self._gone.append(lookups)
+        self._remove_gone()
 
     def settle(self) -> None:
         """Give the calling thread, whose this is, the torch threads that another one could not give back."""
         with self._changes:
+            self._drain()
             self._settle()
+        self._remove_gone()
 
     def confine(self) -> None:
         """Leave the lookups the largest of their shares; torch uses at most one thread per other core."""
+        with self._changes:
+            self._confine()
+        self._remove_gone()
+
+    def release(self) -> None:
+        """Restore cores and torch threads."""
+        with self._changes:
+            self._release()
+        self._remove_gone()
+
+    def _remove_gone(self) -> None:
+        while self._gone and self._changes.acquire(blocking=False):  # else who changes does it at the end
+            try:
+                self._drain()
+            finally:
+                self._changes.release()
+
+    def _drain(self) -> None:
+        while self._gone:
+            self._remove(self._gone.popleft())
+
+    def _remove(self, lookups: object) -> None:
+        if self._shares.pop(lookups, None) is None:
+            return
+        if self._thread is not threading.current_thread():
+            self._owed = True
+            if self._thread.is_alive():
+                pin(self._left_cores(), self._thread.native_id or 0)
+        elif self._shares:
+            self._confine()
+        else:
+            self._release()
+
+    def _confine(self) -> None:
         left = self._left_cores()
         pin(left)
         self._left = min(self._threads, len(left))
         torch.set_num_threads(self._left)
 
-    def release(self) -> None:
-        """Restore cores and torch threads."""
+    def _release(self) -> None:
         pin(self._cores)
         torch.set_num_threads(self._threads)
 
@@ -74,7 +106,7 @@ class ReservedCores:
     def _settle(self) -> None:
         owed, self._owed = self._owed, False
         if owed and self._shares:
-            self.confine()
+            self._confine()
         elif owed and torch.get_num_threads() == self._left:  # and not another number that was set since
             torch.set_num_threads(self._threads)
 

@@ -83,6 +83,7 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._alone = traced.alone()
         self._kind = traced.device.type
+        self._strides = torch.empty(traced.input_shape, device="meta").stride()
         with self._alone, torch.autocast(self._kind, enabled=False):  # lookups are checked on an example
             self._path = path_for(
                 backend, traced, self.exits, outputs_kind, graphs, self._threads, lookup_cores
@@ -295,8 +296,9 @@ class Engine:
                 f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
                 "with engine.preprocessing"
             )
-        if x.requires_grad or not x.is_contiguous():  # for other strides kernels round differently
-            x = x.detach().contiguous()
+        if x.requires_grad or not x.is_contiguous() or x.stride()[1:] != self._strides:
+            # For other strides, also of dimensions of size 1, kernels round differently.
+            x = x.detach().clone(memory_format=torch.contiguous_format)
         if self._tensors is not None and x.device.type == "cpu":
             self._tensors.check(x.numpy())
         if self._path.replays and x.shape[0] == 1:

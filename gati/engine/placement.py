@@ -8,6 +8,7 @@ arrived.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import weakref
@@ -147,7 +148,7 @@ class WorkerLookups(ParallelLookups):
         thread.start()
         self._thread = thread
         share = object()
-        self._end = end = weakref.finalize(self, _end, self._inbox, reserved, share)
+        self._end = end = weakref.finalize(self, _end, self._inbox, reserved, share, os.getpid())
         end.atexit = False  # the process takes both with it
         started.wait()  # it leaves torch's number as it found it, so this thread must not change it yet
         self._reserved = reserved
@@ -161,6 +162,7 @@ class WorkerLookups(ParallelLookups):
         self._end()
         self._thread.join()
         self._thread = self._reserved = self._end = None
+        reserved_here().settle()
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -201,7 +203,10 @@ class WorkerLookups(ParallelLookups):
         raise found or RuntimeError("the lookup gave no answer")
 
 
-def _end(inbox: SimpleQueue[_Work | None], reserved: ReservedCores, share: object) -> None:
+def _end(inbox: SimpleQueue[_Work | None], reserved: ReservedCores, share: object, process: int) -> None:
+    """Called at any moment, also while the same thread holds a lock: so it waits for nothing."""
+    if os.getpid() != process:  # in a forked one there is no worker, and torch would wait for its threads
+        return
     inbox.put(None)
     reserved.remove(share)
 

@@ -45,18 +45,49 @@ with ConcurrentEngine(engine) as shared:
     print(ask(lambda: shared(x)))
 """
 
+ENDING = """
+import os, torch
+from gati.engine.engine import Engine
+from tests.engine.networks import exits, traced_network
 
-def test_an_engine_of_another_process_answers_or_says_why_not() -> None:
-    folder = Path(__file__).parent.parent.parent
+os.sched_getaffinity, os.sched_setaffinity = lambda _: {0, 1, 2, 3}, lambda *_: None
+torch.set_num_threads(4)
+closed, gone = (Engine(traced_network(), exits((0.5,) * 3, "overlapped")) for _ in range(2))
+closed.open()
+gone.open()
+if (child := os.fork()) == 0:
+    torch.set_num_threads(1)
+    closed.close()
+    del gone
+    print(torch.get_num_threads(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(torch.get_num_threads())
+closed.close()
+del gone
+print(torch.get_num_threads())
+"""
+
+
+def printed(program: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=LONG_S,
-        cwd=folder,
+        cwd=Path(__file__).parent.parent.parent,
         check=True,
     )
-    *told, own = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_an_engine_that_ends_in_a_forked_process_leaves_it_its_number_of_threads() -> None:
+    """With more than one, torch would wait there for the threads of the other process for ever."""
+    assert printed(ENDING) == ["1", "3", "4"]
+
+
+def test_an_engine_of_another_process_answers_or_says_why_not() -> None:
+    *told, own = printed(PROGRAM)
     forked, on_one_thread, shared = told
     assert (
         forked.startswith("this engine was made in another process") and "torch.set_num_threads(1)" in forked

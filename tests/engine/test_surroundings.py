@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from gati.model.inputs import InputPart, TensorInputs
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import trace
 from gati.types import Placement
-from tests.engine.networks import CLASSES, exits, inputs, ready, selective_exits, traced_network
+from tests.engine.networks import CLASSES, exits, inputs, network, ready, selective_exits, traced_network
 from tests.waiting import LONG_S
 
 ROWS = 6
@@ -53,12 +55,22 @@ def test_the_callers_autocast_changes_no_answer(placement: Placement) -> None:
                 assert same(answers(made_inside), expected)
 
 
+def test_a_network_traced_with_autocast_on_is_the_same() -> None:
+    plain, x = traced_network(), inputs(ROWS)
+    with torch.autocast("cpu", torch.bfloat16):
+        traced = traced_network(network())
+    leaving = selective_exits(plain)
+    assert same(Engine(traced, leaving)(x), Engine(plain, leaving)(x))
+
+
 class Convolutions(nn.Module):
     """Whose kernels depend on the order of channels in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4), nn.ReLU()
+        )
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,12 +78,14 @@ class Convolutions(nn.Module):
         return result
 
 
-def test_pictures_whose_channels_lie_together_get_the_same_answers() -> None:
-    """As what a program has turned with `permute`."""
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_whose_channels_lie_together_get_the_same_answers(channels: int) -> None:
+    """As what a program has turned with `permute`. With one channel, they count as contiguous."""
     torch.manual_seed(0)
-    turned = torch.rand(ROWS, 9, 9, 3).permute(0, 3, 1, 2)
-    engine = Engine(trace(ready(Convolutions()), turned.contiguous(), []))
-    for one, other in ((turned, turned.contiguous()), (turned[:1], turned[:1].contiguous())):
+    turned = torch.rand(ROWS, 9, 9, channels).permute(0, 3, 1, 2)
+    usual = turned.clone(memory_format=torch.contiguous_format)
+    engine = Engine(trace(ready(Convolutions(channels)), usual, []))
+    for one, other in ((turned, usual), (turned[:1], usual[:1])):
         assert same(engine(one), engine(other))
         assert same(engine.base(one), engine.base(other))
 
@@ -105,6 +119,16 @@ def test_an_input_may_be_changed_while_it_waits() -> None:
             torch.testing.assert_close(ours.probabilities, theirs.probabilities)
 
 
+def test_an_input_that_stays_as_it_is_is_not_copied() -> None:
+    x = inputs(1)
+    engine = Engine(traced_network(), exits((0.4, 0.4, 0.4)))
+    with ConcurrentEngine(engine, workers=1) as shared:
+        with shared._changed:  # no worker takes an input meanwhile
+            answer = shared.submit(x, own=True)
+            assert shared._queues[0][0].x.data_ptr() == x.data_ptr()
+        assert answer.result(LONG_S).exit == engine(x)[0].exit
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -128,11 +152,14 @@ graph_backends = pytest.mark.parametrize(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not BACKENDS["onnxruntime"].installed(), reason="onnxruntime is not installed")
-def test_the_programs_default_device_changes_no_graph() -> None:
+@pytest.mark.parametrize(
+    "setting", [torch.device("meta"), torch.autocast("cpu", torch.bfloat16)], ids=["device", "autocast"]
+)
+def test_what_the_program_has_set_changes_no_graph(setting: AbstractContextManager[Any]) -> None:
     traced, x = traced_network(), inputs(ROWS)
     leaving = selective_exits(traced)[:1]
     expected = Engine(traced, leaving, backend="onnxruntime")(x)
-    with torch.device("meta"):
+    with setting:
         assert same(Engine(traced, leaving, backend="onnxruntime")(x), expected)
 
 
@@ -140,6 +167,13 @@ def test_a_threshold_is_rounded_up_whatever_numbers_the_program_computes_in() ->
     """Half of all float64 numbers are nearest to a float32 below them."""
     with default_dtype(torch.float64):
         assert float32_at_least(0.7000000000000001) == 0.7000000476837158
+
+
+@pytest.mark.parametrize("threshold", [1e300, 3.4028235e38, 1e-40, 1e-300])
+def test_a_threshold_may_be_large_or_small_though_the_program_has_numpy_raise(threshold: float) -> None:
+    with np.errstate(all="raise"):
+        found = float32_at_least(threshold)
+    assert found >= threshold and found == np.float32(found)
 
 
 @pytest.mark.slow

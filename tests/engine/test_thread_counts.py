@@ -212,6 +212,29 @@ def test_engines_that_are_open_at_once_leave_the_caller_what_the_largest_share_l
     assert cores.ours == ({0, 1, 2, 3}, 3)
 
 
+def test_lookups_that_are_collected_while_others_reserve_cores_give_theirs_back(
+    cores: Cores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Python collects garbage in the middle of it."""
+    gone, lookups = [WorkerLookups(3)], WorkerLookups(1)
+    gone[0].open()
+    assert cores.ours == ({0}, 1)
+    bind = os.sched_setaffinity
+
+    def collecting(thread: int, those: set[int]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            gone.clear()
+        bind(thread, those)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_setaffinity", collecting)
+        lookups.open()
+    assert not gone
+    assert cores.ours == ({0, 1, 2}, 3)
+    lookups.close()
+    assert cores.ours == ({0, 1, 2, 3}, 3)
+
+
 @pytest.mark.parametrize("also_open", [True, False])
 def test_closing_in_another_thread_gives_back_cores_at_once_and_threads_when_it_can(
     also_open: bool, cores: Cores

@@ -156,10 +156,10 @@ def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Graph
 
 def float32_at_least(threshold: float) -> float:
     """The smallest float32 >= `threshold`: comparing float32 scores with either gives the same result."""
-    with np.errstate(over="ignore"):  # to infinity
+    with np.errstate(over="ignore", under="ignore"):  # to infinity, and of the smallest numbers
         nearest = np.float32(threshold)
-    exact = float(nearest) >= threshold
-    return float(nearest if exact else np.nextafter(nearest, np.float32(np.inf)))
+        exact = float(nearest) >= threshold
+        return float(nearest if exact else np.nextafter(nearest, np.float32(np.inf)))
 
 
 def _as_float32(tensor: Tensor) -> Tensor:
