@@ -114,7 +114,11 @@ def compose(
     context: typer.Context,
     directory: options.LibraryDir,
     accuracy: Annotated[
-        float, typer.Option(help="Required share of answers equal to the full network's.")
+        float,
+        typer.Option(
+            help="Required share of answers equal to the full network's. With --pareto, the placement shown "
+            "is the one that is fastest at this share."
+        ),
     ] = 0.99,
     confidence: Annotated[
         float, typer.Option(help="Confidence of the certificate; 0 skips certification.")
@@ -203,8 +207,6 @@ def compose(
             raise CompositionError(
                 "--latency finds the highest agreement at that latency: leave out --accuracy, or --latency"
             )
-        if pareto and "--accuracy" in given:
-            raise CompositionError("--pareto shows every agreement: leave out --accuracy, or --pareto")
         if pareto and "--name" in given:
             raise CompositionError("--pareto composes nothing: leave out --name")
     if pareto:

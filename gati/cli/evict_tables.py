@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gati.cli import render
+from gati.cli.tables import new_table, show
 
 
 def print_fields(found: Mapping[str, Any]) -> None:
     """Print names and values; a mapping takes one line."""
-    table = render.new_table("", "", left=(0, 1))
+    table = new_table("", "", left=(0, 1))
     table.show_header = False
     for name, value in found.items():
         if isinstance(value, Mapping):
@@ -22,13 +23,13 @@ def print_fields(found: Mapping[str, Any]) -> None:
                 else str(value if value is not None else "-")
             )
         table.add_row(name.replace("_", " "), text)
-    render.console().print(table)
+    show(table)
 
 
 def print_outcomes(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) -> None:
     """Print each policy's hit rate at each size; `timed`: also what time hits saved."""
     saved = ("time saved",) if timed else ()
-    table = render.new_table(
+    table = new_table(
         "size",
         "policy",
         "hit rate",
@@ -50,7 +51,7 @@ def print_outcomes(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) ->
             f"{row['decision_us']['p99']:.0f} us",
             f"{row['blocks_per_s']:,.0f}",
         )
-    render.console().print(table)
+    show(table, "evicting, p99", "blocks/s", "beyond shared")
     truncated = {row["size"]: row["truncated"] for row in rows if row["truncated"]}
     if truncated:
         size, count = min(truncated.items())

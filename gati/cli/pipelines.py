@@ -45,11 +45,14 @@ def check(file: PipelineFile) -> None:
     options = [option for stage in found.stages.values() for option in stage.options.values()]
     try:
         follows(found)
+        plannable = True
     except PipelineError as error:  # only the default policy needs that
+        plannable = False
         typer.echo(f"note: {error}")
-    known = all(option.accuracy is not None and option.latency is not None for option in options)
-    verb = f"serve {quoted(file)}" if known else f"pipeline measure {quoted(file)} --data DATA"
-    typer.echo(f"next: gati {verb}")
+    if any(option.accuracy is None or option.latency is None for option in options):
+        typer.echo(f"next: gati pipeline measure {quoted(file)} --data DATA")
+    elif plannable:
+        typer.echo(f"next: gati serve {quoted(file)}")
 
 
 @pipeline.command(epilog=examples_below(_MEASURE, f"{_MEASURE} --limit 500 --threads 1"))
@@ -59,7 +62,10 @@ def measure(
         str, typer.Option(metavar="DATA", help="Inputs with labels that no option's training has seen.")
     ],
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Only N of the inputs, from all parts of DATA.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Only N inputs, drawn from all parts of DATA (evaluate takes the first N)."
+        ),
     ] = None,
     device: Device = "cpu",
     threads: Annotated[
@@ -68,8 +74,9 @@ def measure(
 ) -> None:
     """Measure latency and accuracy of every option on DATA, and store them next to FILE.
 
-    DATA is what gati explore takes. Folders and classes with names are the pipeline's class_names that are
-    called so; numbers count in the order of class_names.
+    DATA is what gati explore takes; with options that have no cache library (model = ...), only an .npz.
+    Folders and classes with names are matched to class_names by name; numbers count in the order of
+    class_names.
     """
     from gati.pipelines import load_pipeline
     from gati.pipelines.measure import measure_pipeline

@@ -173,7 +173,8 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
 
 
 def _show_answers(inputs: Sequence[str], answer: Mapping[str, Any]) -> None:
-    from gati.cli.render import console, new_table, percent
+    from gati.cli.render import percent
+    from gati.cli.tables import new_table, show
 
     values = {each["name"]: each["data"] for each in answer["outputs"]}
     classes = len(values["probabilities"]) // len(inputs)
@@ -182,7 +183,7 @@ def _show_answers(inputs: Sequence[str], answer: Mapping[str, Any]) -> None:
     for number, (given, index, name, place) in enumerate(rows):
         probability = values["probabilities"][number * classes + index]
         table.add_row(given, name, percent(probability), place)
-    console().print(table)
+    show(table)
     parameters = answer["parameters"]
     print(f"version {answer['model_version']}, {parameters['latency_ms']:.1f} ms")
     if "promise" in parameters:

@@ -79,9 +79,10 @@ def library(explored: Library) -> None:
     if best:
         show(table, "memory")
     counts = Counter(trial.status for trial in explored.trials)
-    counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    found = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     print(
-        f"{counted or 'no'} variants; all of them, with reasons, are in {explored.directory / 'trials.csv'}"
+        f"{counted(len(explored.trials), 'variant')}{f' ({found})' if found else ''}; all of them, with "
+        f"reasons, are in {explored.directory / 'trials.csv'}"
     )
     nothing = "nothing was worth training: name variants with --variants, or blocks with --blocks"
     print(f"next: gati compose {quoted(explored.directory)}" if best else nothing)
@@ -97,7 +98,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
             "selector",
             "placement",
             "hit rate",
-            "agreement",
+            "agreement of hits",
             "exit after",
             "lookup",
             "memory",
@@ -217,7 +218,7 @@ def evaluation(measured: Evaluation) -> None:
         )
     show(table)
     if measured.exits:
-        exits = new_table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
+        exits = new_table("exit after", "variant", "placement", "hits", "agreement of hits", left=(0, 1, 2))
         for exit_ in measured.exits:
             agreement = "-" if exit_.agreement is None else percent(exit_.agreement, digits=2)
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)

@@ -35,16 +35,21 @@ def new_table(*columns: str, left: Iterable[int]) -> Table:
 def show(table: Table, *details: str) -> None:
     """Print a table; while it is wider than the terminal, leave out the next of the columns `details`.
 
-    Otherwise cells would be broken: a number would end on another line than it begins.
+    Otherwise cells would be broken: a number would end on another line than it begins. A line says which
+    columns were left out. A pipe or a file gets them all.
     """
     from rich.table import Table
 
     screen = console()
-    for header in details:
+    left_out: list[str] = []
+    for header in details if sys.stdout.isatty() else ():
         if screen.measure(table, options=screen.options.update_width(_ANY_WIDTH)).maximum <= screen.width:
             break
         kept = [column for column in table.columns if column.header != header]
         rows = table.rows
         table = Table(*kept, box=table.box, pad_edge=False, show_header=table.show_header)
         table.rows = rows
+        left_out.append(header)
     screen.print(table)
+    if left_out:
+        print(f"left out, as the terminal is narrow: {'; '.join(left_out)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def choose_backend(
     except (BackendError, ModelError) as error:
         _log.warning("no backend is tried but %s, on which explore measured: %s", measured.backend, error)
         return library
-    names = {measured.backend: measured.base_ms}  # as measured here, where it was measured again
+    # a latency from elsewhere cannot be compared, so that backend comes last unless it is measured here
+    names = {measured.backend: measured.base_ms if explored else math.inf}
     names |= {name: base_ms[name] for name in base_ms if _float32(name)}
     for fastest in sorted(names, key=names.__getitem__):
         try:
@@ -68,26 +70,27 @@ def backends_to_time(library: Library, settings: Settings) -> list[str]:
         return [get_backend(settings.backend).same_network_as or settings.backend]
     own = library.manifest.profile.backend
     others = [name for name, kind in BACKENDS.items() if _automatic(library, kind) and kind.in_float32()]
-    return [own, *(name for name in others if name != own and _tries_all(settings))]
+    return [own, *(name for name in others if name != own and tries_all(settings))]
 
 
 def _explored_counts(library: Library, settings: Settings) -> bool:
     """Whether the latencies that `explore` measured are used, and not measured again.
 
     They are if they hold for this processor and number of threads. They are anyway for a GPU that is not
-    here, and, unless a number of threads is asked for, where nothing is measured: for the published
-    objectives, and for overlapped lookups, which `explore` alone measures.
+    here, for overlapped lookups, which `explore` alone measures, and, unless a number of threads is asked
+    for, for the published objectives.
     """
     profile = library.manifest.profile
     if not processor_name(profile.device):
         return True
-    if settings.threads is None and (settings.objective != "exact" or settings.placement == "overlapped"):
+    overlapped = settings.placement == "overlapped"
+    if settings.threads is None and (settings.objective != "exact" or overlapped):
         return True
     if settings.threads is None and profile.device != "cpu":  # threads of the CPU do not run the network
         return is_from_here(profile)
     import torch
 
-    return is_from_here(profile) and profile.threads == torch.get_num_threads()
+    return profile.threads == torch.get_num_threads() and (overlapped or is_from_here(profile))
 
 
 def reduced_precisions(
@@ -139,7 +142,7 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     from gati.engine.backends import BACKENDS
 
     own = [] if _explored_counts(library, settings) else [library.manifest.profile.backend]
-    if not _tries_all(settings):
+    if not tries_all(settings):
         return own
     checkable = _checkable(pieces)
     return [
@@ -152,8 +155,8 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     ]
 
 
-def _tries_all(settings: Settings) -> bool:
-    # overlapped lookups are measured by `explore` alone, on its own backend
+def tries_all(settings: Settings) -> bool:
+    """Whether backends are compared; `explore` alone measures overlapped lookups, on its own backend."""
     return settings.backend == "auto" and settings.objective == "exact" and settings.placement != "overlapped"
 
 
@@ -166,7 +169,7 @@ def _tries_reduced_precisions(library: Library, settings: Settings) -> bool:
     from gati.engine.backends import BACKENDS
 
     kinds = (kind for name, kind in BACKENDS.items() if not _float32(name))
-    return _tries_all(settings) and any(_automatic(library, kind) for kind in kinds)
+    return tries_all(settings) and any(_automatic(library, kind) for kind in kinds)
 
 
 def _coarser_lookups(chosen: str) -> list[str]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from gati.composition.backends import choose_backend, reduced_precisions
+from gati.composition.backends import choose_backend, reduced_precisions, tries_all
 from gati.composition.certified import Proposal, TooCoarseError, plan_uncertified, propose
 from gati.composition.composition import Composition, Objective
 from gati.composition.costs import CostedLibrary, disturbance, other_processor
@@ -335,5 +335,5 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
             f"{settings.accuracy:g}: the published objective uses averages; use the exact objective"
         )
-    compared = disturbed_comparison(library) if settings.backend == "auto" else ""
+    compared = disturbed_comparison(library) if tries_all(settings) else ""
     return "; ".join(warning for warning in (disturbance(library), compared) if warning)

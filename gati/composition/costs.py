@@ -107,7 +107,8 @@ def other_processor(library: Library) -> str:
     here = processor_name(profile.device) or f"a machine without {profile.device}"
     return (
         f"chosen by latencies that were measured on another processor, {profile.processor}, not on {here}: "
-        "explore again here, or give another --backend, whose latencies are measured here"
+        "explore again here, or, if the model can be loaded, give another --backend, whose latencies are "
+        "measured here"
     )
 
 

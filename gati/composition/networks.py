@@ -51,6 +51,8 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
     missing, only stored ones are returned. Raises LibraryError for a damaged file.
     """
     names, here = set(backends), conditions_here(library.manifest.profile.device)
+    if not names:
+        return {}
     kept = _read(library, here)
     if not kept.covers(names):
         costs = {name: kept_costs(library, name) for name in names}

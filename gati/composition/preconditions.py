@@ -62,7 +62,7 @@ def check_library(library: Library, settings: Settings) -> None:
         profile = library.manifest.profile
         if settings.backend not in ("auto", profile.backend):
             raise _not_measured("overlapped", f"on backend '{settings.backend}'")
-        if isinstance(settings.threads, int) and settings.threads != profile.threads:
+        if settings.threads not in (None, profile.threads):
             raise _not_measured("overlapped", f"with threads={settings.threads}")
 
 

@@ -110,11 +110,12 @@ def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int 
     """Return the number of threads to measure with; None for the current one. Raises as `fastest_number`.
 
     Unless another number is asked for, it is that of `explore`, so that its latencies can be compared with
-    those that are measured now. The published objectives measure nothing.
+    those that are measured now. The published objectives measure nothing on the backend of `explore`.
     """
     if settings.threads == "auto":
         return fastest_number(library, backends_to_time(library, settings), pieces)
-    if settings.threads is None and settings.objective == "exact":
+    measures = settings.backend not in ("auto", library.manifest.profile.backend)
+    if settings.threads is None and (settings.objective == "exact" or measures):
         return as_recorded(library)
     return settings.threads
 

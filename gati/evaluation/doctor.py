@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from gati.composition.binomial import check_confidence
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
-from gati.errors import DataError, GatiError, ModelError, one_line
+from gati.errors import DataError, GatiError, one_line
 from gati.evaluation.diagnosis import (
     CheapestLookup,
     DataForecast,
@@ -45,6 +46,7 @@ from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
+from gati.model.user_code import running_user_code
 from gati.types import OutputsKind, Profile
 
 _SAMPLED = 64  # most inputs run through the network
@@ -118,7 +120,7 @@ def doctor(
     asked = inputs.sample if inputs is not None else None
     most_s = _FOR_ANSWERS * within_s
     answered = examination.ask("network", partial(_answers, loaded, asked, size, clock, most_s))
-    if inputs is not None and answered is not None:
+    if inputs is not None and answered is not None and len(answered.classes) == 1:
         examination.ask(
             "network", partial(_check_classes, loaded, inputs.held, answered, examination, most_s)
         )
@@ -232,6 +234,11 @@ class _Answered:
         return outputs_kind(self.outputs)
 
     @property
+    def classes(self) -> list[int]:
+        """The classes that the network predicts for them."""
+        return [int(each) for each in self.outputs.argmax(1).unique()]
+
+    @property
     def answer_s(self) -> float:
         """Seconds per input, in a batch."""
         return self.seconds / len(self.example)
@@ -280,7 +287,7 @@ def _answers(
     """Run the network on the sample, or on a part that takes it about `most_s`."""
     example = example_inputs(loaded, size) if sample is None else sample
     module = loaded.module
-    try:
+    with _running_on(example):
         module(example[:1].clone())  # warm-up
         began = clock()
         module(example[:1].clone())
@@ -289,13 +296,15 @@ def _answers(
         began = clock()
         outputs = check_base_outputs(module(example.clone()))
         return _Answered(example, outputs, clock() - began)
-    except GatiError:
-        raise
-    except Exception as error:  # whatever the user's network raises
-        raise ModelError(
-            f"the network fails on inputs of shape {list(example.shape)} ({one_line(error)}); give inputs of "
+
+
+def _running_on(inputs: Tensor) -> AbstractContextManager[None]:
+    return running_user_code(
+        lambda error: (
+            f"the network fails on inputs of shape {list(inputs.shape)} ({one_line(error)}); give inputs of "
             "the shape it expects, or --resize PIXELS for images of another size"
-        ) from error
+        )
+    )
 
 
 @torch.inference_mode()
@@ -304,12 +313,10 @@ def _check_classes(
 ) -> None:
     """Raise DataError if the network predicts one class for all inputs, as `explore` would.
 
-    Where one class is much more common than others, a sample may hold no other one. So more inputs are looked
-    at, for about `most_s`; if that is not enough to see all of them, a note says so.
+    Where one class is much more common than others, a sample may hold no other one, as here. So more inputs
+    are looked at, for about `most_s`; if that is not enough to see all of them, a note says so.
     """
-    (first, *others) = answered.outputs.argmax(1).unique().tolist()
-    if others:
-        return
+    (first,) = answered.classes
     ends_s = examination.spent_s + most_s
     order = np.random.default_rng(0).permutation(len(held))
     for start in range(0, len(held), len(answered.example)):
@@ -320,7 +327,9 @@ def _check_classes(
                 "that class is so common, check --checkpoint and the preprocessing (--mean, --std)",
             )
             return
-        outputs = loaded.module(held.images(order[start : start + len(answered.example)]))
+        rows = held.images(order[start : start + len(answered.example)])
+        with _running_on(rows):
+            outputs = check_base_outputs(loaded.module(rows))
         if bool((outputs.argmax(1) != first).any()):
             return
     raise DataError(

@@ -284,9 +284,10 @@ class _Measuring:
         if start == 0:
             _warm_up(engine, self._eager, rows)
         every = max(1, len(data) // _EAGER_SAMPLES)
+        chunk = start // self._chunk  # of large inputs it is a single turn
         for number, row in enumerate(rows.split(IN_A_ROW)):
             for repetition in range(self._repetitions):
-                gati_first = (number + repetition) % 2 == 1
+                gati_first = (chunk + number + repetition) % 2 == 1
                 self._take_turns(row, times, gati_first=gati_first, keep=keep and repetition == 0)
             sampled = row[-(start + number * IN_A_ROW) % every :: every]
             if self._eager is not None and len(sampled):

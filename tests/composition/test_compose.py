@@ -6,15 +6,18 @@ import hashlib
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from gati.composition import backends, pareto
 from gati.composition import compose as compose_module
-from gati.composition import pareto
+from gati.composition.backends import choose_backend
 from gati.composition.candidates import full_candidates, relaxed_candidates, without_dominated
 from gati.composition.compose import Settings, compose, compose_library
 from gati.composition.composition import Composition
-from gati.errors import BackendError, CompositionError, GatiError, LibraryError, SolverError
+from gati.composition.threads import using_threads
+from gati.errors import BackendError, CompositionError, GatiError, LibraryError, SolverError, StorageError
 from gati.exploration.library import Library
 from gati.exploration.state import FinishedTrial, RunState
 from gati.types import Trial, TrialId
@@ -213,6 +216,7 @@ def test_bad_wishes_are_refused_in_one_line_and_nothing_is_written(library, want
             "was not measured on backend 'openvino'",
         ),
         (True, {"placement": "overlapped", "threads": 63}, "was not measured with threads=63: gati explore"),
+        (True, {"placement": "overlapped", "threads": "auto"}, "was not measured with threads=auto: gati"),
         (True, {"memory_bytes": 10}, "10 bytes is too small for any cache"),
         (False, {}, "objective 'exact' needs the per-input outcomes"),
     ],
@@ -256,6 +260,55 @@ def test_a_library_that_is_still_explored_says_how_far_it_is(tmp_path):
     told = r"has not finished in .* \(variants so far: 1, in 12 min\): wait until it ends, or, if it was"
     with pytest.raises(LibraryError, match=told):
         compose(tmp_path)
+    (row,) = (tmp_path / ".state" / "rows").iterdir()
+    row.write_text('{"trial": {"of another version": 1}, "points": []}')
+    with pytest.raises(LibraryError, match=told):
+        compose(tmp_path)
+
+
+def test_a_library_that_is_finished_or_cannot_be_read_meanwhile_is_one_line(tmp_path, monkeypatch):
+    state = RunState(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", lambda _: True)  # as it was before the other process finished
+        assert state.claimed() == {}
+    (state.directory / "settings.json").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot read .*settings.json: Is a directory; check the disk"):
+        state.claimed()
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_overlapped_lookups_of_a_library_that_was_copied_are_those_that_explore_measured(
+    tmp_path, monkeypatch, threads
+):
+    """`explore` alone measures them, so nothing is measured again, and the composition says so."""
+    library = make_library(tmp_path / "library", overlapped=True)
+    manifest = library.manifest
+    elsewhere = replace(manifest.profile, processor="abacus", threads=1)
+    library.write_manifest(replace(manifest, profile=elsewhere))
+
+    def taken(library, backend, *, explored, **_):
+        assert explored and backend == "torch", "measured"
+        return library
+
+    monkeypatch.setattr(backends, "network_times", lambda library, names, pieces: dict.fromkeys(names, 1.0))
+    monkeypatch.setattr(backends, "on_backend", taken)
+    for objective in ("full", "exact"):
+        settings = Settings(accuracy=0.9, objective=objective, placement="overlapped", threads=threads)
+        with using_threads(threads):
+            assert choose_backend(library, settings).manifest.profile == elsewhere
+    composition = compose(
+        library.directory, accuracy=0.9, objective="full", placement="overlapped", threads=threads
+    )
+    assert composition.placement == "overlapped" and composition.exits
+    assert "measured on another processor, abacus" in composition.note
+
+
+@pytest.mark.parametrize("wanted", [{"objective": "full"}, {"placement": "overlapped", "confidence": None}])
+def test_what_compares_no_backends_reads_no_comparison(tmp_path, wanted):
+    library = make_library(tmp_path / "library", blocks=2, overlapped=True)
+    (library.directory / "profiles").mkdir()
+    (library.directory / "profiles" / "networks.json").write_text("{")
+    assert compose(library.directory, accuracy=0.9, **wanted).exits
 
 
 def test_missing_outcomes_of_one_trial_are_an_error_and_not_a_guess(library):

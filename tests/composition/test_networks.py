@@ -18,8 +18,8 @@ from gati.composition.networks import disturbed_comparison, network_times
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.costs import hardware
-from gati.engine.backends import get_backend
-from gati.errors import BackendError, LibraryError
+from gati.engine.backends import BACKENDS, get_backend
+from gati.errors import BackendError, GatiError, LibraryError, ModelError
 from gati.exploration.library import Library
 from gati.types import Trial, TrialId
 from tests.composition.test_costs import costs_of
@@ -195,6 +195,55 @@ def test_what_explore_measured_elsewhere_is_measured_again(
     assert isinstance(choose_backend(library, Settings(backend="torch")), CostedLibrary)
     published = Settings(objective="full")
     assert choose_backend(library, published) is library, "which needs no model, so nothing is measured"
+
+
+def from_elsewhere(library: Library, base_ms: float) -> None:
+    manifest = library.manifest
+    profile = replace(manifest.profile, base_ms=base_ms, processor="abacus")
+    library.write_manifest(replace(manifest, profile=profile))
+
+
+@pytest.mark.usefixtures("no_race")
+def test_a_latency_from_elsewhere_does_not_compete(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The backend that `explore` measured cannot be timed here, and was faster there than any is here."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    from_elsewhere(library, 1e-6)
+    path = keep(library, {name: FOUND[name] for name in ("onnxruntime", "openvino")})
+    failed = {name: "fails here" for name in BACKENDS if name not in ("onnxruntime", "openvino")}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "failed": failed}))
+    tried: list[str] = []
+
+    def costed(library: Library, backend: str, **_: object) -> Library:
+        tried.append(backend)
+        raise BackendError("fails here")
+
+    monkeypatch.setattr(backends, "on_backend", costed)
+    assert choose_backend(library, AUTO) is library, "the last resort"
+    assert tried == ["openvino", "onnxruntime", "torch"]
+    assert "backend torch is not tried: fails here" in caplog.text
+
+
+@pytest.mark.parametrize("error", [BackendError, ModelError])
+def test_what_explore_measured_elsewhere_is_used_where_its_backend_cannot_be_measured(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[GatiError],
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error("the model is gone")
+
+    from_elsewhere(library, 1.0)
+    monkeypatch.setattr(backends, "on_backend", failing)
+    assert choose_backend(library, Settings(backend="torch")) is library
+    assert "the latencies are those that explore measured elsewhere: the model is gone" in caplog.text
+    asked = Settings(backend="torch", threads=torch.get_num_threads())
+    for settings in (Settings(backend="onnxruntime"), asked):
+        with pytest.raises(error, match="the model is gone"):
+            choose_backend(library, settings)
 
 
 @pytest.mark.usefixtures("no_race")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gati.cli import run
+import gati
+from gati.cli import render, run
 from gati.composition import pareto as frontier
 from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
@@ -85,9 +86,12 @@ def test_a_latency_that_nothing_reaches_is_refused_with_the_fastest_there_is(lib
         compose_within_latency(library.directory, 0.001)
 
 
-def test_the_command_refuses_an_agreement_that_the_frontier_would_ignore(library, capsys):
-    assert run(["compose", str(library.directory), "--pareto", "--accuracy", "0.97"]) == 2
-    assert "--pareto shows every agreement: leave out --accuracy, or --pareto" in capsys.readouterr().err
+def test_the_command_takes_the_agreement_at_which_placements_are_compared(library, monkeypatch):
+    asked = []
+    monkeypatch.setattr(gati, "pareto", lambda _, settings: asked.append(settings.accuracy))
+    monkeypatch.setattr(render, "frontier", lambda *_: None)
+    assert run(["compose", str(library.directory), "--pareto", "--accuracy", "0.97"]) == 0
+    assert asked == [0.97]
 
 
 def test_a_frontier_has_at_least_one_point(library):

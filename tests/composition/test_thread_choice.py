@@ -188,9 +188,12 @@ def test_a_library_is_composed_with_the_threads_it_was_explored_with(
         assert run(["compose", str(library.directory)]) == BackendError.exit_status
         assert found == [here if set_for_all else explored] * 3
         found.clear()
-    with pytest.raises(BackendError, match="enough"):
-        compose(library.directory, objective="full")
-    assert found == [here] == [torch.get_num_threads()]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for backend, count in (("auto", here), ("torch", here), ("onnxruntime", explored)):
+        with pytest.raises(BackendError, match="enough"):
+            compose(library.directory, objective="full", backend=backend)
+        assert found.pop() == count, "measured only on other backends than that of explore"
+    assert torch.get_num_threads() == here
 
 
 def test_a_number_below_one_is_refused(tmp_path: Path) -> None:

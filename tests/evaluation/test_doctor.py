@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -49,6 +50,22 @@ class Rare(Net):
         CLOCK.now_s += 0.01 * len(x)
         common = torch.nn.functional.one_hot(torch.full((len(x),), 3), 10) * 1e3
         return super().forward(x) + common * (x[:, 0, :1, 0] < 0.9)
+
+
+class Fragile(Rare):
+    """Fails on an input whose first pixel is bright."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x[:, 0, 0, 0] >= 0.9).any()):
+            raise RuntimeError("too bright")
+        return super().forward(x)
+
+
+class Blind(Rare):
+    """Returns NaN for an input whose first pixel is bright."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.where(x[:, 0, :1, 0] >= 0.9, torch.nan, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +265,10 @@ def test_a_network_in_another_precision_says_what_to_do(tmp_path: Path) -> None:
         "        return super().forward(x.bfloat16()).float()\n"
     )
     found = gati.doctor(f"{tmp_path / 'half.py'}:Half", size=(8, 8))
-    told = findings(found) | findings(found, refusing=False)
-    assert "caches read float32" in told["blocks"]
+    assert (
+        "is bfloat16, and caches read float32; let the network compute in float32"
+        in findings(found)["blocks"]
+    )
 
 
 def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:
@@ -285,6 +304,25 @@ def test_a_class_that_is_much_more_common_than_others_is_not_refused(tmp_path: P
     short = gati.doctor(f"{__name__}:Rare", data=folder / "bright.npz", within_s=3.0, clock=CLOCK, **plain)
     assert "network" not in findings(short)
     assert "predicts class 3 for all 90 inputs that were" in findings(short, refusing=False)["network"]
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [("Fragile", "fails on inputs of shape .*too bright"), ("Blind", "NaN or infinity")],
+)
+def test_a_network_that_fails_outside_the_sample_is_a_finding(
+    tmp_path: Path, network: str, message: str
+) -> None:
+    plain: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "blocks": "none"}
+    found = gati.doctor(f"{__name__}:{network}", data=with_one_bright_pixel(tmp_path), clock=CLOCK, **plain)
+    assert re.search(message, findings(found)["network"])
+
+
+def test_where_the_sample_shows_several_classes_no_others_are_looked_for(files: dict[str, str]) -> None:
+    """Its few inputs took all the time, but nothing is missing that would be worth a longer look."""
+    found = gati.doctor(f"{__name__}:Slow", **files, within_s=6.0, clock=CLOCK)
+    told = findings(found, refusing=False)
+    assert "blocks" in told and "network" not in told | findings(found)
 
 
 @pytest.mark.slow
