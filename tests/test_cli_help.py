@@ -94,7 +94,7 @@ def test_flags_show_no_value(path: tuple[str, ...], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("path", [path for path in VERBS if path], ids=" ".join)
 def test_each_help_shows_an_example(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*path, "--help"]) == 0
-    assert f"gati {' '.join(path)}" in capsys.readouterr().out.split("Examples:", 1)[-1]
+    assert f"gati {' '.join(path)}" in capsys.readouterr().out.split("Examples:", 1)[1]
 
 
 def test_every_json_file_may_be_standard_output() -> None:

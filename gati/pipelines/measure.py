@@ -59,11 +59,12 @@ def measure_pipeline(
 
     The options take turns on every input, one request at a time, so that temporary slowness of the machine
     affects all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see
-    `gati.model.data.load_data`); labels with names (folders, classes in a table) are those of the pipeline's
-    `class_names` that are called so, other labels are indices into them. An option is measured on the inputs
-    of its own stage, whose true class is one of the stage's, and separately on inputs that were easy or hard
-    in the previous stage (`gati.pipelines.behaviours`). Without labels, only latencies are measured. `limit`
-    takes only so many inputs, from all parts of the data: folders are sorted by class.
+    `gati.model.data.load_data`), with plain models only an `.npz`. Labels with names (folders, classes in a
+    table) are matched to the pipeline's `class_names` by name, other labels are indices into them. An option
+    is measured on the inputs of its own stage, whose true class is one of the stage's, and separately on
+    inputs that were easy or hard in the previous stage (`gati.pipelines.behaviours`). Without labels, only
+    latencies are measured. `limit` takes only so many inputs, drawn from equal parts of the data: folders are
+    sorted by class.
 
     **Raises:** `PipelineError` for the file, `DataError` for the data, and the errors of `open_engine`.
     """
@@ -87,7 +88,7 @@ def measure_outcomes(
 ) -> tuple[dict[Source, Outcomes], Data]:
     """Let every source of the pipeline answer every input. Raises the same errors as `measure_pipeline`.
 
-    What does not fit together is told before anything is measured.
+    What does not fit together is reported before anything is measured.
     """
     from gati.costs.profile import quiet
     from gati.model.data import load_data
@@ -106,6 +107,10 @@ def measure_outcomes(
     labels = _labels(pipeline, turns[0].data)
     for stage in stages:
         _own(stage, labels, count)
+    engines = {source: turn.engine for source, turn in zip(sources, turns, strict=True)}
+    for stage in stages:
+        for option in stage.options.values():
+            _check_names(stage, option, engines[option.source].class_names)
     with quiet():
         classes = {source: turn.warm_up() for source, turn in zip(sources, turns, strict=True)}
         for stage in stages:
@@ -147,21 +152,31 @@ def _labels(pipeline: Pipeline, data: Data) -> npt.NDArray[np.int64] | None:
     """The class of each input, int64 [n] in the order of the pipeline's `class_names`; None without labels.
 
     Data numbers its folders in sorted order, and only those that it has: not as the pipeline numbers classes.
+    So names count alone, never positions. Names that are numbers, such as folders `0` to `10`, are indices.
     """
-    from gati.model.labels import fit_labels
-
     if data.labels is None:
         return None
-    names = pipeline.class_names
-    fitted = fit_labels(data, len(names), names).data.labels
-    if fitted is None:
-        unknown = [name for name in data.class_names or () if name not in names]
-        what = f"class '{unknown[0]}'" if unknown else f"label {int(data.labels.max())}"
-        raise DataError(
-            f"{data.name} has {what} but the pipeline names {len(names)} classes: {_few(names)}; correct "
-            "class_names, or the names in the data"
-        )
-    return fitted
+    own, names = data.class_names, pipeline.class_names
+    index = {name: position for position, name in enumerate(names)}
+    if not any(name.isdecimal() for name in names):  # else `0` may be what the pipeline calls its first class
+        index |= {str(position): position for position in range(len(names))}
+    present, inverse = np.unique(data.labels, return_inverse=True)
+    found = []
+    for label in present.tolist():
+        if own is not None and label >= len(own):
+            raise DataError(
+                f"{data.name} has label {label} but names only {len(own)} classes itself; correct its "
+                "labels or its class names"
+            )
+        position = label if own is None else index.get(own[label], len(names))
+        if position >= len(names):
+            what = f"label {label}" if own is None else f"class '{own[label]}'"
+            raise DataError(
+                f"{data.name} has {what} but the pipeline names {len(names)} classes: {_few(names)}; correct "
+                "class_names, or the names in the data"
+            )
+        found.append(position)
+    return np.array(found, dtype=np.int64)[inverse.reshape(-1)]
 
 
 def _few(names: Sequence[str], most: int = 12) -> str:
@@ -179,6 +194,17 @@ def _own(stage: Stage, labels: npt.NDArray[np.int64] | None, count: int) -> npt.
     return among
 
 
+def _check_names(stage: Stage, option: Option, names: Sequence[str] | None) -> None:
+    """Raise `PipelineError` if the option's library has the names of `class_names` in another order."""
+    for index, (found, given) in enumerate(zip(names or (), option.class_names, strict=False)):
+        if found != given and found in option.class_names:
+            raise PipelineError(
+                f"stage '{stage.name}', option '{option.name}': class {index} is '{found}' in its library "
+                f"but '{given}' in class_names; correct class_names or, if the library is wrong, "
+                "explore with --class-names"
+            )
+
+
 def _check_classes(stage: Stage, option: Option, classes: int) -> None:
     """Raise `PipelineError` unless the pipeline names as many classes as the option's network has."""
     if classes != option.label_map.classes:
@@ -189,9 +215,10 @@ def _check_classes(stage: Stage, option: Option, classes: int) -> None:
 
 
 def _spread(data: Data, limit: int) -> Data:
-    """At most `limit` inputs from all parts of the data."""
+    """At most `limit` inputs, one drawn from each equal part: a fixed step may always find the same class."""
     count = min(limit, len(data))
-    return data.subset(np.arange(count) * len(data) // count)
+    bounds = np.arange(count + 1) * len(data) // count
+    return data.subset(np.random.default_rng(0).integers(bounds[:-1], bounds[1:]))
 
 
 def _summarize_stage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,7 +63,7 @@ class Option:
     describe the option after each finding of the previous stage: inputs that were hard there are hard here.
 
     `overhead` is the time of an answer outside the network: queue and transport. It is None if it was not
-    measured; offline measurements never include it.
+    measured; offline measurements never include it. `class_names` are those of the network's outputs.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Option:
     levels: tuple[float, ...] = ()
     behaviours: Mapping[Finding | None, Behaviour] = field(default_factory=dict)
     overhead: Distribution | None = None
+    class_names: tuple[str, ...] = ()
 
     def behaviour(self, finding: Finding | None = None) -> Behaviour:
         """The behaviour on inputs after `finding`, or on all inputs if that was not measured."""
@@ -177,5 +179,9 @@ def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
 
 
 def _near(path: Path, folder: Path) -> str:
-    folder = folder.absolute() if path.is_absolute() else folder  # which is named from the working folder
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+    if not path.is_relative_to(folder):  # perhaps only as it is written: from the working folder, or with ..
+        whole, base = Path(os.path.abspath(path)), Path(os.path.abspath(folder))
+        if not whole.is_relative_to(base):
+            return str(path)
+        path, folder = whole, base
+    return path.relative_to(folder).as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,6 +156,7 @@ def _option(
         label_map,
         None if accuracy is None else number(accuracy, fields.at("accuracy"), 0.0, 1.0),
         None if latency is None else _latency(latency, fields.at("latency_ms")),
+        class_names=own_classes,
     )
     option = _with_measurements(option, kept, folder, where, measured)
     if measured and (option.accuracy is None or option.latency is None):
@@ -183,7 +185,8 @@ def _with_measurements(
     if kept is None or (option.accuracy is not None and option.latency is not None):
         return option
     described = describe_source(option.source, folder)
-    if kept.source != described:
+    then = kept.source.replace(f"{os.path.abspath(folder)}/", "")  # older versions wrote whole paths
+    if described not in (kept.source, then):
         if measured:
             raise PipelineError(
                 f"{where} was measured as {kept.source} but is now {described}; run gati pipeline measure"

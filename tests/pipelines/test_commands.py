@@ -53,8 +53,13 @@ def test_a_check_says_what_the_default_policy_cannot_plan(
     edges = ", ".join(f'{{ from = "{source}", to = "{target}" }}' for source, target in pairs)
     stages = "\n".join(f'[stages.{name}.options]\none = {{ library = "lib" }}' for name in "abcdef")
     file = tmp_path / "p.toml"
-    file.write_text(f'class_names = ["x", "y"]\nedges = [{edges}]\n{stages}\n')
+    head = f'class_names = ["x", "y"]\nedges = [{edges}]\n'
+    file.write_text(f"{head}{stages}\n")
     assert run(["pipeline", "check", str(file)]) == 0
     note, following = capsys.readouterr().out.splitlines()[-2:]
     assert note.startswith("note: the branches b, c, d after stage 'a' share stage 'e' before they meet")
-    assert note.endswith("or use policy 'proportional'") and following.startswith("next: ")
+    assert note.endswith("or use policy 'proportional'")
+    assert following == f"next: gati pipeline measure {file} --data DATA"
+    file.write_text(head + stages.replace('"lib"', '"lib", accuracy = 0.9, latency_ms = 2.0') + "\n")
+    assert run(["pipeline", "check", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == note  # `gati serve FILE` would refuse it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.measure import Outcomes, measure_outcomes, measure_pipeline, open_engine, summarize
 
 if TYPE_CHECKING:
+    from gati.model.sequence import Data
     from tests.conftest import Demo
 
 
@@ -57,7 +58,10 @@ def test_kept_latencies_have_the_mean_of_all(count: int, most: int) -> None:
 
 
 GREY = Preprocessing(mean=(0.5,), std=(0.5,), channels=1)
-SHAPES = {"class_names": ["ship", "car", "cat"], "stages": {"only": {"options": {"one": {"library": "lib"}}}}}
+SHAPES: dict[str, Any] = {
+    "class_names": ["ship", "car", "cat"],
+    "stages": {"only": {"options": {"one": {"library": "lib"}}}},
+}
 
 
 def pictures(folder: Path, *classes: str) -> Path:
@@ -70,7 +74,7 @@ def pictures(folder: Path, *classes: str) -> Path:
 
 
 @pytest.mark.parametrize("classes", [("car", "cat", "ship"), ("car", "ship")], ids=["all", "some"])
-def test_folders_are_the_classes_that_are_called_so(classes: tuple[str, ...], tmp_path: Path) -> None:
+def test_folders_are_matched_to_classes_by_name(classes: tuple[str, ...], tmp_path: Path) -> None:
     """They are numbered in sorted order, and only those that are there: right answers were called wrong."""
     pipeline = parse_pipeline(SHAPES, measured=False)
     (option,) = pipeline.stages["only"].options.values()
@@ -97,10 +101,61 @@ def test_classes_that_the_pipeline_does_not_name_are_told(tmp_path: Path) -> Non
         summarize(pipeline, {}, load_data(tmp_path / "known.npz", GREY))
 
 
+def assert_labels(class_names: list[str], data: Data, expected: list[int]) -> None:
+    """An option that answers with the expected classes is right everywhere."""
+    pipeline = parse_pipeline({**SHAPES, "class_names": class_names}, measured=False)
+    (option,) = pipeline.stages["only"].options.values()
+    count = len(data)
+    answered = Outcomes(np.ones(count), np.eye(len(class_names))[expected], ("base",) * count, "torch")
+    found = summarize(pipeline, {option.source: answered}, data).stages["only"]
+    assert found.options["one"].accuracy == 1.0
+
+
+def test_other_names_are_refused_even_if_there_are_as_many(tmp_path: Path) -> None:
+    """`Car` was called a ship: as many names were taken in their order."""
+    pipeline = parse_pipeline(SHAPES, measured=False)
+    data = load_data(pictures(tmp_path / "known", "Car", "Cat", "Ship"), GREY)
+    with pytest.raises(DataError, match="known has class 'Car' but the pipeline names 3 classes"):
+        summarize(pipeline, {}, data)
+
+
+def test_folders_that_are_numbers_are_indices(tmp_path: Path) -> None:
+    """Sorted as words, `10` comes before `2`."""
+    names = [f"name {letter}" for letter in "abcdefghijk"]
+    data = load_data(pictures(tmp_path / "known", *map(str, range(11))), GREY)
+    assert data.class_names is not None and data.class_names[2] == "10"
+    assert_labels(names, data, [each for each in (0, 1, 10, *range(2, 10)) for _ in range(2)])
+    data = load_data(pictures(tmp_path / "other", "0", "1"), GREY)
+    assert_labels(["1", "0", "2"], data, [1, 1, 0, 0])
+    with pytest.raises(DataError, match="has class '0' but the pipeline names 3 classes: 1, 2, 3"):
+        assert_labels(["1", "2", "3"], data, [0] * 4)
+
+
+def test_only_classes_with_inputs_need_a_name(tmp_path: Path) -> None:
+    """A folder without pictures made good data be refused."""
+    np.savez(
+        tmp_path / "known.npz",
+        images=np.zeros((2, 2, 2, 1), np.uint8),
+        labels=[2, 1],
+        class_names=["unsorted", "cat", "ship"],
+    )
+    assert_labels(["ship", "car", "cat"], load_data(tmp_path / "known.npz", GREY), [0, 2])
+
+
+def test_labels_without_one_of_the_datas_own_names_are_reported(tmp_path: Path) -> None:
+    pipeline = parse_pipeline(SHAPES, measured=False)
+    images = np.zeros((3, 2, 2, 1), np.uint8)
+    np.savez(tmp_path / "known.npz", images=images, labels=np.arange(3), class_names=["car", "cat"])
+    data = load_data(tmp_path / "known.npz", GREY)
+    with pytest.raises(DataError, match=r"known\.npz has label 2 but names only 2 classes itself"):
+        summarize(pipeline, {}, data)
+
+
 class Engine:
     """Says of every picture that it is a ship; counts what it was asked."""
 
     preprocessing, overlapped, backend = GREY, False, "torch"
+    class_names: tuple[str, ...] | None = None
 
     def __init__(self, classes: int = 3) -> None:
         self.asked, self.classes = 0, classes
@@ -130,7 +185,33 @@ def test_a_limit_takes_inputs_from_all_parts_of_the_data(engine: Engine, tmp_pat
     assert len(measure_outcomes(pipeline, data, limit=7)[1]) == 6
 
 
-def test_what_does_not_fit_is_told_before_anything_is_measured(engine: Engine, tmp_path: Path) -> None:
+def test_a_limit_does_not_follow_the_order_of_classes(engine: Engine, tmp_path: Path) -> None:
+    """Of classes in turns, every tenth input is of the same class."""
+    images = np.zeros((900, 1, 1, 1), np.uint8)
+    np.savez(tmp_path / "known.npz", images=images, labels=np.arange(900) % 3)
+    taken = measure_outcomes(parse_pipeline(SHAPES, measured=False), tmp_path / "known.npz", limit=100)[1]
+    assert taken.labels is not None and len(taken) == 100
+    assert np.bincount(taken.labels, minlength=3).min() > 20
+
+
+def test_a_library_with_classes_in_another_order_is_refused(engine: Engine, tmp_path: Path) -> None:
+    """Its accuracy was low, and no word said why."""
+    folder = pictures(tmp_path / "known", "car", "cat")
+    engine.class_names = ("car", "cat", "ship")
+    with pytest.raises(PipelineError) as told:
+        measure_outcomes(parse_pipeline(SHAPES, measured=False), folder)
+    assert str(told.value) == (
+        "stage 'only', option 'one': class 0 is 'car' in its library but 'ship' in class_names; correct "
+        "class_names or, if the library is wrong, explore with --class-names"
+    )
+    assert engine.asked == 0
+    own = {"only": {"options": {"one": {"library": "lib", "class_names": ["car", "cat", "ship"]}}}}
+    measure_outcomes(parse_pipeline({**SHAPES, "stages": own}, measured=False), folder)
+    engine.class_names = ("boat", "auto", "cat")  # other words for the same classes
+    measure_outcomes(parse_pipeline(SHAPES, measured=False), folder)
+
+
+def test_what_does_not_fit_is_reported_before_anything_is_measured(engine: Engine, tmp_path: Path) -> None:
     """It was told after all options had answered all inputs."""
     folder = pictures(tmp_path / "known", "car", "cat")
     stages = {"only": {"classes": ["ship"], "options": {"one": {"library": "lib"}}}}

@@ -458,3 +458,9 @@ def test_a_library_with_its_whole_path_is_described_alike_from_everywhere(
     monkeypatch.chdir(tmp_path)
     source = load_pipeline("p.toml", measured=False).stages["only"].options["one"].source
     assert describe_source(source, Path(".")) == describe_source(source, tmp_path) == "lib c"
+    (tmp_path / "serve").mkdir()
+    assert (
+        describe_source(source, Path("serve/..")) == describe_source(source, tmp_path / "serve/..") == "lib c"
+    )
+    measured(f"{tmp_path}/lib c").save(measurements_file(file))  # as older versions wrote it
+    assert load_pipeline("serve/../p.toml").stages["only"].options["one"].accuracy == 0.9
