@@ -54,7 +54,8 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
             write(temporary)
             with open(temporary, "rb+") as handle:
                 os.fsync(handle.fileno())
-            os.chmod(temporary, mode)  # some writers, as that of safetensors, put another file there
+            if stat.S_IMODE(temporary.stat().st_mode) != mode:  # some writers put another file there
+                os.chmod(temporary, mode)
             os.replace(temporary, path)
             _flush_folder(path.parent)
         finally:

@@ -358,6 +358,7 @@ class Adaptation:
         finally:
             with self._lock:
                 self._renewing = False
+                taken = self._samples.taken if failed else taken  # those that came meanwhile do not count
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried, failed=failed)
         if why is not None:
             self._failed(why)

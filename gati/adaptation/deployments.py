@@ -178,6 +178,18 @@ class Deployments:
         found = ((each.version, _signature(each.lineage.tags)) for each in stored)
         return [(number, signature) for number, signature in found if signature is not None]
 
+    def check_numbers(self) -> None:
+        """Raise RepositoryError if the newest version is gone.
+
+        The next one would get the number of one that is open here, and answer by its proof.
+        """
+        newest = max((each.version for each in self._repository.versions(self._model)), default=0)
+        if newest < self._highest:
+            raise RepositoryError(
+                f"version {self._highest} of {self._model} was deleted or damaged, so no new one can be "
+                "published; restart"
+            )
+
     def publish(
         self,
         retrained: Retrained,
@@ -192,15 +204,9 @@ class Deployments:
         It has no certificate: it was chosen on parts of the stream that it was trained on. Deletes the oldest
         versions, as many are never proven; those that were, and served, are kept apart from these.
 
-        Raises RepositoryError if the newest version is gone: the next one would get the number of one that is
-        open here, and answer by its proof.
+        Raises RepositoryError as `check_numbers`.
         """
-        newest = max((each.version for each in self._repository.versions(self._model)), default=0)
-        if newest < self._highest:
-            raise RepositoryError(
-                f"version {self._highest} of {self._model} was deleted or damaged, so no new one can be "
-                "published; restart"
-            )
+        self.check_numbers()
         try:
             served = (each.version for each in reversed(self._repository.history(self._model)))
             proven = list(dict.fromkeys(served))[:_KEEP]

@@ -152,6 +152,7 @@ class Renewal:
             return again
         if not self.enough(samples, changed_at):
             return None
+        self._deployments.check_numbers()  # now: training would be in vain
         return self._retrained(current, samples.window(changed_at), recent, reason)
 
     def figures(self, deployed: Deployed) -> Composition:

@@ -41,7 +41,10 @@ class Sample:
 
 
 class Samples:
-    """At most `limit` samples of the last `max_age_s` seconds. Thread-safe; counts all samples added."""
+    """At most `limit` samples of the last `max_age_s` seconds; counts those that showed something new.
+
+    Thread-safe.
+    """
 
     def __init__(self, limit: int, max_age_s: float) -> None:
         self._kept: deque[Sample] = deque(maxlen=limit)
@@ -68,7 +71,7 @@ class Samples:
                 self._kept.remove(before)
                 number = before.number or number
             self._kept.append(replace(sample, number=number))
-            self.taken += 1
+            self.taken += new
             self._next = max(self._next, number + 1)
             while self._kept and self._kept[0].time_s < sample.time_s - self._max_age_s:
                 self._kept.popleft()

@@ -98,7 +98,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
             "selector",
             "placement",
             "hit rate",
-            "agreement of hits",
+            "hits agree",
             "exit after",
             "lookup",
             "memory",
@@ -218,7 +218,7 @@ def evaluation(measured: Evaluation) -> None:
         )
     show(table)
     if measured.exits:
-        exits = new_table("exit after", "variant", "placement", "hits", "agreement of hits", left=(0, 1, 2))
+        exits = new_table("exit after", "variant", "placement", "hits", "hits agree", left=(0, 1, 2))
         for exit_ in measured.exits:
             agreement = "-" if exit_.agreement is None else percent(exit_.agreement, digits=2)
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -24,6 +25,7 @@ class ReservedCores:
         self._owed = False  # another thread has released, but each can only set its own number of threads
         self._gone: deque[object] = deque()  # who asks for no cores any more, but still has a share
         self._changes = threading.Lock()
+        self._changing = 0  # the thread that has the lock
 
     @property
     def cores(self) -> set[int]:
@@ -32,13 +34,12 @@ class ReservedCores:
 
     def add(self, lookups: object, share: int) -> None:
         """Confine the calling thread, whose this is, to the cores that `lookups`, too, leave it."""
-        with self._changes:
+        with self._change():
             if not self._shares:
                 self._settle()
                 self._cores, self._threads = usable_cores(), torch.get_num_threads()
             self._shares[lookups] = share
             self._confine()
-        self._remove_gone()
 
     def remove(self, lookups: object) -> None:
         """Give back what only `lookups` reserved; in another thread, all but torch threads.
@@ -50,28 +51,39 @@ class ReservedCores:
 
     def settle(self) -> None:
         """Give the calling thread, whose this is, the torch threads that another one could not give back."""
-        with self._changes:
+        if self._changing == threading.get_ident():
+            return  # collected in the middle of a change, which gives back at its end
+        with self._change():
             self._drain()
             self._settle()
-        self._remove_gone()
 
     def confine(self) -> None:
         """Leave the lookups the largest of their shares; torch uses at most one thread per other core."""
-        with self._changes:
+        with self._change():
             self._confine()
-        self._remove_gone()
 
     def release(self) -> None:
         """Restore cores and torch threads."""
-        with self._changes:
+        with self._change():
             self._release()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self._changes:
+            self._changing = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._changing = 0
         self._remove_gone()
 
     def _remove_gone(self) -> None:
         while self._gone and self._changes.acquire(blocking=False):  # else who changes does it at the end
+            self._changing = threading.get_ident()
             try:
                 self._drain()
             finally:
+                self._changing = 0
                 self._changes.release()
 
     def _drain(self) -> None:
@@ -117,6 +129,17 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def _begin_anew() -> None:
+    # A forked process has no workers, so nothing is reserved there, and no other thread has the lock.
+    if _here.reserved._shares:
+        pin(_here.reserved._cores)
+    _here.reserved = ReservedCores()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def reserved_here() -> ReservedCores:

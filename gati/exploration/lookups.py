@@ -42,7 +42,8 @@ def finish_trials(
     specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
     every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
     every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)
-    progress.stage("measuring lookups", len(finished))
+    trained = [row.trial for row in finished.values() if row.trial.status == "trained"]
+    progress.stage("measuring lookups", sum(trial.variant != ITSELF for trial in trained))
     rows, unmeasured = [], 0
     for trial in every:
         row = finished.get(trial.trial_id)

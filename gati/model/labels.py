@@ -85,12 +85,12 @@ def names_in_config(config: Any) -> tuple[str, ...] | None:
         return None
     by_number = {str(number): str(name) for number, name in found.items()}
     names = tuple(by_number.get(str(number), "") for number in range(len(by_number)))
-    return None if "" in names else if_named(names)
+    return if_named(names)
 
 
 def if_named(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return class names; None if they are the `LABEL_0`, `LABEL_1` and so on of classes without names."""
-    return None if names == _unnamed(len(names)) else names
+    """Return class names; None if one is empty, or they are `LABEL_0`, `LABEL_1` and so on, which are none."""
+    return None if "" in names or names == _unnamed(len(names)) else names
 
 
 def _unnamed(classes: int) -> tuple[str, ...]:

@@ -158,8 +158,8 @@ def _labels(pipeline: Pipeline, data: Data) -> npt.NDArray[np.int64] | None:
         return None
     own, names = data.class_names, pipeline.class_names
     index = {name: position for position, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):  # else `0` may be what the pipeline calls its first class
-        index |= {str(position): position for position in range(len(names))}
+    if own is not None and not any(name.isdecimal() for name in names):  # else `0` may be a class's own name
+        index |= {name: int(name) for name in own if name.isdecimal()}  # also 00, 01 and so on
     present, inverse = np.unique(data.labels, return_inverse=True)
     found = []
     for label in present.tolist():

@@ -196,7 +196,7 @@ def in_order(
     """Yield the items, in the order given, with strictly rising timestamps in seconds.
 
     Timestamps out of order within `window` items are sorted. One that is missing or still not above its
-    predecessor becomes the predecessor plus the last gap, but at most `period_s`: a pause is no rate.
+    predecessor becomes the predecessor plus the usual gap of late, but at most `period_s`.
     """
     waiting: deque[T] = deque()
     stamps: list[float] = []
@@ -219,13 +219,18 @@ class _Rising:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self.gap_s = period_s  # to what follows without a timestamp of its own
+        self._gaps = deque([period_s], maxlen=5)
         self._last_s: float | None = None
+
+    @property
+    def gap_s(self) -> float:
+        """To what follows without a timestamp of its own: neither a pause nor one short gap is a rate."""
+        return min(self._period_s, sorted(self._gaps)[len(self._gaps) // 2])
 
     def next(self, stamp_s: float) -> float:
         if self._last_s is not None:
             if stamp_s > self._last_s:
-                self.gap_s = min(self._period_s, stamp_s - self._last_s)
+                self._gaps.append(stamp_s - self._last_s)
             else:
                 stamp_s = self._last_s + self.gap_s
         self._last_s = stamp_s

@@ -426,7 +426,7 @@ def test_a_picture_that_a_place_repeats_is_kept_once_with_its_newest_time() -> N
         samples.add(Sample(torch.full((1, 8, 8), x), 0, torch.full((10,), 0.1), float(at), at, place="door"))
         for at, x in enumerate(shown)
     ]
-    assert new == [True, True, False, False, True] and samples.taken == 5
+    assert new == [True, True, False, False, True] and samples.taken == 3
     assert [(each.number, each.time_s) for each in samples.recent(9)] == [(1, 0.0), (2, 3.0), (3, 4.0)]
     for place in ("yard", "door", None, None):
         assert samples.add(Sample(torch.zeros(1, 8, 8), 0, torch.full((10,), 0.1), 5.0, 5, place=place)) is (

@@ -396,6 +396,13 @@ def test_one_stamp_that_is_too_low_shifts_no_others(window: int, stray_s: float)
     assert max(later - earlier for earlier, later in pairwise(times)) < 0.0801
 
 
+@pytest.mark.parametrize("window", [1, 4])
+def test_one_short_gap_is_no_rate(window: int) -> None:
+    part = [number / 25 for number in range(250)]
+    times = [time_s for time_s, _ in in_order([(each, 0) for each in [*part, 9.961, *part]], 0.04, window)]
+    assert times[-1] == pytest.approx(20.0, abs=0.2)
+
+
 @pytest.mark.parametrize(("window", "pause_s"), [(1, 0.0), (4, 0.0), (1, 10.0)])
 def test_where_time_begins_anew_it_goes_on_at_the_rate(window: int, pause_s: float) -> None:
     """As in recordings that were joined: the last pause became the time between all later pictures."""
