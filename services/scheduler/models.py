@@ -53,6 +53,7 @@ class Model:
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
         self._waking: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self.sleep = Sleep()
         # Whether it has, had or may get several replicas. If metrics numbered replicas only while there are
         # several, each counter would exist twice, and a rate over both would count requests twice.
@@ -74,6 +75,11 @@ class Model:
     def hopeless(self) -> str | None:
         """The error that a restart cannot fix and because of which it can never serve, or None."""
         return next((each.hopeless for each in self.replicas if each.hopeless is not None), None)
+
+    @property
+    def all_hopeless(self) -> bool:
+        """Whether none of its replicas can ever serve; until it is stopped, the server is not ready."""
+        return all(replica.hopeless is not None for replica in self.replicas)
 
     @property
     def state(self) -> str:
@@ -111,6 +117,11 @@ class Model:
         It completes even if its caller is cancelled.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
+
+    def stop_when_hopeless(self, timeout_s: float) -> None:
+        """Stop it, in the background, if all its replicas become hopeless before one is ready."""
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.create_task(self._stop_when_hopeless(timeout_s))
 
     async def fall_asleep(self, idle_s: float, timeout_s: float) -> None:
         """Stop its processes if it has had no request for `idle_s`; the next request starts one again.
@@ -271,6 +282,12 @@ class Model:
                 self.sleep.begin(woken=True)
                 for replica in self.replicas:
                     replica.start(woken=True)
+
+    async def _stop_when_hopeless(self, timeout_s: float) -> None:
+        while self.wanted and not self.ready:
+            if self.all_hopeless:
+                return await self._stop(timeout_s)
+            await self._changed.wait()
 
     async def _stop(self, timeout_s: float) -> None:
         async with self._lock:

@@ -80,15 +80,17 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     found = scheduler.model(model)
     parameters = await _parameters(request, ("composition", "version"))
     scheduler.refuse_when_draining()
-    if found.wanted and _hopeless(found):  # since an earlier attempt
+    if found.wanted and found.all_hopeless:  # since an earlier attempt
         await found.stop(scheduler.config.drain_timeout_s)
     if not found.wanted:
         await found.start()
         try:
             await found.wait_until_ready(_READY_TIMEOUT_S)
         except ConfigError:
-            if _hopeless(found):  # else another replica may still become ready
+            if found.all_hopeless:
                 await found.stop(scheduler.config.drain_timeout_s)
+            else:  # another replica may still become ready
+                found.stop_when_hopeless(scheduler.config.drain_timeout_s)
             raise
         if not parameters:
             return {"name": model, "version": found.active.version}
@@ -187,11 +189,6 @@ async def metrics(request: Request) -> Response:
 
 
 # --------------------------------------------------------------------------------------------------------
-
-
-def _hopeless(model: Model) -> bool:
-    """Whether none of its replicas can ever serve; until it is stopped, the server is not ready."""
-    return all(replica.hopeless is not None for replica in model.replicas)
 
 
 async def _awake(scheduler: Scheduler, model: Model) -> None:

@@ -49,6 +49,7 @@ class Parking:
         self._woken = 0  # inputs of requests that may continue, but whose tasks have not yet resumed
         self._behind_until_s = -math.inf  # until then there may be a backlog
         self._full_at = math.inf  # outstanding inputs of all at the last refusal, until a request has ended
+        self._idle: set[int] = set()  # numbers of replicas that were ready and had nothing to do then
         self._most = math.inf  # outstanding inputs with which a replica accepts a request, as refusals tell
 
     @property
@@ -67,7 +68,8 @@ class Parking:
         end_s, number = self._clock() + asked.time_remaining_ms / 1e3, next(self._arrivals)
         if self._parked:
             self.look()
-        waits = bool(self._parked) and asked.latency_slo_ms is None
+        ahead = bool(self._parked) and self._parked[0].priority <= asked.priority
+        waits = ahead and asked.latency_slo_ms is None
         if waits and not self._may_wait(inputs, asked, end_s):
             raise OverloadError(f"{self.parked} requests already wait for a replica", retry_after_s=1.0)
         refused: RefusedError | None = None
@@ -80,8 +82,9 @@ class Parking:
                 try:
                     return await once(asked)
                 except RefusedError as error:
-                    refused, busy = error, sum(each.load.outstanding for each in self._ready())
-                    self._full_at = busy or math.inf
+                    refused, ready = error, self._ready()
+                    busy = sum(each.load.outstanding for each in ready)
+                    self._full_at, self._idle = busy or math.inf, _idle(ready)
                     if not (busy and self._may_wait(inputs, asked, end_s)):  # idle: no answer makes room
                         raise
                     waits, most = True, max(0, error.outstanding - 1)
@@ -124,8 +127,8 @@ class Parking:
     def _has_room(self, ready: Sequence[Replica]) -> bool:
         """Whether one of these replicas accepts a request, after those that were woken."""
         outstanding = [each.load.outstanding for each in ready]
-        if all(outstanding) and sum(outstanding) >= self._full_at:  # it would be sent where the last one was
-            return False
+        if _idle(ready) <= self._idle and sum(outstanding) >= self._full_at:
+            return False  # it would be sent where the last one was
         return sum(max(0.0, self._most + 1 - each) for each in outstanding) > self._woken
 
     def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
@@ -159,3 +162,8 @@ class Parking:
                 self._woken -= inputs
             elif parked in self._parked:  # else `look` has taken it out since it was cancelled
                 self._take_out(parked)
+
+
+def _idle(ready: Sequence[Replica]) -> set[int]:
+    """The numbers of those that have nothing to do."""
+    return {each.number for each in ready if not each.load.outstanding}

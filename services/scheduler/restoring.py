@@ -55,8 +55,18 @@ async def load_again(
             _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
         except (UnavailableError, DeadlineError):
             # What is loaded may be activated late, because the disk is slow; that says nothing against it.
-            if (not loaded or not client.connected) and wanted() and kept.failed(version, replica):
+            late = loaded and await _answers(client)
+            if not late and wanted() and kept.failed(version, replica):
                 extra = {"version": version}
                 _log.error("not loaded again: each attempt crashed or hung the process", extra=extra)
             raise
     kept.leave_out(replica, left_out)
+
+
+async def _answers(client: WireClient) -> bool:
+    """Whether its process still answers: it neither crashed nor hung."""
+    try:
+        await client.call("health", timeout_s=CONTROL_TIMEOUT_S)
+    except (UnavailableError, DeadlineError):
+        return False
+    return True

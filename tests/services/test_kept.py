@@ -222,6 +222,37 @@ def test_a_version_that_is_activated_late_is_kept(tmp_path: Path, monkeypatch: p
     assert engine.calls == ["load c small", "load a fast"] and engine.active == "c"
 
 
+def test_a_version_whose_activation_hangs_the_process_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was loaded for ever, and meanwhile no version of the model answered."""
+    monkeypatch.setattr(replicas, "_POLL_S", 0.001)
+    monkeypatch.setattr(restoring, "CONTROL_TIMEOUT_S", 0.05)
+    server(tmp_path, begun(), load_three)
+
+    class Hanging(Engine):
+        hung, hangs = False, 0
+
+        async def activate(self, version: str) -> None:
+            if self.hangs < 5:
+                self.hangs += 1
+                self.hung = True
+                try:
+                    await asyncio.Event().wait()
+                finally:  # the connection has ended, as it does when the process is replaced
+                    self.hung = False
+            await super().activate(version)
+
+        async def health(self) -> Any:
+            if self.hung:
+                await asyncio.Event().wait()
+            return await super().health()
+
+    engine = Hanging()
+    server(tmp_path, engine)
+    assert engine.hangs == 3 and engine.active == "first" and engine.calls[-1] == "load a fast"
+
+
 class Full(Engine):
     """A service whose disk has no space for version `c`."""
 

@@ -91,3 +91,18 @@ def test_one_replica_that_is_hopeless_stops_no_other() -> None:
         assert [process.starts for process in processes] == [1, 1]
 
     run(test, 9, 0)
+
+
+def test_replicas_that_become_hopeless_after_a_load_was_answered_are_stopped() -> None:
+    """The load stopped nothing, as the second one might still serve; so no server was ready any more."""
+
+    async def test(model: Model, processes: list[Process], engine: Engine, load: Load) -> None:
+        engine.healthy.clear()
+        assert (await load()).status_code == 400 and model.wanted
+        processes[1].hopeless = "the library is damaged"
+        await in_the_end(lambda: not model.wanted)
+        engine.healthy.set()
+        assert (await load()).status_code == 200
+        assert model.ready and [process.starts for process in processes] == [2, 2]
+
+    run(test, 1, 0)

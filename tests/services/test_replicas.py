@@ -348,6 +348,36 @@ def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
     asyncio.run(test())
 
 
+def test_a_request_is_sent_at_once_where_only_lower_priorities_wait() -> None:
+    """One parked request of the lowest priority was enough to park or refuse those of the highest."""
+
+    async def test() -> None:
+        load = SimpleNamespace(outstanding=4, seconds_an_input=0.01)
+        parking = parking_with_one_away(load)
+        full = True
+
+        async def refused(asked: Asked) -> None:
+            if full:
+                raise refusal(load)
+
+        async def answered(asked: Asked) -> str:
+            return "answered"
+
+        low = asyncio.create_task(parking.ask(refused, 1, ASKED._replace(priority=3)))
+        await in_the_end(lambda: parking.parked == 1)
+        load.outstanding = 5  # more than its refusal allows
+        hurried = ASKED._replace(time_remaining_ms=10.0)  # too little to wait
+        assert await parking.ask(answered, 1, hurried._replace(priority=1)) == "answered"
+        assert parking.parked == 1
+        with pytest.raises(OverloadError, match="1 requests already wait"):
+            await parking.ask(answered, 1, hurried._replace(priority=3))
+        full, load.outstanding = False, 0
+        parking.look()
+        await low
+
+    asyncio.run(test())
+
+
 def test_a_batch_takes_its_turn_though_requests_with_an_slo_do_not_wait() -> None:
     """They took each place that became free, and a batch, which needed many, waited until its deadline."""
 
@@ -423,14 +453,17 @@ def test_a_refusal_does_not_count_what_a_batch_has_overfilled_elsewhere() -> Non
     asyncio.run(test())
 
 
-def test_room_in_a_replica_that_is_not_chosen_lets_nobody_continue_until_an_answer_has_come() -> None:
+@pytest.mark.parametrize("of_slow", [1, 0])
+def test_room_in_a_replica_that_is_not_chosen_lets_nobody_continue_until_an_answer_has_come(
+    of_slow: int,
+) -> None:
     """Where the other one was four times as fast, 800 requests were sent 31,000 times."""
 
     async def test() -> None:
-        fast, slow = (SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (4, 1))
+        loads = [SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (4, of_slow, 0)]
         replicas = [
             SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < 2)
-            for number, load in enumerate([fast, slow, slow])
+            for number, load in enumerate(loads)
         ]
         parking, full, sent = Parking(lambda: replicas, lambda: 0.0), True, 0
 
@@ -438,15 +471,16 @@ def test_room_in_a_replica_that_is_not_chosen_lets_nobody_continue_until_an_answ
             nonlocal sent
             sent += 1
             if full:
-                raise refusal(fast)
+                raise refusal(loads[0])
 
         asking = [asyncio.create_task(parking.ask(once, 1, ASKED)) for _ in range(3)]
         for _ in range(20):
             await asyncio.sleep(0)
             parking.look()
         assert (parking.parked, sent) == (3, 1)
-        full, fast.outstanding = False, 3
+        full, replicas[2].ready = False, True
         parking.look()
+        assert parking.parked == 0, "a replica is back"
         await asyncio.gather(*asking)
 
     asyncio.run(test())
