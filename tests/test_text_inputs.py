@@ -280,7 +280,9 @@ def test_the_package_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: p
 def test_the_doctor_looks_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gati.engine.backends import BACKENDS
 
-    monkeypatch.setattr(import_module("gati.evaluation.doctor"), "BACKENDS", {"torch": BACKENDS["torch"]})
+    monkeypatch.setattr(
+        import_module("gati.evaluation.engine_speeds"), "BACKENDS", {"torch": BACKENDS["torch"]}
+    )
     path = write_table(tmp_path / "val.csv", texts(90))
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     found = gati.doctor(MODEL, data=str(path), tokenizer=tokenizer, within_s=1e3)

@@ -89,7 +89,7 @@ def names_in_config(config: Any) -> tuple[str, ...] | None:
 
 
 def if_named(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return class names; None if one is empty, or they are `LABEL_0`, `LABEL_1` and so on, which are none."""
+    """Return class names; None if one is empty, or they are `LABEL_0`, `LABEL_1` and so on: not named."""
     return None if "" in names or names == _unnamed(len(names)) else names
 
 

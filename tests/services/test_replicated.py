@@ -72,7 +72,8 @@ def test_requests_are_answered_by_both(replicated: Replicated) -> None:
     assert set(load.statuses) == {200} and not load.errors
     assert {MODEL, f"{MODEL}@1"} <= set(replicated.processes())
     page = replicated.serving.client.get("/metrics").text
-    counts = [line for line in page.splitlines() if line.startswith("gati_service_seconds_count")]
+    of_model = f'gati_service_seconds_count{{model="{MODEL}"'
+    counts = [line for line in page.splitlines() if line.startswith(of_model)]
     assert len(counts) == 2 and not any(line.endswith(" 0.0") for line in counts)
     assert f'gati_replicas_ready{{model="{MODEL}"}} 2.0' in page
 
