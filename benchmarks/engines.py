@@ -49,7 +49,7 @@ def main() -> int:
     measure_latency(
         list(contenders.values()), lambda index: images[index : index + 1], len(images), arguments.repetitions
     )
-    reference = float32_classes(served[0].module, images, served[0].engine.traced.device)
+    reference = float32_classes(served[0].module, data, served[0].engine.traced.device)
     json.dump(table(contenders, served, reference), sys.stdout, indent=1)
     print()
     return 0

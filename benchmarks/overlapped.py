@@ -51,11 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = load_data(asked.data, served.model.preprocessing, what="requests")
     except GatiError as error:
         raise SystemExit(f"error: {error}") from None
-    images = data.images(range(min(len(data), asked.limit or len(data))))
+    data = data.subset(range(min(len(data), asked.limit or len(data))))
+    images = data.images(range(len(data)))
     found = measure_latency(contenders, lambda row: images[row : row + 1], len(images), asked.repetitions)
     if found.note:
         print(f"warning: {found.note}", file=sys.stderr)
-    print("\n".join(table(contenders, float32_classes(served.module, images, served.model.traced.device))))
+    print("\n".join(table(contenders, float32_classes(served.module, data, served.model.traced.device))))
     return 0
 
 

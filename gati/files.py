@@ -42,7 +42,7 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name}.{uuid4().hex[:8]}.part"
+        temporary = unfinished(path)
         old: int | None = None
         with contextlib.suppress(FileNotFoundError):
             old = stat.S_IMODE(path.stat().st_mode)
@@ -69,6 +69,11 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
             raise
         code = int(found[1])
         raise _storage_error(path, OSError(code, os.strerror(code))) from error
+
+
+def unfinished(path: Path) -> Path:
+    """A new name next to `path` for what becomes it once it is complete."""
+    return path.parent / f".{path.name}.{uuid4().hex[:8]}.part"
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -58,7 +58,7 @@ def test_some_help_text_has_brackets() -> None:
 def test_names_with_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Class names and options are the user's words."""
     from gati.cli.query import _show_answer
-    from gati.cli.render import console
+    from gati.cli.tables import console
 
     stage = {"stage": "one [a]", "label": "cat [b]", "probability": 1.0, "exit": "base", "from_cache": False}
     stage |= {"option": "big [c]", "model": "m [d]", "version": "v [e]", "latency_ms": 1.0, "budget_ms": 2.0}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gati.caches import build_predictor, is_companion
-from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
+from gati.composition.candidates import least_penalty_ms
 from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.composition.replay import exit_costs
@@ -57,9 +57,9 @@ class LookupCosts:
             exit_ms = max(
                 described.exit_ms + added_ms + more_ms, reach_ms[leaving.block] + paid_ms + lookup_ms
             )
-            more_ms *= 1.0 if described.placement == "inline" else LEAST_OVERLAPPED_PENALTY
-            added_ms, paid_ms = added_ms + more_ms, paid_ms + cost.penalty_ms + more_ms
+            more_ms = least_penalty_ms(more_ms, described.placement)
             penalty_ms = cost.penalty_ms + more_ms
+            added_ms, paid_ms = added_ms + more_ms, paid_ms + penalty_ms
             exits.append(replace(described, lookup_ms=lookup_ms, penalty_ms=penalty_ms, exit_ms=exit_ms))
         composition: Composition = replace(served.composition, exits=tuple(exits))
         return replace(served, composition=composition)

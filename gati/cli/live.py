@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
-from gati.cli.render import console
+from gati.cli.tables import console
 from gati.errors import GatiError
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.cli.tables import console as console
-from gati.cli.tables import new_table as new_table
-from gati.cli.tables import show
+from gati.cli.tables import new_table, show
 from gati.cli.words import counted, quoted
 from gati.units import at_least, at_most, format_bytes
 

@@ -116,7 +116,7 @@ def _check_composition(target: Path, composition: str) -> None:
 def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    from gati.cli.render import console
+    from gati.cli.tables import console
 
     table = Table("setting", "value", "from", title="Effective settings")
     for row in rows:

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
+from gati.exploration.memory import fitting_by, in_batches
 
-MOST = 64
+_MOST = 64
 
 T = TypeVar("T")
 
 
 def in_fitting_batches(
-    count: int, images: Callable[[NDArray[np.int64]], Tensor], run: Callable[[Tensor], T], most: int = MOST
+    count: int, images: Callable[[NDArray[np.int64]], Tensor], run: Callable[[Tensor], T], most: int = _MOST
 ) -> Iterator[T]:
     """Yield `run(images(indices))` for all `count` indices in their order, at most `most` at a time.
 
@@ -28,6 +28,6 @@ def in_fitting_batches(
     def answer(indices: NDArray[np.int64]) -> T:
         return run(images(indices))
 
-    if count > 1 and may_be_short(images(np.arange(1)), most):
-        most = fitting(most, need_of(lambda few: answer(np.arange(few))))
+    if count > 1:
+        most = fitting_by(answer, images(np.arange(1)), most)
     return in_batches(count, most, answer)

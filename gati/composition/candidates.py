@@ -37,6 +37,11 @@ class LookupCost(NamedTuple):
     penalty_ms: float
 
 
+def least_penalty_ms(lookup_ms: float, placement: Placement) -> float:
+    """The least that a lookup adds to a request that misses: all of it, unless it is overlapped."""
+    return lookup_ms if placement == "inline" else LEAST_OVERLAPPED_PENALTY * lookup_ms
+
+
 def lookup_cost(trial: Trial, placement: Placement) -> LookupCost | None:
     """Return the measured cost of `trial` under `placement`, or None if it was not measured."""
     if placement == "inline":
@@ -44,7 +49,7 @@ def lookup_cost(trial: Trial, placement: Placement) -> LookupCost | None:
     else:
         lookup, penalty = trial.overlapped_lookup_ms, trial.overlapped_penalty_ms
         if lookup is not None and penalty is not None:
-            penalty = max(penalty, LEAST_OVERLAPPED_PENALTY * lookup)
+            penalty = max(penalty, least_penalty_ms(lookup, placement))
     if lookup is None or penalty is None or not (math.isfinite(lookup) and math.isfinite(penalty)):
         return None
     return LookupCost(lookup, max(0.0, penalty))

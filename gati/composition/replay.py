@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
+from gati.composition.candidates import least_penalty_ms
 from gati.composition.composition import Exit, Expected
 from gati.errors import DataError
 
@@ -32,8 +32,7 @@ def exit_costs(exits: Sequence[Exit]) -> list[ExitCost]:
     for leaving in exits:
         penalty_ms = leaving.penalty_ms
         if penalty_ms is None:
-            least = 1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY
-            penalty_ms = least * leaving.lookup_ms
+            penalty_ms = least_penalty_ms(leaving.lookup_ms, leaving.placement)
         found.append(ExitCost(leaving.exit_ms - paid_ms - leaving.lookup_ms, leaving.lookup_ms, penalty_ms))
         paid_ms += penalty_ms
     return found

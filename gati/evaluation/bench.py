@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gati.composition.batches import MOST, in_fitting_batches
+from gati.composition.batches import in_fitting_batches
 from gati.composition.costs import as_composed
 from gati.composition.engines import graph_backend, graph_kind, graphs_of
 from gati.composition.load import Served, open_served
@@ -113,11 +113,8 @@ def bench(
     check_fit(served.engine, inputs, "benchmark data")
     named = name_and_label(served.library, inputs, label_map=label_map)
     inputs = named.data
-    parts = [range(at, min(at + MOST, len(inputs))) for at in range(0, len(inputs), MOST)]
     device, count = served.engine.traced.device, served.engine.threads
-    reference = np.concatenate(
-        [float32_classes(served.module, inputs.images(part), device) for part in parts]
-    )
+    reference = float32_classes(served.module, inputs, device)
     with on_threads(count), _Field.open(served, smaller) as field:
         request = requests_of(inputs)
         steady = measure_latency(field.contenders, request, len(inputs), repetitions, progress)
@@ -371,14 +368,14 @@ def _bytes_of(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def float32_classes(module: nn.Module, images: Tensor, device: torch.device) -> Any:
-    """Return the classes [n] that the user's module predicts for `images`; ModelError for NaN or infinity."""
+def float32_classes(module: nn.Module, inputs: Data, device: torch.device) -> Any:
+    """Return the classes [n] that the user's module predicts for `inputs`; ModelError for NaN or infinity."""
 
     def copied(rows: NDArray[np.int64]) -> Tensor:
-        return images[torch.from_numpy(rows)].to(device)
+        return inputs.images(rows).to(device, copy=True)
 
     def classes(batch: Tensor) -> Tensor:
         return check_base_outputs(module(batch)).argmax(1).cpu()
 
     with torch.inference_mode():
-        return torch.cat(list(in_fitting_batches(len(images), copied, classes))).numpy()
+        return torch.cat(list(in_fitting_batches(len(inputs), copied, classes))).numpy()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
+from gati.exploration.memory import fitting_by, in_batches
 from gati.exploration.state import RunState
 from gati.model.sequence import Data
 
@@ -127,9 +127,7 @@ def _answering(module: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor]:
             list(in_batches(len(images), most, lambda rows: module(images[torch.from_numpy(rows)]).argmax(1)))
         )
 
-    most = len(like)
-    if may_be_short(like[:1], most):
-        most = fitting(most, need_of(lambda few: classes(like[:few], few)))
+    most = fitting_by(lambda rows: classes(like[: len(rows)], len(rows)), like[:1], len(like))
     return lambda images: classes(images, most)
 
 

@@ -16,7 +16,7 @@ from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_tem
 from gati.engine.threads import one_thread
 from gati.exploration.feasible import FIRST_INPUTS, TimeLimit
 from gati.exploration.library import SELECT, TrialOutcomes
-from gati.exploration.memory import fitting, in_batches, may_be_short, need_of
+from gati.exploration.memory import fitting_by, in_batches
 from gati.exploration.train import Learner
 from gati.exploration.views import InputSource
 from gati.model.entry import INPUT, means_input
@@ -109,9 +109,7 @@ def _fitting(
     inputs: InputSource, device: torch.device, run: Callable[[npt.NDArray[np.int64]], object]
 ) -> int:
     """How many inputs at a time fit into memory, by what `run` needs for the indices of a few of them."""
-    if len(inputs) < 2 or not may_be_short(inputs.images(np.arange(1)).to(device), _BATCH):
-        return _BATCH
-    return fitting(_BATCH, need_of(lambda few: run(np.arange(few))))
+    return _BATCH if len(inputs) < 2 else fitting_by(run, inputs.images(np.arange(1)).to(device), _BATCH)
 
 
 @torch.no_grad()

@@ -134,6 +134,16 @@ def fitting(most: int, need: MemoryNeed, least: int = 1) -> int:
     return most if inputs >= most else max(least, 1 << (inputs.bit_length() - 1))
 
 
+def fitting_by(run: Callable[[npt.NDArray[np.int64]], object], example: Tensor, most: int) -> int:
+    """How many inputs, up to `most`, fit at a time, by what `run` needs for the indices of a few of them.
+
+    It is measured only where memory may be short for `most` inputs like those of `example` [B, ...].
+    """
+    if not may_be_short(example, most):
+        return most
+    return fitting(most, need_of(lambda few: run(np.arange(few))))
+
+
 def _living_bytes(run: Callable[[int], Any], inputs: int) -> npt.NDArray[np.int64]:
     """Bytes of tensors that live after each operator of `run(inputs)`."""
     with _Watch() as watch:

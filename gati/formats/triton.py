@@ -12,14 +12,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import onnx
 from onnx import TensorProto
 
 from gati.engine.graph.assemble import type_of
 from gati.errors import StorageError
-from gati.files import atomic_write, atomic_write_text
+from gati.files import atomic_write, atomic_write_text, unfinished
 
 _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32",
@@ -62,22 +61,22 @@ def write_model_folder(
     """
     check_new(folder)
     try:
-        unfinished = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.part")
-        unfinished.mkdir(parents=True)
+        partial = unfinished(folder)
+        partial.mkdir(parents=True)
     except OSError as error:
         raise StorageError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
     try:
         config = config_of(model, folder.name, labels=class_names is not None)
-        atomic_write(unfinished / "1" / "model.onnx", lambda there: _copy(source, there))
-        atomic_write_text(unfinished / "config.pbtxt", config)
+        atomic_write(partial / "1" / "model.onnx", lambda there: _copy(source, there))
+        atomic_write_text(partial / "config.pbtxt", config)
         if class_names is not None:
             lines = [" ".join(class_name.split()) for class_name in class_names]
-            atomic_write_text(unfinished / "labels.txt", "\n".join(lines) + "\n")
-        os.rename(unfinished, folder)
+            atomic_write_text(partial / "labels.txt", "\n".join(lines) + "\n")
+        os.rename(partial, folder)
     except OSError as error:
         raise StorageError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _copy(source: Path, there: Path) -> None:

@@ -7,6 +7,7 @@ import importlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from statistics import median_high
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -225,7 +226,7 @@ class _Rising:
     @property
     def gap_s(self) -> float:
         """To what follows without a timestamp of its own: neither a pause nor one short gap is a rate."""
-        return min(self._period_s, sorted(self._gaps)[len(self._gaps) // 2])
+        return min(self._period_s, median_high(self._gaps))
 
     def next(self, stamp_s: float) -> float:
         if self._last_s is not None:

@@ -32,14 +32,14 @@ def instances(draw, *, trials: int = 4, inputs: int = 8, levels: int = 5) -> Ins
     lookup = random.integers(1, 60, len(blocks)) / 100
     inline = draw(st.booleans())
     first = draw(st.sampled_from((0, 1)))  # 0: reads the input, as students, companions, the network itself
-    beside = draw(st.sampled_from((1 / 8, 1.5)))  # more than the lookup: the network lacks its cores
+    share = draw(st.sampled_from((1 / 8, 1.5)))  # more than the lookup: the network lacks its cores
     return make_instance(
         block=blocks,
         score=random.integers(0, levels, (len(blocks), count)).astype(np.float32),
         wrong=random.random((len(blocks), count)) < draw(st.sampled_from((0.05, 0.3, 0.6))),
         reach_ms=[0.3 * (block + first) for block in blocks],
         lookup_ms=lookup,
-        penalty_ms=lookup if inline else beside * lookup,
+        penalty_ms=lookup if inline else share * lookup,
         memory_bytes=random.integers(1, 5000, len(blocks)),
         base_ms=1.5,
         memory_limit_bytes=draw(st.none() | st.integers(1, 9000)),

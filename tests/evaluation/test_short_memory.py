@@ -53,7 +53,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def classes(folder: Path) -> Any:
     module = network(seed=5)
-    return float32_classes(module, PREPROCESSING(images(40)), torch.device("cpu"))
+    return float32_classes(module, more(folder), torch.device("cpu"))
 
 
 def more(folder: Path) -> Data:

@@ -17,7 +17,7 @@ RSA = ("rsa:2048",)
 def certify(
     folder: Path, names: str = "IP:127.0.0.1,DNS:localhost", kind: tuple[str, ...] = EC
 ) -> tuple[Path, Path]:
-    """A certificate for these names that nobody else vouches for, and its key of that kind."""
+    """A certificate for these names that no one else vouches for, and its key of that kind."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = (
         "openssl",

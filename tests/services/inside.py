@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 import uvloop
 
 from services.config import read_config
@@ -25,14 +24,14 @@ from services.web import answering, listen, url_of, web_server
 from services.wire.client import UNIX
 from services.wire.server import WireServer
 from tests.services.engines import CALLS, SERVICE
-from tests.services.running import request
+from tests.services.running import Asked
 from tests.waiting import LONG_S
 
 __all__ = ["Inside"]
 
 
-class Inside:
-    """A server like `Serving`, with the same `url`, `client` and `said`, that starts in a moment.
+class Inside(Asked):
+    """A server like `Serving` that starts in a moment.
 
     It has no processes that can be killed, and starts no adaptation.
     """
@@ -55,8 +54,7 @@ class Inside:
         assert self._started.wait(LONG_S), self.said[-20:]
         if self._failed is not None:
             raise self._failed
-        self.client = httpx.Client(base_url=self.url, timeout=LONG_S)
-        return self
+        return self.connect()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,10 +67,6 @@ class Inside:
         assert not self._thread.is_alive(), "it does not end"
         if self._failed is not None:
             raise self._failed
-
-    def infer(self, model: str = "small", **parameters: Any) -> httpx.Response:
-        """One request for the first image."""
-        return self.client.post(f"/v2/models/{model}/infer", json=request(**parameters))
 
     def _run(self) -> None:
         try:

@@ -116,11 +116,25 @@ def _measured() -> Measurements:
     )  # fmt: skip
 
 
-class Serving:
-    """`gati serve`, or another verb that serves, as a context manager.
+class Asked:
+    """A server that answers at `url`; `said` is what it wrote."""
 
-    `url` is where it answers, `said` what it wrote.
-    """
+    url: str
+    said: list[str]
+    client: httpx.Client
+
+    def connect(self) -> Self:
+        """Open the client, once the server has a URL."""
+        self.client = httpx.Client(base_url=self.url, timeout=LONG_S)
+        return self
+
+    def infer(self, model: str = "small", **parameters: Any) -> httpx.Response:
+        """One request for the first image."""
+        return self.client.post(f"/v2/models/{model}/infer", json=request(**parameters))
+
+
+class Serving(Asked):
+    """`gati serve`, or another verb that serves, as a context manager."""
 
     def __init__(
         self,
@@ -148,8 +162,7 @@ class Serving:
             self.process.kill()
             raise AssertionError("it did not start: " + "".join(self.said[-20:]))
         assert self.url, "".join(self.said[-20:])
-        self.client = httpx.Client(base_url=self.url, timeout=LONG_S)
-        return self
+        return self.connect()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,10 +177,6 @@ class Serving:
         status = self.process.wait(LONG_S)
         self._reader.join(LONG_S)
         return status
-
-    def infer(self, model: str = "small", **parameters: Any) -> httpx.Response:
-        """One request for the first image."""
-        return self.client.post(f"/v2/models/{model}/infer", json=request(**parameters))
 
     def processes(self) -> dict[str, int]:
         """Process ids of the inference processes, by model."""

@@ -40,7 +40,7 @@ class Process:
     async def stop(self, timeout_s: float) -> None: ...
 
     def kill(self, why: str) -> None:
-        raise AssertionError("nobody hangs")
+        raise AssertionError("no one hangs")
 
     def retire(self) -> None: ...
 

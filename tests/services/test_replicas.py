@@ -75,7 +75,7 @@ class Place:
         self.running = True
 
     def kill(self, why: str) -> None:
-        raise AssertionError("nobody hangs")
+        raise AssertionError("no one hangs")
 
     def retire(self) -> None:
         raise AssertionError("nobody drains")
@@ -314,9 +314,17 @@ def refusal(load: SimpleNamespace) -> RefusedError:
 
 def parking_with_one_away(load: SimpleNamespace) -> Parking:
     """For two replicas with that load, of which one is lost for now, at a clock that stands still."""
-    here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
-    away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
-    return Parking(lambda: (here, away), lambda: 0.0)
+    replicas = with_the_last_away(load, load)
+    return Parking(lambda: replicas, lambda: 0.0)
+
+
+def with_the_last_away(*loads: SimpleNamespace) -> list[Any]:
+    """Stand-ins for replicas with these loads, of which the last one is lost for now."""
+    last = len(loads) - 1
+    return [
+        SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < last)
+        for number, load in enumerate(loads)
+    ]
 
 
 def test_turns_are_taken_by_priority_and_then_by_arrival() -> None:
@@ -428,10 +436,7 @@ def test_a_refusal_does_not_count_what_a_batch_has_overfilled_elsewhere() -> Non
 
     async def test() -> None:
         loads = [SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (7, 4)]
-        replicas = [
-            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < 2)
-            for number, load in enumerate([*loads, loads[0]])
-        ]
+        replicas = with_the_last_away(*loads, loads[0])
         parking, full, sent = Parking(lambda: replicas, lambda: 0.0), True, 0
 
         async def once(asked: Asked) -> None:
@@ -454,17 +459,14 @@ def test_a_refusal_does_not_count_what_a_batch_has_overfilled_elsewhere() -> Non
 
 
 @pytest.mark.parametrize("of_slow", [1, 0])
-def test_room_in_a_replica_that_is_not_chosen_lets_nobody_continue_until_an_answer_has_come(
+def test_room_in_a_replica_that_is_not_chosen_lets_none_continue_until_an_answer_has_come(
     of_slow: int,
 ) -> None:
     """Where the other one was four times as fast, 800 requests were sent 31,000 times."""
 
     async def test() -> None:
         loads = [SimpleNamespace(outstanding=count, seconds_an_input=0.01) for count in (4, of_slow, 0)]
-        replicas = [
-            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=number < 2)
-            for number, load in enumerate(loads)
-        ]
+        replicas = with_the_last_away(*loads)
         parking, full, sent = Parking(lambda: replicas, lambda: 0.0), True, 0
 
         async def once(asked: Asked) -> None:

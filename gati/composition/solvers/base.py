@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INFINITY = float("inf")
+WITHOUT_A_SOLVER = "--objective exact with --solver auto, which can do without a solver"  # for error messages
 Status = Literal["optimal", "feasible", "infeasible"]
 
 

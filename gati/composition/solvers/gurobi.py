@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
+from gati.composition.solvers.base import INFINITY, WITHOUT_A_SOLVER, MixedIntegerProgram, Solution
 from gati.errors import UnsolvedError
 
 LICENCE_ADVICE = "use --solver highs, or install a Gurobi licence"
@@ -69,8 +69,8 @@ def _solve(gurobipy: Any, model: Any, program: MixedIntegerProgram) -> Solution:
         return Solution(np.empty(0), INFINITY, 0.0, "infeasible", GurobiSolver.name)
     if model.SolCount == 0:
         raise UnsolvedError(
-            f"Gurobi stopped without a solution (status {model.Status}); try --solver highs, or --objective "
-            "exact with --solver auto, which can do without a solver"
+            f"Gurobi stopped without a solution (status {model.Status}); "
+            f"try --solver highs, or {WITHOUT_A_SOLVER}"
         )
     proven = model.Status == grb.OPTIMAL
     gap = float(model.MIPGap) if model.IsMIP else 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
+from gati.composition.solvers.base import INFINITY, WITHOUT_A_SOLVER, MixedIntegerProgram, Solution
 from gati.errors import UnsolvedError
 
 OPTIONS: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _solution(highspy: Any, solver: Any) -> Solution:
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         raise UnsolvedError(
             f"HiGHS stopped without a solution ({solver.modelStatusToString(status)}); "
-            "try --solver gurobi, or --objective exact with --solver auto, which can do without a solver"
+            f"try --solver gurobi, or {WITHOUT_A_SOLVER}"
         )
     proven = status == highspy.HighsModelStatus.kOptimal
     gap = float(info.mip_gap) if np.isfinite(info.mip_gap) else (0.0 if proven else INFINITY)
