@@ -75,7 +75,9 @@ class Reader(nn.Module):
         super().__init__()
         self.reading = reading
         for name, values in (("scale", reading.scale), ("shift", reading.shift)):
-            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1), persistent=False)
+            self.register_buffer(
+                name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """The companion's input."""

@@ -60,13 +60,15 @@ def load_cache(path: Path | str) -> LearnedCache:
             metadata = handle.metadata() or {}
         architecture = json.loads(metadata["gati"])
         tensors = load_file(path)
-        cache = LearnedCache(
-            as_called_now(architecture["variant"], architecture.get("families", 1)),
-            tuple(architecture["hidden_shape"]),
-            architecture["classes"],
-            architecture["selector"],
-            predictor=_companion(architecture, tensors, Path(path)),
-        )
+        # whatever the program's random numbers, default device and default dtype are
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            cache = LearnedCache(
+                as_called_now(architecture["variant"], architecture.get("families", 1)),
+                tuple(architecture["hidden_shape"]),
+                architecture["classes"],
+                architecture["selector"],
+                predictor=_companion(architecture, tensors, Path(path)),
+            ).float()
         cache.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, ModelError) as error:
         message = (

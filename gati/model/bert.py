@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gati.errors import CheckpointError, ModelError, one_line
 from gati.model.labels import if_named
+from gati.model.usable import check_one_label
 
 _SIZES = {
     "vocabulary": "vocab_size",
@@ -241,6 +242,7 @@ def _described(folder: Path) -> tuple[BertSettings, tuple[str, ...]]:
             f"{path} describes {kind}, which has no class scores; write a package.module:callable "
             "that adds a classifier to gati.model.bert.SentenceEncoder.from_folder"
         )
+    check_one_label(config, str(folder))
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     try:
         return settings, tuple(str(names[str(index)]) for index in range(len(names)))

@@ -5,12 +5,13 @@ Data flow: **file** -> *load_checkpoint* -> **state dict, unwrapped** -> *apply_
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -30,14 +31,20 @@ _LISTED_KEYS = 5
 _DEEPEST = 5  # levels of containers
 
 
-def load_checkpoint(
-    path: str | Path, wanted: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Tensor], str]:
-    """Read a state dict and the sha256 of the file that holds it.
+class Checkpoint(NamedTuple):
+    """The weights in a file, and its sha256; `note` says which weights of several were taken, or is empty."""
+
+    state: dict[str, Tensor]
+    sha256: str
+    note: str
+
+
+def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read the state dict in a file.
 
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
     containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
-    `wanted`, the network's state, is taken. Tensors are on the CPU.
+    `wanted`, the network's state, is taken, the first of these. Tensors are on the CPU.
 
     **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
     one that is written meanwhile.
@@ -60,7 +67,8 @@ def load_checkpoint(
         raise CheckpointError(
             f"checkpoint {path} was written while it was read: run the command again once it is complete"
         )
-    return _unwrap(content, path, wanted or {}), sha256
+    state, note = _unwrap(content, path, wanted or {})
+    return Checkpoint(state, sha256, note)
 
 
 def _last_written(path: Path) -> tuple[int, ...] | None:
@@ -158,7 +166,8 @@ def _read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickle protocols before it refuses
-            return torch.load(path, weights_only=True, map_location="cpu")
+            with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of the training
+                return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         if _is_pickle(path) and ("Unsupported" in str(error) or "GLOBAL" in str(error)):
             raise _refused(path) from error
@@ -191,7 +200,8 @@ def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
     )
 
 
-def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
+def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The state dict in a file's content, and a note if others fit as well."""
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
@@ -204,21 +214,28 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> dict[str, Te
             f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
             f"of {', '.join(_CONTAINERS[:4])}"
         )
-    return max(states, key=lambda state: len(fit_prefixes(state, wanted).keys() & wanted.keys()))
+    fits = [len(fit_prefixes(state, wanted).keys() & wanted.keys()) for _, state in states]
+    names = [name or "no name" for (name, _), fit in zip(states, fits, strict=True) if fit == max(fits) > 0]
+    note = ""
+    if len(names) > 1:
+        note = f"{path} has weights under {', '.join(names)}: the first are used; save others alone"
+    return states[fits.index(max(fits))][1], note
 
 
-def _states_in(content: Any, depth: int = _DEEPEST) -> Iterator[dict[str, Tensor]]:
-    """The tensors in each container, innermost first, and those of `content` itself.
+def _states_in(
+    content: Any, name: str = "", depth: int = _DEEPEST
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The tensors in each container, innermost first, and those of `content` itself, with the names of these.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
     """
     if not isinstance(content, Mapping) or depth == 0:
         return
     for key in _CONTAINERS:
-        yield from _states_in(content.get(key), depth - 1)
+        yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
     own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if own:
-        yield own
+        yield name, own
 
 
 def _counted(word: str, keys: list[str]) -> str:

@@ -22,10 +22,10 @@ from torch.utils.data import Dataset
 from gati.errors import DataError
 from gati.model.archives import read_npz
 from gati.model.datasets import DatasetData, call_dataset, from_dataset
-from gati.model.folders import class_folders, files_with, readable
+from gati.model.folders import list_files
 from gati.model.identity import Identities
 from gati.model.kept import KeptInputs
-from gati.model.pictures import IMAGE_SUFFIXES, file_identities, open_image
+from gati.model.pictures import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, file_identities, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.sequence import Data, HeldData, listed
@@ -49,8 +49,9 @@ def load_data(
     holds one folder per class (names sorted), or unlabelled images; or recordings, if the network takes sound
     (see `RecordingFolder`). A callable returns a `torch.utils.data.Dataset` of images or (image, label);
     float tensors must be preprocessed, uint8 [H, W, C] arrays and Pillow images will be. Other integers, and
-    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, if the network has a
-    tokenizer (see `gati.model.tables`). `what` begins the error messages.
+    dicts of arrays, are inputs as in an `.npz`; `labels` or `label` in a dict is its label. A CSV or Parquet
+    file holds texts, if the network has a tokenizer (see `gati.model.tables`). `what` begins the error
+    messages.
 
     **Raises:** `DataError`.
     """
@@ -64,7 +65,10 @@ def load_data(
         )
     text, path = str(source), Path(source)
     if path.is_dir() and preprocessing.sound is not None:
-        return DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)
+        recordings = RecordingFolder(path, preprocessing, what)
+        found = DatasetData(recordings, path.name, preprocessing, what)
+        found.note = recordings.note
+        return found
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
@@ -153,27 +157,17 @@ class _FolderData(Data):
     def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
         self._preprocessing = preprocessing
         self._folder = folder
-        with readable(folder, what):
-            folders = class_folders(folder)
-            classes = [each.name for each in folders]
-            found = [
-                (path, number)
-                for number, each in enumerate(folders)
-                for path in files_with(IMAGE_SUFFIXES, each, nested=True)
-            ]
-            if not found:
-                classes = []
-                found = [(path, -1) for path in files_with(IMAGE_SUFFIXES, folder, nested=False)]
-        if not found:
+        listing = list_files(folder, IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, what)
+        if not listing.files:
             refuse_recordings(folder, what)
             raise DataError(
                 f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; "
                 "give a folder of one folder per class"
             )
-        self._paths = [path for path, _ in found]
-        self.class_names = tuple(classes) or None
-        self._labels = np.array([number for _, number in found], dtype=np.int64) if classes else None
-        self.name = folder.name
+        self._paths = listing.files
+        self.class_names = tuple(listing.classes) or None
+        self._labels = np.array(listing.numbers, dtype=np.int64) if listing.classes else None
+        self.name, self.note = folder.name, listing.note
         self._kept = KeptInputs()  # uint8 [1, C, h, w]
 
     def __len__(self) -> int:

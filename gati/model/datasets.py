@@ -23,6 +23,7 @@ from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object, with_operators
 from gati.model.tensors import TensorData, is_whole
 
+_LABELS = ("labels", "label")  # in an item that is a dict: never an input
 _PROBES = 16  # items; a random flip changes every other one, so fewer could all look fixed
 
 
@@ -77,7 +78,7 @@ class DatasetData(Data):
                 return check_labels(known, self._length, self._what)
         try:
             numbers = [_class_number(self._item(index)[1]) for index in range(self._length)]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:  # the last for an infinite one
             raise DataError(
                 f"{self._what} has labels that are not numbers ({one_line(error)}); "
                 "give integer class numbers from 0"
@@ -170,6 +171,10 @@ class DatasetData(Data):
         image, label = (
             (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
         )
+        if isinstance(image, Mapping):
+            own = next((image[name] for name in _LABELS if name in image), None)
+            label = own if label is None else label
+            image = {name: each for name, each in image.items() if name not in _LABELS}
         if not isinstance(image, (Tensor, np.ndarray, Image.Image, Mapping)):
             raise DataError(
                 f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "
@@ -229,7 +234,7 @@ def _is_number(label: Any, number: Any) -> bool:
     """Whether an item's label is that integer."""
     try:
         return int(label) == int(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -5,15 +5,67 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from gati.errors import DataError
 
 # What macOS puts into archives next to files, under their names.
 _MAC_FOLDER, _MAC_PREFIX = "__MACOSX", "._"
 _OF_LINKS = (errno.ENOENT, errno.ELOOP)
+
+
+class Listing(NamedTuple):
+    """The files of a folder, sorted, the names of its class folders, if any, and the number of each file's.
+
+    `note` says which files were passed over although they may be inputs, or is empty.
+    """
+
+    files: list[Path]
+    classes: list[str]
+    numbers: list[int]
+    note: str
+
+
+def list_files(folder: Path, suffixes: Collection[str], others: Collection[str], what: str) -> Listing:
+    """The files with one of `suffixes` in the class folders of `folder`, or, if there are none, in itself.
+
+    `others` are the suffixes of inputs that cannot be read. Raises `DataError` for what cannot be listed.
+    """
+    wanted = {*suffixes, *others}
+    with readable(folder, what):
+        classes = class_folders(folder)
+        inside = [
+            (path, number)
+            for number, each in enumerate(classes)
+            for path in files_with(wanted, each, nested=True)
+        ]
+        loose = [(path, -1) for path in files_with(wanted, folder, nested=False)]
+    found, loose_ones = (
+        [(path, number) for path, number in listed if path.suffix.lower() in suffixes]
+        for listed in (inside, loose)
+    )
+    left_out = [path for path, _ in (*inside, *loose) if path.suffix.lower() not in suffixes]
+    if found:
+        left_out = [*(path for path, _ in loose_ones), *left_out]
+    else:
+        found = loose_ones
+    return Listing(
+        [path for path, _ in found],
+        [each.name for each in classes] if found and found[0][1] >= 0 else [],
+        [number for _, number in found],
+        _note(folder, left_out, suffixes),
+    )
+
+
+def _note(folder: Path, left_out: Sequence[Path], suffixes: Collection[str]) -> str:
+    if not left_out:
+        return ""
+    first = left_out[0]
+    why = "is not in a class folder" if first.suffix.lower() in suffixes else "is in a format not read here"
+    return f"files left out of {folder.name}: {len(left_out)}, such as {first.name}, which {why}"
 
 
 def class_folders(folder: Path) -> list[Path]:

@@ -53,6 +53,8 @@ class TensorInputs:
         **Raises:** `DataError` for arrays that are not numeric, empty, not finite or of different lengths, or
         for integers mixed with floats.
         """
+        if not arrays:
+            raise DataError(f"{what} has no arrays; give those that the network takes, by name")
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) > 1:
             listed = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())

@@ -28,7 +28,7 @@ LabelMap = str | Path | Mapping[str, int]
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Data whose labels, if any, are the network's classes; `note` says why labels were dropped."""
+    """Data whose labels, if any, are the network's classes; `note` says what was left out, and why."""
 
     data: Data
     note: str = ""
@@ -129,6 +129,13 @@ def fit_labels(
 
     **Raises:** `DataError` for a label that is not in `label_map`.
     """
+    fitted = _fitted(data, classes, names, label_map)
+    return LabelledData(fitted.data, "; ".join(filter(None, (data.note, fitted.note))))
+
+
+def _fitted(
+    data: Data, classes: int, names: Sequence[str] | None, label_map: Mapping[str, int] | None
+) -> LabelledData:
     labels = data.labels
     if labels is None:
         return LabelledData(data)

@@ -9,7 +9,8 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,19 @@ from gati.model.bert import SequenceClassifier, class_names_in
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.labels import names_in_config
-from gati.model.preprocess import INTERPOLATIONS, Preprocessing
+from gati.model.preprocess import Preprocessing
+from gati.model.processors import prepared_by_processor
+from gati.model.published import (
+    NetworkRecipe,
+    classes_argument,
+    timm_recipe,
+    torchvision_recipe,
+    without_unused_auxiliaries,
+)
 from gati.model.sound import LogMel
-from gati.model.source import import_object, import_timm, import_torchvision, near, with_operators
-from gati.model.text import TOKENIZER, read_tokenizer
-from gati.model.usable import check_weights, frozen, other_precision, without_compile
+from gati.model.source import import_object, with_operators
+from gati.model.text import TOKENIZER, read_tokenizer, with_padding
+from gati.model.usable import check_one_label, check_weights, frozen, other_precision, unwrapped
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -59,19 +68,19 @@ class LoadedModel:
     channels_known: bool = True
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """How to build a network: `build(num_classes)`, None meaning the network's own default."""
+@contextmanager
+def _plain_defaults() -> Iterator[None]:
+    """Tensors are made as float32 on the CPU, whatever the program's own defaults are."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
-    build: Callable[[int | None], nn.Module]
-    preprocessing: Preprocessing | None = None
-    class_names: tuple[str, ...] | None = None
-    any_classes: bool = False  # whether `build` accepts a number
-    channels: int | None = None  # of its input, if known
-    is_published: bool = False  # and its preprocessing that of the published weights
-    is_users: bool = False  # `build` returns the user's own object
 
-
+@_plain_defaults()
 def load_model(
     source: str | Path,
     checkpoint: str | Path | None = None,
@@ -93,7 +102,8 @@ def load_model(
     `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier. A
     callable takes no arguments and returns an `nn.Module`, which may return class scores as `logits` among
     others (see `class_scores`); its attribute `preprocessing`, if any, is a `Preprocessing`. Class names are
-    read from the network's `config.id2label`, as models of `transformers` have it. Networks of
+    read from the network's `config.id2label`, as models of `transformers` have it; so is the id that fills up
+    texts, and if an image processor is stored with the weights, preprocessing is as by that. Networks of
     torchvision, timm and `gati.zoo` get as many classes as the checkpoint's last layer has rows. Initial
     weights use a fixed seed; the caller's random state is not changed.
 
@@ -118,49 +128,65 @@ def load_model(
     precision = other_precision(module)
     if precision:
         module = module.float()
-    state, sha256 = (None, "") if checkpoint is None else load_checkpoint(checkpoint, module.state_dict())
+    state, sha256, note = (
+        (None, "", "") if checkpoint is None else load_checkpoint(checkpoint, module.state_dict())
+    )
     if state is not None:
         classes = _other_class_count(module, state) if recipe.any_classes else None
         if classes is not None:
             module = _build(source, recipe, classes)
             recipe = dataclasses.replace(recipe, class_names=None)
+        if recipe.is_published:
+            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
         apply_checkpoint(module, state, checkpoint or "")
+    prepared = None if recipe.preprocessing is not None else prepared_by_processor(module)
+    if prepared is not None:
+        recipe = dataclasses.replace(recipe, preprocessing=prepared.preprocessing, is_published=True)
     module = giving_scores(frozen(module, source), may_change=not recipe.is_users)
+    config = getattr(module, "config", None)
     channels = recipe.channels or _channels_of_convolution(module)
-    preprocessing = _override(recipe.preprocessing or _identity(channels or 3), mean, std, resize)
+    preset = recipe.preprocessing or _identity(channels or 3)
+    if prepared is not None and prepared.is_unknown:
+        preset = dataclasses.replace(preset, unknown=True)
+    preprocessing = _override(preset, mean, std, resize)
     preprocessing = _with_sound(preprocessing, sample_rate, seconds)
     preprocessing = _with_text(preprocessing, source, tokenizer, max_length, text_column, label_column)
-    own = recipe.class_names or names_in_config(getattr(module, "config", None))
+    if preprocessing.text is not None:
+        text = with_padding(preprocessing.text, _padding_in(config))
+        preprocessing = dataclasses.replace(preprocessing, text=text)
+    own = recipe.class_names or names_in_config(config)
     named = own if class_names is None else tuple(str(name) for name in class_names)
-    note = ""
-    if state is None and recipe.any_classes:
-        note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
-    if precision:
-        note = f"the weights of {source} are {precision}: the network runs in float32, which caches read"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
-    weights = sha256 or state_sha256(module)
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
     known = given or recipe.preprocessing is not None
-    told = given or (known and not recipe.is_published)
+    notes = [note] if note else []
+    if state is None and recipe.any_classes:
+        notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
+    if precision:
+        notes.append(
+            f"the weights of {source} are {precision}: the network runs in float32, which caches read"
+        )
+    if prepared is not None and not given:
+        notes.append(prepared.note)
     return LoadedModel(
         module,
         lasting_source(source),
         path,
-        weights,
+        sha256 or state_sha256(module),
         preprocessing,
         named,
-        note,
+        "; ".join(notes),
         preprocessing_known=known,
-        preprocessing_told=told,
+        preprocessing_told=given or (known and not recipe.is_published),
         channels_known=recipe.preprocessing is not None or channels is not None,
     )
 
 
-def _recipe(source: str) -> _Recipe:
+def _recipe(source: str) -> NetworkRecipe:
     if source.startswith("torchvision:"):
-        return _torchvision_recipe(source.removeprefix("torchvision:"))
+        return torchvision_recipe(source.removeprefix("torchvision:"))
     if source.startswith("timm:"):
-        return _timm_recipe(source.removeprefix("timm:"))
+        return timm_recipe(source.removeprefix("timm:"))
     if Path(source).is_dir():
         return _folder_recipe(Path(source))
     if source.endswith(".pt2"):
@@ -170,86 +196,19 @@ def _recipe(source: str) -> _Recipe:
     raise ModelError(f"unknown model {source!r}; write {_FORMS}")
 
 
-def _exported_recipe(path: Path) -> _Recipe:
+def _exported_recipe(path: Path) -> NetworkRecipe:
     module, shape = load_exported(path)
     channels = (shape[1] if len(shape) == 4 else None) or 3
-    return _Recipe(lambda classes: module, channels=channels)
+    return NetworkRecipe(lambda classes: module, channels=channels)
 
 
-def _folder_recipe(folder: Path) -> _Recipe:
+def _folder_recipe(folder: Path) -> NetworkRecipe:
     """A Hugging Face folder, weights included."""
     names = class_names_in(folder)
-    return _Recipe(lambda classes: SequenceClassifier.from_folder(folder), class_names=names)
+    return NetworkRecipe(lambda classes: SequenceClassifier.from_folder(folder), class_names=names)
 
 
-def _torchvision_recipe(name: str) -> _Recipe:
-    models = import_torchvision().models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ModelError(f"torchvision has no classifier {name!r}{near(name, known)}")
-    weights = models.get_model_weights(name).DEFAULT
-    transforms = weights.transforms()
-    preprocessing = Preprocessing(
-        mean=tuple(float(value) for value in transforms.mean),
-        std=tuple(float(value) for value in transforms.std),
-        resize=int(transforms.resize_size[0]),
-        crop=int(transforms.crop_size[0]),
-        interpolation=_known_interpolation(transforms.interpolation.value),
-    )
-
-    def build(classes: int | None) -> nn.Module:
-        network: Any = models.get_model(name, weights=None, **_classes_argument(classes))
-        if hasattr(network, "transform_input"):  # torchvision turns it on with the weights it publishes
-            network.transform_input = True
-        built: nn.Module = network
-        return built
-
-    return _Recipe(
-        build, preprocessing, tuple(weights.meta["categories"]), any_classes=True, is_published=True
-    )
-
-
-def _timm_recipe(name: str) -> _Recipe:
-    timm = import_timm()
-    if not timm.is_model(name):
-        raise ModelError(f"timm has no model {name!r}{near(name, timm.list_models())}")
-    config = timm.data.resolve_model_data_config(None, pretrained_cfg=_timm_config(timm, name), verbose=False)
-    channels, height, width = config["input_size"]
-    crop = int(min(height, width))
-    preprocessing = Preprocessing(
-        mean=tuple(float(value) for value in config["mean"]),
-        std=tuple(float(value) for value in config["std"]),
-        resize=int(crop / float(config["crop_pct"])),
-        crop=crop,
-        interpolation=_known_interpolation(config["interpolation"]),
-        channels=int(channels),
-    )
-
-    def build(classes: int | None) -> nn.Module:
-        network: nn.Module = timm.create_model(name, pretrained=False, **_classes_argument(classes))
-        return network
-
-    return _Recipe(build, preprocessing, _timm_names(timm, name), any_classes=True, is_published=True)
-
-
-def _timm_names(timm: Any, name: str) -> tuple[str, ...] | None:
-    """timm's names of ImageNet's classes, if the network was trained on them."""
-    config = _timm_config(timm, name)
-    if not hasattr(timm.data, "ImageNetInfo"):  # before timm 0.9
-        return None
-    subset = timm.data.infer_imagenet_subset(config) if config else None
-    if subset is None:
-        return None
-    known = timm.data.ImageNetInfo(subset)
-    return tuple(known.index_to_description(index) for index in range(known.num_classes()))
-
-
-def _timm_config(timm: Any, name: str) -> dict[str, Any]:
-    config = timm.get_pretrained_cfg(name)
-    return {} if config is None else dict(config.to_dict())
-
-
-def _callable_recipe(source: str) -> _Recipe:
+def _callable_recipe(source: str) -> NetworkRecipe:
     from gati import zoo  # the zoo imports this room
 
     target = import_object(source, ModelError, "model")
@@ -260,12 +219,12 @@ def _callable_recipe(source: str) -> _Recipe:
             "make it a gati.model.preprocess.Preprocessing"
         )
     if isinstance(target, nn.Module):
-        return _Recipe(lambda classes: target, preset, is_users=True)
+        return NetworkRecipe(lambda classes: target, preset, is_users=True)
     if not callable(target):
         raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
     if target in zoo.PRESETS:
-        return _Recipe(
-            lambda classes: target(**_classes_argument(classes)),
+        return NetworkRecipe(
+            lambda classes: target(**classes_argument(classes)),
             zoo.PRESETS[target],
             any_classes=True,
             is_published=True,
@@ -276,7 +235,7 @@ def _callable_recipe(source: str) -> _Recipe:
             f"{source} needs arguments ({', '.join(required)}); name a callable without any, such as a "
             "function that fills them in"
         )
-    return _Recipe(lambda classes: target(), preset)
+    return NetworkRecipe(lambda classes: target(), preset)
 
 
 def _required_arguments(target: Callable[..., Any]) -> list[str]:
@@ -288,16 +247,7 @@ def _required_arguments(target: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
 
 
-def _classes_argument(classes: int | None) -> dict[str, int]:
-    return {} if classes is None else {"num_classes": classes}
-
-
-def _known_interpolation(name: str) -> str:
-    """Map other names to the nearest of ours: `lanczos` to bicubic, timm's `random` to bilinear."""
-    return name if name in INTERPOLATIONS else {"lanczos": "bicubic"}.get(name, "bilinear")
-
-
-def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
+def _build(source: str, recipe: NetworkRecipe, classes: int | None) -> nn.Module:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchvision's on initial weights, which concern training
         try:
@@ -308,12 +258,13 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
             raise ModelError(f"building {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
-    module = without_compile(module)
+    module = unwrapped(module)
     check_weights(module, source)
+    check_one_label(getattr(module, "config", None), source)
     return module
 
 
-def _seeded(recipe: _Recipe, classes: int | None) -> nn.Module:
+def _seeded(recipe: NetworkRecipe, classes: int | None) -> nn.Module:
     torch.manual_seed(_SEED)
     return recipe.build(classes)
 
@@ -341,6 +292,12 @@ def _identity(channels: int) -> Preprocessing:
     return Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
 
 
+def _padding_in(config: Any) -> int | None:
+    """The padding id in the config of a network of `transformers`: some find the end of a text by it."""
+    found = getattr(config, "pad_token_id", None)
+    return found if type(found) is int and found >= 0 else None
+
+
 def _override(
     preset: Preprocessing, mean: Sequence[float] | None, std: Sequence[float] | None, resize: int | None
 ) -> Preprocessing:
@@ -349,6 +306,8 @@ def _override(
         changes["mean"] = _per_channel(mean, preset.channels)
     if std is not None:
         changes["std"] = _per_channel(std, preset.channels)
+    if changes or resize is not None:
+        changes["unknown"] = False
     if resize == 0:
         changes.update(resize=None, crop=None, size=None)
     elif resize is not None:

@@ -18,7 +18,13 @@ from gati.model.identity import Identities, identity_of
 from gati.model.preprocess import Preprocessing
 
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")  # decoders that may run, whatever the suffix
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
+)
+OTHER_IMAGE_SUFFIXES = frozenset(
+    {".tif", ".tiff", ".avif", ".heic", ".heif", ".jp2", ".j2k", ".jxl", ".tga", ".dcm"}
+)
+_LISTED = 10  # unreadable files that a message names
 
 
 def open_image(path: Path) -> Image.Image:
@@ -30,14 +36,25 @@ def open_image(path: Path) -> Image.Image:
 def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Identities:
     """Return a hash of each image's pixels, uint64 [n]; decodes on all cores.
 
-    **Raises:** `DataError` as `open_image`.
+    **Raises:** `DataError` as `open_image`, naming others like the first.
     """
 
-    def identity(path: Path) -> int:
-        return identity_of(preprocessing.pixels(_decode(path)))
+    def identity(path: Path) -> int | DataError:
+        try:
+            return identity_of(preprocessing.pixels(_decode(path)))
+        except DataError as error:
+            return error
 
     with _oversized_is_an_error(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return np.fromiter(pool.map(identity, paths), dtype=np.uint64, count=len(paths))
+        found = list(pool.map(identity, paths))
+    wrong = [(path, each) for path, each in zip(paths, found, strict=True) if isinstance(each, DataError)]
+    if len(wrong) > 1:
+        others = ", ".join(str(path) for path, _ in wrong[1:_LISTED])
+        more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        raise DataError(f"{wrong[0][1]}; so with {others}{more}") from wrong[0][1].__cause__
+    if wrong:
+        raise wrong[0][1]
+    return np.array(found, dtype=np.uint64)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,8 @@ class Preprocessing:
     the network takes those arrays unchanged instead of images. With `sound` it takes recordings, and `mean`
     and `std` apply to their spectrograms, 0 to 1. With `text` a tokenizer makes `tensors` from text.
     `lengths` are the lengths at which sequences are executed, each with its share of the explored inputs;
-    empty if all are executed as they come. `unknown`: all inputs came as tensors, and how images become such
-    tensors was not said.
+    empty if all are executed as they come. `unknown`: how images become the network's input is not known, as
+    all inputs came as tensors, or its image processor does what is not possible here.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -138,8 +139,7 @@ class Preprocessing:
     def scaled(self, pixels: Tensor) -> Tensor:
         """Normalise what `fitted` returned, uint8 [N, C, h, w], to the network's input, float32."""
         values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-        mean = torch.tensor(self.mean).view(1, -1, 1, 1)
-        std = torch.tensor(self.std).view(1, -1, 1, 1)
+        mean, std = _channelwise(self.mean, pixels.device), _channelwise(self.std, pixels.device)
         return values.div_(255.0).sub_(mean).div_(std)
 
     def from_waves(self, waves: Tensor) -> Tensor:
@@ -201,8 +201,9 @@ class Preprocessing:
             )
         if self.unknown:
             raise DataError(
-                "this network was explored with preprocessed tensors, so how to prepare images is not known: "
-                "give such tensors, or explore it with --mean, --std and --resize"
+                "this network was explored with preprocessed tensors, or its image processor has no equal in "
+                "Gati, so how to prepare images is not known: give such tensors, or explore it with --mean, "
+                "--std and --resize"
             )
 
     def _middle(self, pixels: Tensor) -> Tensor:
@@ -253,6 +254,12 @@ class Preprocessing:
             )
         top, left = round((height - self.crop) / 2), round((width - self.crop) / 2)
         return pixels[:, :, top : top + self.crop, left : left + self.crop]
+
+
+@lru_cache(maxsize=64)
+def _channelwise(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Values [C] as float32 [1, C, 1, 1], whatever the program's default dtype and device are."""
+    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:

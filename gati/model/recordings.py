@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
-from gati.model.folders import class_folders, files_with, readable
+from gati.model.folders import files_with, list_files, readable
 from gati.model.kept import KeptInputs
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
 RECORDING_SUFFIXES = frozenset({".wav", ".flac"})
+OTHER_RECORDING_SUFFIXES = frozenset(
+    {".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aif", ".aiff", ".au"}
+)
 
 _LARGEST_BYTES = 256 << 20  # of a file
 _KEPT_BYTES = 256 << 20  # of spectrograms
@@ -39,15 +42,15 @@ class RecordingFolder(Dataset[Any]):
 
     def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
         self._preprocessing = preprocessing
-        with readable(folder, what):
-            named = _by_folder(folder) or _by_name(folder)
-        if not named:
+        listing = list_files(folder, RECORDING_SUFFIXES, OTHER_RECORDING_SUFFIXES, what)
+        if not listing.files:
             raise DataError(
                 f"{what}: no recordings ({', '.join(sorted(RECORDING_SUFFIXES))}) in {folder}; give a folder "
                 "with one folder per class, or files named {label}_....wav"
             )
-        self.paths = [path for path, _ in named]
-        labels = [label for _, label in named if label is not None]
+        self.paths, self.note = listing.files, listing.note
+        labels = [listing.classes[number] for number in listing.numbers if number >= 0]
+        labels = labels or _labels_in_names(self.paths)
         self.classes: list[str] | None = sorted(set(labels), key=_place) if labels else None
         self.targets = None if self.classes is None else [self.classes.index(label) for label in labels]
         self._kept = KeptInputs(_KEPT_BYTES)
@@ -207,18 +210,11 @@ def _scaled(samples: NDArray[Any]) -> NDArray[Any]:
     return samples
 
 
-def _by_folder(folder: Path) -> list[tuple[Path, str | None]]:
-    every = class_folders(folder)
-    return [
-        (path, entry.name) for entry in every for path in files_with(RECORDING_SUFFIXES, entry, nested=True)
-    ]
-
-
-def _by_name(folder: Path) -> list[tuple[Path, str | None]]:
-    paths = files_with(RECORDING_SUFFIXES, folder, nested=False)
+def _labels_in_names(paths: Sequence[Path]) -> list[str]:
+    """The labels that files are named after, if all of them are."""
     matches = [_LABELLED.fullmatch(path.stem) for path in paths]
     labels = [match[1] for match in matches if match is not None]
-    return list(zip(paths, labels if len(labels) == len(paths) else [None] * len(paths), strict=True))
+    return labels if len(labels) == len(paths) else []
 
 
 def _place(label: str) -> tuple[bool, int, str]:

@@ -289,6 +289,11 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Tensor, rounding:
     with torch.inference_mode():
         whole, again = base(example.clone()), base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
+    if alone.shape != whole[:2].shape:
+        raise ModelError(
+            f"the network returns shape {list(whole.shape)} for {len(whole)} inputs, and another for one; "
+            "let its forward keep the batch, as `flatten(1)` does and `squeeze()` does not"
+        )
     if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
         raise ModelError(
             "the traced network does not compute what the module's own forward does; "

@@ -21,13 +21,14 @@ class Data(ABC):
     """A sequence of inputs.
 
     `is_images` is False for preprocessed tensors; `tensors` describes the arrays that inputs are packed from,
-    if any.
+    if any. `note` says what was left out, or is empty.
     """
 
     name: str
     is_images: bool = True
     tensors: TensorInputs | None = None
     class_names: tuple[str, ...] | None = None
+    note: str = ""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -115,7 +116,7 @@ class _Subset(Data):
             raise DataError(f"index {outside[0]} is outside {parent.name} (0 to {len(parent) - 1})")
         self._parent, self._indices = parent, indices
         self.name, self.is_images, self.class_names = parent.name, parent.is_images, parent.class_names
-        self.tensors = parent.tensors
+        self.tensors, self.note = parent.tensors, parent.note
 
     def __len__(self) -> int:
         return len(self._indices)

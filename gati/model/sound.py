@@ -96,7 +96,7 @@ class LogMel:
             waves,
             self.window,
             hop_length=self.hop,
-            window=torch.hann_window(self.window),
+            window=torch.hann_window(self.window, dtype=torch.float32, device=waves.device),
             center=True,
             pad_mode="constant",
             return_complex=True,

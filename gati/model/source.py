@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ _OPERATORS = ("nms", "qnms")
 _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
 T = TypeVar("T")
 
+_appended: list[str] = []  # folders of the user's code on `sys.path`
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
@@ -169,9 +171,33 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_USER_FILE}{path.stem}_{unique}"
     try:
-        return with_operators(lambda: _execute(name, str(path), path.read_bytes()))
+        content = path.read_bytes()
+        module = with_operators(lambda: _execute(name, str(path), content))
     except (Exception, SystemExit) as cause:
         raise error(f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file") from cause
+    for imported, other in _taken_elsewhere(path.parent, content):
+        raise error(
+            f"{what}: {place} imports {imported}, and got {other}, which was there first: a program has one "
+            "module of a name, so rename one of the two"
+        )
+    return module
+
+
+def _taken_elsewhere(folder: Path, content: bytes) -> Iterator[tuple[str, str]]:
+    """Modules that a file in `folder` imports, and has next to it, but got from another user's folder."""
+    for node in ast.walk(ast.parse(content)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in {each.partition(".")[0] for each in names}:
+            found = getattr(sys.modules.get(name), "__file__", None)
+            is_own = (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+            if found is None or not is_own or Path(found).resolve().is_relative_to(folder):
+                continue
+            if any(Path(found).resolve().is_relative_to(each) for each in _appended):
+                yield name, found
 
 
 def _advice(cause: BaseException) -> str:
@@ -197,3 +223,4 @@ def _execute(name: str, path: str, source: str | bytes) -> ModuleType:
 def _append_to_path(folder: str) -> None:
     if folder not in sys.path:
         sys.path.append(folder)
+        _appended.append(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,8 @@ class TextTokens:
 
     Texts are truncated to `length` ids; `asked` if the user gave it. `arrays` are the names of the network's
     inputs, empty until they are known. In tables, texts are in `text_column` and classes in `label_column`
-    (None: `label` if it exists). `path` is the tokenizer's file, whose hash is `sha256`.
+    (None: `label` if it exists). `padding` is the id that fills up texts, by default the tokenizer's own.
+    `path` is the tokenizer's file, whose hash is `sha256`.
     """
 
     sha256: str
@@ -46,12 +47,15 @@ class TextTokens:
     asked: bool = False
     text_column: str = "text"
     label_column: str | None = None
+    padding: int | None = None
     path: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values without the path: a cache library has a copy of the file."""
         plain = asdict(self)
         del plain["path"]
+        if self.padding is None:
+            del plain["padding"]
         return {**plain, "arrays": list(self.arrays)}
 
     @classmethod
@@ -154,6 +158,16 @@ def read_tokenizer(
     )
 
 
+def with_padding(text: TextTokens, padding: int | None) -> TextTokens:
+    """The same with the `padding` of a network, if it has one and that is not the tokenizer's own.
+
+    **Raises:** `DataError` as `encode`, about the tokenizer.
+    """
+    if padding is None or _tokenizer(text, text.length)[1] == padding:
+        return text
+    return replace(text, padding=padding)
+
+
 def _content(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
@@ -172,12 +186,13 @@ def _tokenizer(text: TextTokens, length: int) -> tuple[Any, int]:
 
     try:
         tokenizer = Tokenizer.from_str(text.content().decode("utf-8"))
-        named = (tokenizer.padding or {}).get("pad_id")
+        named = (tokenizer.padding or {}).get("pad_id") if text.padding is None else text.padding
         if named is None:
             known = (tokenizer.token_to_id(token) for token in _PADDING)
             named = next((each for each in known if each is not None), 0)
         tokenizer.no_padding()
-        tokenizer.enable_truncation(length)
+        side = (tokenizer.truncation or {}).get("direction", "right")
+        tokenizer.enable_truncation(length, direction=side)
     except DataError:
         raise
     except Exception as error:  # the package raises plain exceptions

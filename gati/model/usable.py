@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -9,9 +12,16 @@ from torch.nn.parameter import is_lazy
 from gati.errors import ModelError, one_line
 from gati.model.user_code import running_user_code
 
+_PROBLEM = "problem_type"
+_OTHER_PROBLEMS = ("multi_label_classification", "regression")
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
-def without_compile(module: nn.Module) -> nn.Module:
-    """The network without `torch.compile`, at any depth: Gati traces it, and compiles segments itself."""
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network without `torch.compile` and `DataParallel`, at any depth.
+
+    Gati traces it, compiles segments itself, and runs on one device.
+    """
     module = _original(module)
     for parent in list(module.modules()):
         if parent._compiled_call_impl is not None:  # after `module.compile()`
@@ -23,9 +33,11 @@ def without_compile(module: nn.Module) -> nn.Module:
 
 
 def _original(module: nn.Module) -> nn.Module:
-    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+    while True:
+        inner = module.module if isinstance(module, _PARALLEL) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
         module = inner
-    return module
 
 
 def check_weights(module: nn.Module, source: str) -> None:
@@ -53,6 +65,19 @@ def check_weights(module: nn.Module, source: str) -> None:
                 f"{source}: {name} is no plain tensor, as in a quantized network; give the network in "
                 "floating point: gati compose --backend openvino-int8 quantizes it"
             )
+
+
+def check_one_label(config: Any, where: str) -> None:
+    """Raise `ModelError` for a network of `transformers` that gives several labels at once, or numbers.
+
+    `config` is its configuration, an object or a mapping, or anything for other networks.
+    """
+    found = config.get(_PROBLEM) if isinstance(config, Mapping) else getattr(config, _PROBLEM, None)
+    if found in _OTHER_PROBLEMS:
+        raise ModelError(
+            f"{where} is for {str(found).replace('_', ' ')} ({_PROBLEM} in its config), and Gati answers "
+            f"with one class; if that with the highest score is all you need, set {_PROBLEM} to None there"
+        )
 
 
 def other_precision(module: nn.Module) -> str:

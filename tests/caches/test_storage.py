@@ -37,6 +37,23 @@ def test_a_loaded_cache_answers_bit_for_bit_like_the_saved_one(tmp_path: Path, v
     assert loaded.memory_bytes == cache.memory_bytes > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_loading_is_the_same_in_every_program(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Whatever its default dtype and device are; and its random numbers stay what they would have been."""
+    cache, hidden = LearnedCache("pyramid(8)", (16, 8, 8), 10, "network"), torch.randn(5, 16, 8, 8)
+    save_cache(tmp_path / "cache.safetensors", cache)
+    state, usual = torch.get_rng_state(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            loaded = load_cache(tmp_path / "cache.safetensors")
+    finally:
+        torch.set_default_dtype(usual)
+    assert torch.equal(torch.get_rng_state(), state)
+    for before, after in zip(cache(hidden), loaded(hidden), strict=True):
+        assert torch.equal(before, after)
+
+
 def test_layers_that_share_weights_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_PREDICTORS", dict(registry._PREDICTORS))
 

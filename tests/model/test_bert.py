@@ -127,6 +127,11 @@ def test_padding_changes_no_class_score(tmp_path: Path) -> None:
             "with 'gelu_new', which needs the package transf",
             ModelError,
         ),
+        (
+            {"problem_type": "multi_label_classification"},
+            "is for multi label classification (problem_type in its config), and Gati answers with one class",
+            ModelError,
+        ),
         ({"architectures": "Bert"}, "describes an unknown architecture, which has no", ModelError),
         ({"id2label": {"1": "yes"}}, "(KeyError: '0'); give a config.json of BERT", ModelError),
         ({"hidden_size": "wide"}, "config.json (ValueError: ", ModelError),

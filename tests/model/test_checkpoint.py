@@ -1,5 +1,6 @@
 """Checkpoints: what is read, what is refused, and that nothing in a file ever runs."""
 
+import argparse
 import os
 import pickle
 import re
@@ -37,7 +38,7 @@ def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | 
     trained = network()
     state = {prefix + key: value for key, value in trained.state_dict().items()}
     torch.save(state if container is None else {"epoch": 3, container: state}, tmp_path / "weights.pth")
-    loaded, sha256 = load_checkpoint(tmp_path / "weights.pth")
+    loaded, sha256, _ = load_checkpoint(tmp_path / "weights.pth")
     target = network(seed=1)
     apply_checkpoint(target, loaded, "weights.pth")
     assert state_sha256(target) == state_sha256(trained)
@@ -100,6 +101,33 @@ def test_of_containers_that_fit_the_first_is_taken(tmp_path: Path) -> None:
     assert state_sha256(target) == state_sha256(network())
 
 
+def test_of_several_weights_that_fit_it_is_said_which_are_taken(tmp_path: Path) -> None:
+    """Trainings keep an average of the weights next to them, which is another network."""
+    path = tmp_path / "last.pth"
+    average = {f"module.{key}": value for key, value in network(seed=2).state_dict().items()}
+    torch.save({"model": network().state_dict(), "model_ema": average}, path)
+    target = network(seed=1)
+    state, _, note = load_checkpoint(path, target.state_dict())
+    apply_checkpoint(target, state, path)
+    assert state_sha256(target) == state_sha256(network())
+    assert note == f"{path} has weights under model, model_ema: the first are used; save others alone"
+    torch.save({"model": network().state_dict(), "best": torch.ones(1)}, path)
+    assert load_checkpoint(path, target.state_dict()).note == ""
+
+
+def test_the_arguments_of_a_training_are_no_obstacle(tmp_path: Path) -> None:
+    """The training scripts of torchvision and timm keep them in each checkpoint."""
+    arguments = argparse.Namespace(model="resnet18", lr=0.1, data="/data")
+    torch.save({"model": network().state_dict(), "args": arguments}, tmp_path / "last.pth")
+    target = network(seed=1)
+    apply_checkpoint(target, load_checkpoint(tmp_path / "last.pth").state, "last.pth")
+    assert state_sha256(target) == state_sha256(network())
+    arguments.callback = os.getcwd
+    torch.save({"model": network().state_dict(), "args": arguments}, tmp_path / "last.pth")
+    with pytest.raises(CheckpointError, match="needs unpickling"):
+        load_checkpoint(tmp_path / "last.pth")
+
+
 def test_a_container_that_holds_itself_ends(tmp_path: Path) -> None:
     content: dict[str, object] = {"epoch": 3}
     content["model"] = content
@@ -129,7 +157,7 @@ def test_a_prefix_that_the_network_has_too_is_kept() -> None:
 
 def test_safetensors_are_read(tmp_path: Path) -> None:
     save_file(network().state_dict(), tmp_path / "weights.safetensors")
-    state, _ = load_checkpoint(tmp_path / "weights.safetensors")
+    state, _, _ = load_checkpoint(tmp_path / "weights.safetensors")
     target = network(seed=1)
     apply_checkpoint(target, state, "weights.safetensors")
     assert state_sha256(target) == state_sha256(network())
@@ -148,7 +176,7 @@ def test_of_weights_that_layers_share_a_file_needs_one(tmp_path: Path) -> None:
     torch.manual_seed(1)
     trained, target = Tied(), Tied()
     save_model(trained, str(tmp_path / "tied.safetensors"))
-    state, _ = load_checkpoint(tmp_path / "tied.safetensors", target.state_dict())
+    state, _, _ = load_checkpoint(tmp_path / "tied.safetensors", target.state_dict())
     assert len(state) == 3, "one of the four names is not in the file"
     apply_checkpoint(target, state, "tied.safetensors")
     assert state_sha256(target) == state_sha256(trained)
@@ -160,7 +188,7 @@ def test_of_weights_that_layers_share_a_file_needs_one(tmp_path: Path) -> None:
 def test_an_average_of_weights_is_read(tmp_path: Path) -> None:
     torch.save(AveragedModel(network()).state_dict(), tmp_path / "average.pth")
     target = network(seed=1)
-    state, _ = load_checkpoint(tmp_path / "average.pth", target.state_dict())
+    state, _, _ = load_checkpoint(tmp_path / "average.pth", target.state_dict())
     apply_checkpoint(target, state, "average.pth")
     assert state_sha256(target) == state_sha256(network())
 

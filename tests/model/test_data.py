@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, StackDataset, TensorDataset
 from gati.errors import DataError
 from gati.model.data import load_data, load_images
 from gati.model.identity import identities_of
+from gati.model.labels import fit_labels
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 from tests.model.user_code import Flipped
@@ -228,6 +230,18 @@ class _Items(Dataset):
         return self.items[index]
 
 
+@pytest.mark.parametrize("name", ["labels", "label"])
+def test_a_label_in_a_dict_is_no_input(name: str) -> None:
+    """Networks of `transformers` take it, and caches would learn from the answer itself."""
+    items = [{"input_ids": torch.arange(index, index + 4), name: index % 2} for index in range(20)]
+    for rows in (items, [(item, item[name]) for item in items]):
+        data = load_data(_Items(list(rows)), PLAIN)
+        assert data.tensors is not None and [part.name for part in data.tensors.parts] == ["input_ids"]
+        assert data.labels is not None and data.labels.tolist() == [0, 1] * 10
+    with pytest.raises(DataError, match="has no arrays; give those that the network takes, by name"):
+        load_data(_Items([{name: 1}] * 20), PLAIN)
+
+
 def test_datasets_of_bytes_images_and_tensors_have_identities() -> None:
     tensors = load_data(f"{HERE}:float_tensors", Preprocessing((0.5,) * 3, (0.1,) * 3))
     assert len(set(tensors.identities.tolist())) == len(tensors) == 6
@@ -248,6 +262,35 @@ def test_a_damaged_file_has_no_identity(tmp_path: Path) -> None:
     (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
     with pytest.raises(DataError, match=r"1.png is not an image of a supported format"):
         _ = data.identities
+
+
+def test_damaged_files_are_told_all_at_once(tmp_path: Path) -> None:
+    data = load_data(write_folder(tmp_path / "val"), PLAIN)
+    wrong = [tmp_path / "val" / "cat" / f"{number}.png" for number in range(3)]
+    for path in wrong:
+        path.write_bytes(b"no pixels")
+    with pytest.raises(DataError) as error:
+        _ = data.identities
+    assert str(error.value).startswith(f"{wrong[0]} is not an image of a supported format (")
+    assert str(error.value).endswith(f"; so with {wrong[1]}, {wrong[2]}")
+
+
+def test_files_that_may_be_inputs_but_are_not_read_are_counted(tmp_path: Path) -> None:
+    """A certificate speaks of inputs like those that were read."""
+    folder = write_folder(tmp_path / "val")
+    assert load_data(folder, PLAIN).note == ""
+    (folder / "readme.txt").touch()
+    (folder / "cat" / "3.tif").touch()
+    data = load_data(folder, PLAIN)
+    assert len(data) == 6
+    assert data.subset([1]).note == (
+        "files left out of val: 1, such as 3.tif, which is in a format not read here"
+    )
+    shutil.copy(folder / "cat" / "0.png", folder / "4.png")
+    note = load_data(folder, PLAIN).note
+    assert note == "files left out of val: 2, such as 4.png, which is not in a class folder"
+    fitted = fit_labels(load_data(folder, PLAIN), 1000)
+    assert fitted.note.startswith(f"{note}; val has 2 classes and the network 1000")
 
 
 def test_a_folder_has_sorted_classes_and_the_same_pixels_as_arrays(tmp_path: Path) -> None:
@@ -575,7 +618,7 @@ def test_a_dataset_of_mixed_sizes_or_named_labels_is_one_line() -> None:
         _ = data.labels
 
 
-@pytest.mark.parametrize("label", [0.7, torch.tensor(1.5), torch.tensor([0, 1]), [1], float("nan")])
+@pytest.mark.parametrize("label", [0.7, torch.tensor(1.5), torch.tensor([0, 1]), [1], float("nan"), np.inf])
 def test_labels_that_are_no_class_numbers_are_one_line(label: Any) -> None:
     pairs = [(image, label) for image in IMAGES]
     with pytest.raises(DataError, match="has labels that are not numbers .* give integer class numbers"):
@@ -586,7 +629,7 @@ def test_labels_that_are_no_class_numbers_are_one_line(label: Any) -> None:
 
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
     assert error_of(tmp_path) == (
-        f"data: no images (.bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .webp) in {tmp_path}; "
+        f"data: no images (.bmp, .gif, .jfif, .jpe, .jpeg, .jpg, .pgm, .png, .ppm, .webp) in {tmp_path}; "
         "give a folder of one folder per class"
     )
 

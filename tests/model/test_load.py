@@ -3,12 +3,14 @@
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from gati import zoo
@@ -17,6 +19,8 @@ from gati.model import source
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
+from gati.model.published import timm_recipe
+from gati.model.sound import LogMel
 from gati.model.usable import frozen
 from tests.model import user_code
 
@@ -62,6 +66,23 @@ def test_a_file_is_run_as_it_is_now_however_fast_it_changes(
     assert not (tmp_path / "__pycache__").exists()
 
 
+def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
+    """A companion, or the data, would silently be made with the code of the network."""
+    for number, folder in enumerate(("first", "second")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_layers.py").write_text(f"WIDTH = {4 + number}")
+        (tmp_path / folder / "net.py").write_text(
+            "from torch import nn\nfrom own_layers import WIDTH\nnet = nn.Linear(WIDTH, 2)\n"
+        )
+    first = tmp_path / "first"
+    load_model(f"{first / 'net.py'}:net")
+    load_model(f"{first / 'net.py'}:net")
+    assert error_of(f"{tmp_path / 'second' / 'net.py'}:net") == (
+        f"model: {tmp_path}/second/net.py imports own_layers, and got {first}/own_layers.py, which was there "
+        "first: a program has one module of a name, so rename one of the two"
+    )
+
+
 def test_a_users_folders_do_not_shadow_installed_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +103,25 @@ def test_the_same_source_gives_the_same_weights_and_leaves_the_random_state_alon
     assert torch.equal(torch.rand(1), expected)
     assert load_model("gati.zoo:resnet20").checkpoint_sha256 == first.checkpoint_sha256
     assert first.note == "no checkpoint given: the weights of gati.zoo:resnet20 are random (seed 0)"
+
+
+@pytest.mark.parametrize("change", [torch.set_default_dtype, torch.set_default_device])
+def test_the_programs_defaults_change_neither_network_nor_inputs(change: Callable[[Any], None]) -> None:
+    """Weights and means rounded to bfloat16 would give other answers than those that were certified."""
+    is_dtype = change is torch.set_default_dtype
+    mean = 0.485 if is_dtype else 0.456
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
+    expected = torch.from_numpy((pixels / 255.0 - mean) / 0.225).permute(0, 3, 1, 2).float()
+    network, waves = load_model("gati.zoo:resnet20"), torch.ones(1, 800)
+    spectrogram = LogMel(8000, 0.1)(waves)
+    change(torch.bfloat16 if is_dtype else "meta")
+    try:
+        assert float((Preprocessing((mean,) * 3, (0.225,) * 3)(pixels) - expected).abs().max()) < 1e-5
+        assert LogMel(8000, 0.1)(waves).equal(spectrogram)
+        assert load_model("gati.zoo:resnet20").checkpoint_sha256 == network.checkpoint_sha256
+        assert torch.get_default_dtype() == (torch.bfloat16 if is_dtype else torch.float32)
+    finally:
+        change(torch.float32 if is_dtype else None)
 
 
 def test_flags_replace_the_presets() -> None:
@@ -190,6 +230,31 @@ def test_a_compiled_network_is_the_network(tmp_path: Path) -> None:
     load_model(f"{HERE}:compiled", tmp_path / "inside.pth")
 
 
+def test_a_network_that_was_trained_on_several_gpus_is_the_network(tmp_path: Path) -> None:
+    """On a machine with GPUs, the wrapper would send inputs there, although the network is on the CPU."""
+    plain = load_model(f"{HERE}:tiny").module
+    torch.save({f"module.{key}": value for key, value in plain.state_dict().items()}, tmp_path / "net.pt")
+    for checkpoint in (None, tmp_path / "net.pt"):
+        module = load_model(f"{HERE}:parallel", checkpoint).module
+        assert type(module) is nn.Sequential and list(module.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_a_network_whose_answer_is_not_one_class_is_refused(tmp_path: Path, kind: str) -> None:
+    """The class of the highest score says little about a network that gives an input several labels."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from types import SimpleNamespace\nfrom torch import nn\n\ndef net():\n    made = nn.Linear(4, 3)\n"
+        f"    made.config = SimpleNamespace(problem_type={kind!r})\n    return made\n"
+    )
+    assert error_of(f"{own}:net") == (
+        f"{own}:net is for {kind.replace('_', ' ')} (problem_type in its config), and Gati answers with one "
+        "class; if that with the highest score is all you need, set problem_type to None there"
+    )
+    own.write_text(own.read_text().replace(kind, "single_label_classification"))
+    load_model(f"{own}:net")
+
+
 def test_what_is_no_tensor_in_a_state_is_no_obstacle() -> None:
     first, second = load_model(f"{HERE}:versioned"), load_model(f"{HERE}:versioned")
     assert first.checkpoint_sha256 == second.checkpoint_sha256
@@ -284,12 +349,50 @@ def test_networks_that_transform_their_input_do_so_as_with_published_weights(nam
     assert load_model(f"torchvision:{name}").module.transform_input
 
 
+def test_auxiliary_classifiers_that_a_checkpoint_lacks_are_left_out(tmp_path: Path) -> None:
+    """torchvision drops those of GoogLeNet with its published weights, from which most training starts."""
+    pytest.importorskip("PIL")
+    state = load_model("torchvision:googlenet").module.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("aux")}
+    torch.save(kept, tmp_path / "tuned.pt")
+    found = load_model("torchvision:googlenet", tmp_path / "tuned.pt").module
+    assert list(found.state_dict()) == list(kept)
+    del kept["fc.bias"]
+    torch.save(kept, tmp_path / "tuned.pt")
+    assert "missing key fc.bias, no unexpected" in error_of("torchvision:googlenet", tmp_path / "tuned.pt")
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "convnext_tiny.fb_in22k_ft_in1k_384"])
+def test_pictures_are_prepared_as_timm_prepares_them(name: str) -> None:
+    """Some networks of timm stretch pictures to a square instead of cutting them."""
+    pytest.importorskip("timm")
+    timm = source.import_timm()
+    config = timm.data.resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    rows, columns = np.linspace(0, 255, 300)[:, None], np.linspace(0, 255, 500)[None]
+    both = np.stack([rows + 0 * columns, columns + 0 * rows, (rows + columns) / 2], axis=2)
+    picture = Image.fromarray(both.astype(np.uint8))
+    expected = timm.data.create_transform(**config, is_training=False)(picture)
+    found = timm_recipe(name).preprocessing
+    assert found is not None
+    torch.testing.assert_close(found.from_pil([picture])[0], expected, atol=0.02, rtol=0.0)
+
+
 def test_timm_networks_come_with_their_preprocessing() -> None:
     pytest.importorskip("timm")
     loaded = load_model("timm:mobilenetv3_small_050")
     assert (loaded.preprocessing.crop, loaded.preprocessing.resize) == (224, 256)
     assert loaded.preprocessing.interpolation == "bicubic"
     assert error_of("timm:resnet_18").startswith("timm has no model 'resnet_18'; did you mean resnet18")
+    wrong = error_of("timm:resnet18.a1_in1")
+    assert wrong.startswith("timm has no weights 'resnet18.a1_in1'; did you mean resnet18.a1_in1k")
+
+
+def test_a_network_of_timm_without_a_classifier_is_refused() -> None:
+    """Its features would be taken for the scores of as many classes."""
+    pytest.importorskip("timm")
+    assert error_of("timm:vit_small_patch16_224.dino").startswith(
+        "timm:vit_small_patch16_224.dino returns features"
+    )
 
 
 def test_a_missing_optional_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

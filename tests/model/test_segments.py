@@ -318,6 +318,16 @@ def test_tensors_that_mix_the_batch_with_other_dimensions_cannot_cross() -> None
         small(Mixing(), "last").cut(["last"])
 
 
+def test_a_network_that_loses_the_dimension_of_a_batch_of_one_is_refused() -> None:
+    class Squeezing(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = super().forward(x)
+            return result.squeeze()
+
+    with pytest.raises(ModelError, match=r"shape \[2, 3\] for 2 inputs, and another for one; let its"):
+        small(Squeezing(), "first")
+
+
 def test_blocks_must_exist_and_come_in_forward_order() -> None:
     traced = small(Skipping(), "first", "second")
     with pytest.raises(CutError, match="no block 'third'.*its blocks are first, second"):

@@ -54,6 +54,10 @@ def compiled() -> nn.Module:
     return torch.compile(tiny())
 
 
+def parallel() -> nn.Module:
+    return nn.DataParallel(tiny())
+
+
 def compiled_inside() -> nn.Module:
     network = tiny()
     network[0].compile()
