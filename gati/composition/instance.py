@@ -7,7 +7,7 @@ threshold is a cut after a group of equal scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,23 @@ class Instance:
     def inputs(self) -> int:
         """The number of inputs."""
         return int(self.order.shape[1])
+
+    def only(self, trials: Sequence[int]) -> Instance:
+        """Return the problem of choosing among some of the trials, given in forward order."""
+        rows = np.array(trials, dtype=np.int64)
+        return replace(
+            self,
+            block=self.block[rows],
+            order=self.order[rows],
+            score=self.score[rows],
+            may_cut=self.may_cut[rows],
+            wrong=self.wrong[rows],
+            loss=self.loss[rows],
+            reach_ms=self.reach_ms[rows],
+            lookup_ms=self.lookup_ms[rows],
+            penalty_ms=self.penalty_ms[rows],
+            memory_bytes=self.memory_bytes[rows],
+        )
 
     def hits(self, trial: int, cut: int) -> Bools:
         """Return whether each input [n] scores at or above the threshold at `cut`."""

@@ -98,7 +98,8 @@ class EnteredAttempt:
     """An attempt to certify `composition` on `data`, both digests of their contents.
 
     `given` is the digest of the data as given; `data` differs if some inputs are no evidence after earlier
-    attempts. It is empty in entries of an older Gati, to which all were.
+    attempts. It is empty in entries of an older Gati, to which all were. `looks` is the number of looks
+    entered before it, as clocks may be set back; None in entries of an older Gati.
     """
 
     key: str
@@ -108,6 +109,7 @@ class EnteredAttempt:
     settings: Values
     results: tuple[AttemptResult, ...] = ()
     given: str = ""
+    looks: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +243,7 @@ class Ledger:
             if key not in [entry.key for entry in entries.attempts]:
                 new = EnteredAttempt(
                     key=key, composition=composition, data=part.data, at=self._now(),
-                    settings=dict(settings), given=data,
+                    settings=dict(settings), given=data, looks=len(entries.looks),
                 )  # fmt: skip
                 entries = replace(entries, attempts=(*entries.attempts, new))
                 self._write(entries)
@@ -249,8 +251,11 @@ class Ledger:
             records |= {each.data: self._counted.of(each.data) for each in entries.looks}
             sharing = sharing_inputs(records, part.data)
             users = list(dict.fromkeys(each.composition for each in entries.attempts if each.data in sharing))
-            since = entries.attempts[number - 1].at
-            looked = {each.composition for each in entries.looks if each.data in sharing and each.at <= since}
+            entry = entries.attempts[number - 1]
+            looks = [each for each in entries.looks if each.at <= entry.at]
+            if entry.looks is not None:
+                looks = list(entries.looks[: entry.looks])
+            looked = {each.composition for each in looks if each.data in sharing}
             others = {*users[: users.index(composition)], *looked} - {composition}
             return Attempt(key, number, 1 + len(others), part.rows, part.note)
 

@@ -171,11 +171,12 @@ def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thoroug
 
 def improve_own(instance: Instance, chosen: Chosen, budget: float, *, only_loosen: bool = False) -> Chosen:
     """As `improve_within` with these exits alone, some of which may go; `only_loosen`: none gets stricter."""
-    may_cut = np.zeros_like(instance.may_cut)
-    for trial, cut in chosen:
-        first = cut - 1 if only_loosen else 0
-        may_cut[trial, first:] = instance.may_cut[trial, first:]
-    return improve_within(Searcher(replace(instance, may_cut=may_cut)), chosen, budget, thorough=False)
+    trials = [trial for trial, _ in chosen]
+    own = instance.only(trials)  # a pass over all trials would take much longer
+    for row, (_, cut) in enumerate(chosen if only_loosen else ()):
+        own.may_cut[row, : cut - 1] = False
+    at = tuple((row, cut) for row, (_, cut) in enumerate(chosen))
+    return tuple((trials[row], cut) for row, cut in improve_within(Searcher(own), at, budget, thorough=False))
 
 
 def _least(moves: Moves, cost: Cost) -> tuple[float, int, int]:

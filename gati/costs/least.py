@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -32,12 +33,23 @@ class Arithmetic:
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        self.base = max(_operations(traced.base, traced.example()), 1)  # FLOPs for one input
+
+    @cached_property
+    def base(self) -> int:
+        """FLOPs of the base model for one input, at least 1."""
+        return max(_operations(self._traced.base, self._traced.example()), 1)
 
     def share(self, lookup: nn.Module, block: str) -> float:
         """Return a lookup's FLOPs after `block` as a share of the base model's, for one input."""
         shape, device = self._traced.hidden_shapes[block], self._traced.device
         return _operations(lookup, torch.zeros(1, *shape, device=device)) / self.base
+
+    def least_ms(self, lookup: nn.Module, hidden: Tensor, base_ms: float) -> float:
+        """Return the least milliseconds of a lookup of `hidden` [1, ...] if the base model takes `base_ms`.
+
+        A lookup's share of the time is at least half its share of the FLOPs, plus a constant for the call.
+        """
+        return _CALL_MS + _SHARE_OF_ARITHMETIC * _operations(lookup, hidden) / self.base * base_ms
 
 
 def at_least(
@@ -45,18 +57,19 @@ def at_least(
 ) -> GraphCosts:
     """Return `costs` raised to their lower bounds; `known` and `caches` are those used to measure them.
 
-    A lookup's share of the time is at least half its share of the FLOPs, plus a constant for the call.
-    The time to a block is at least half its share in `known`, and at least the time to the previous block.
+    That of a lookup is `Arithmetic.least_ms`. The time to a block is at least half its share in `known`, and
+    at least the time to the previous block.
     """
     arithmetic = Arithmetic(traced)
     base_ms = costs.profile.base_ms
     lookup_ms = dict(costs.lookup_ms)
     for key, (block, cache) in caches.items():
-        share = arithmetic.share(cache.to(traced.device).eval(), block)
-        lookup_ms[key] = max(lookup_ms[key], _CALL_MS + _SHARE_OF_ARITHMETIC * share * base_ms)
-    least_ms = {each.index: _SHARE_OF_WAY * base_ms * each.reach_ms / known.base_ms for each in known.blocks}
+        hidden = torch.zeros(1, *traced.hidden_shapes[block], device=traced.device)
+        least_ms = arithmetic.least_ms(cache.to(traced.device).eval(), hidden, base_ms)
+        lookup_ms[key] = max(lookup_ms[key], least_ms)
+    way_ms = {each.index: _SHARE_OF_WAY * base_ms * each.reach_ms / known.base_ms for each in known.blocks}
     blocks = costs.profile.blocks
-    reach_ms = list(accumulate((max(each.reach_ms, least_ms[each.index]) for each in blocks), max))
+    reach_ms = list(accumulate((max(each.reach_ms, way_ms[each.index]) for each in blocks), max))
     own_ms = [there - before for before, there in pairwise([0.0, *reach_ms])]
     bounded = tuple(
         replace(each, latency_ms=own, reach_ms=there)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from gati.errors import LibraryError
-from gati.exploration.library import Library
-from gati.exploration.state import RunState
+from gati.errors import DataError, LibraryError
+from gati.exploration.library import Library, Manifest
+from gati.exploration.network import load_network
+from gati.exploration.splits import explored_inputs
+from gati.exploration.state import RunState, by_content, places_in
+from gati.model.load import LoadedModel
 from gati.model.sequence import Data
 from gati.version import __version__
 
@@ -38,6 +43,35 @@ def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     """
     names = sorted((known.keys() | wanted.keys()) - _OF_VERSION)
     return next((name for name in names if known.get(name) != wanted.get(name)), None)
+
+
+def found_again(
+    library: Library, settings: Mapping[str, Any], loaded: LoadedModel, data: Any, train_data: Any | None
+) -> Manifest | None:
+    """The manifest of a finished exploration with these settings, with the present places; None for another.
+
+    Network and inputs may have moved since; then they must still be the same.
+    """
+    known = library.manifest
+    if differing(by_content(known.settings), by_content(settings)) is not None:
+        return None
+    now = replace(
+        known,
+        model_source=loaded.source,
+        checkpoint_path=loaded.checkpoint_path,
+        settings={**known.settings, **places_in(settings)},
+    )
+    moved = {name for name in settings if now.settings.get(name) != known.settings.get(name)}
+    try:
+        if "model" in moved:
+            there = Library(library.directory)
+            there.manifest = now
+            load_network(there, torch.device("cpu"))
+        if moved & {"data", "train_data"}:
+            explored_inputs(library, data, train_data)
+    except (DataError, LibraryError):
+        return None
+    return now
 
 
 def already_finished(library: Library, held: Data) -> str:

@@ -25,7 +25,7 @@ from gati.exploration.candidates import trial_name
 from gati.exploration.itself import Placed, measure_itself, measured
 from gati.exploration.library import Library
 from gati.exploration.measure import seconds_per_input
-from gati.exploration.memory import is_lack_of_memory
+from gati.exploration.memory import fitting_by, is_lack_of_memory
 from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial, RunState
@@ -223,6 +223,10 @@ def fit_companion(
     if held.is_images:
         reading = reading_of(variant, base.preprocessing, loaded, example)
     given = Reader(reading)(example)
+    fits = fitting_by(
+        lambda rows: _outputs(variant, loaded.module, given[: len(rows)]), given[:1], len(given)
+    )
+    given = given[: max(2, fits)]
     outputs = _outputs(variant, loaded.module, given)
     names = loaded.class_names
     reading = replace(

@@ -110,7 +110,7 @@ class LocalExecutor:
             else:
                 progress.note(f"{task.lesson.name} begin again: the code of a predictor has changed")
         progress.note(announcement(classroom, task))
-        progress.stage(task.lesson.name, task.plan.steps, training.step)
+        progress.stage(task.lesson.name, task.plan.steps, training.step, _most_seconds(task, training.step))
         saved = budget.clock()
         share_due = timekeeper(task.plan, training, task.plan.planned_s, budget.clock, left_s=task.left_s)
         with watched(task.lesson.name, task.plan.steps, progress, budget.clock, classroom.device) as crowding:
@@ -125,6 +125,15 @@ class LocalExecutor:
         tell_unanswered(task, training.unanswered_batches, progress)
         training.save(path)
         return measured_trials(classroom, training, task.specifications)
+
+
+def _most_seconds(task: GroupTask, step: int) -> float | None:
+    """After how many seconds a training at `step` ends, if not all steps are done by then; None for never."""
+    plan = task.plan
+    if plan.planned_s is None:
+        return None
+    left_s = (1.0 + LATENESS) * plan.planned_s * (1.0 - step / plan.steps)
+    return left_s if task.left_s is None else min(left_s, task.left_s)
 
 
 def begun_again(classroom: Classroom, task: GroupTask, run: OngoingRun, error: Exception) -> GroupTask:

@@ -14,7 +14,13 @@ from gati.engine.cores import check_lookup_cores
 from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
-from gati.exploration.claims import already_finished, check_nothing_depends_on, differing, replacing
+from gati.exploration.claims import (
+    already_finished,
+    check_nothing_depends_on,
+    differing,
+    found_again,
+    replacing,
+)
 from gati.exploration.companions import (
     is_accompanying,
     keep_accompanying,
@@ -33,7 +39,7 @@ from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration, students_for
 from gati.exploration.settings import settings_of, sources_of
 from gati.exploration.stages import TrainingStages
-from gati.exploration.state import RunState, locked
+from gati.exploration.state import RunState, by_content, locked
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.load import load_model
@@ -79,8 +85,9 @@ def explore(
     or, for images of at least 96 pixels a side, a copy of the network with fewer pixels and fewer blocks, if
     its lookup takes at most 45 % of the network's time. Exits at a few blocks follow; they concentrate on
     inputs that the best of these caches does not answer. An interrupted exploration resumes when called again
-    with the same arguments; a finished one is returned unchanged, also by a newer Gati, and `explore_more`
-    trains it further. A variant whose training fails is left out, with the reason in the trials table. The
+    with the same arguments; a finished one is returned as it is, also by a newer Gati, and `explore_more`
+    trains it further. If network, checkpoint or inputs have moved and are still the same, both go on with
+    their new places. A variant whose training fails is left out, with the reason in the trials table. The
     network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
     training short, the network is slow for it, memory is short, or other programs use the cores. Latencies
     are measured anew, so other variants may be skipped.
@@ -194,9 +201,13 @@ def explore(
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
         before = library.manifest.settings if library.manifest_path.is_file() else None
-        if before is not None and differing(before, settings) is None:
-            if differing(state.claimed(), claim) is None:
+        known = None if before is None else found_again(library, settings, loaded, data, train_data)
+        if known is not None:
+            if differing(by_content(state.claimed()), by_content(claim)) is None:
                 state.clear()  # killed between the manifest and this, it would refuse every further round
+            if known != library.manifest:
+                library.write_manifest(known)
+                reporter.note(f"{library.directory} has the new places of network and inputs now")
             reporter.note(already_finished(library, held))
             return library
         check_lookup_cores(lookup_cores, target)

@@ -39,10 +39,9 @@ from gati.exploration.network import load_network
 from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, Prepared
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration
-from gati.exploration.splits import Inputs, left_over, part_to_train_on, recorded_inputs
+from gati.exploration.splits import explored_inputs
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import FinishedTrial, RunState, locked
-from gati.model.data import load_data
 from gati.types import OperatingPoint, Trial, TrialId
 
 _ROUNDS = DocumentKind(
@@ -211,7 +210,7 @@ def _prepare(
 ) -> Prepared:
     manifest = library.manifest
     network = load_network(library, device)
-    inputs = _inputs(library, data, train_data)
+    inputs = explored_inputs(library, data, train_data)
     inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
     base = library.base_outcomes()
     stored = state.costs()
@@ -241,46 +240,6 @@ def _prepare(
         device,
         expected,
     )
-
-
-def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Inputs:
-    """The inputs of the exploration, split as they were."""
-    manifest, record = library.manifest, library.input_record()
-    if record is None:
-        raise LibraryError(
-            f"{library.directory} has no record of its inputs: an older Gati explored it; explore again with "
-            "another --out"
-        )
-    preprocessing = library.preprocessing
-    source = _source(manifest.settings, "data", data)
-    held = load_data(source, preprocessing, what="--data")
-    held.name = manifest.data["held_out"].rpartition(" ")[0]  # fingerprints include the name as it was typed
-    measured_on = recorded_inputs(held, record, source)
-    more = _source(manifest.settings, "train_data", train_data)
-    name, _, explored = manifest.data["train"].rpartition(" ")
-    if more is None:
-        unique = bool(manifest.settings.get("unique"))
-        # an older Gati held out all copies of a held-out input
-        found = [part_to_train_on(held, manifest.seed, unique=unique), left_over(held, record.identities)]
-    else:
-        given = load_data(more, preprocessing, what="--train-data")
-        given.name = name
-        found = [left_over(given, held.identities)]
-    train = next((each for each in found if each.fingerprint == explored), None)
-    if train is None:
-        raise DataError(
-            f"the training inputs in {source if more is None else more} differ from those of the "
-            "exploration; restore the old ones, or explore again with another --out"
-        )
-    return Inputs(train, measured_on, library.base_outcomes().split, record)
-
-
-def _source(settings: Mapping[str, Any], name: str, given: Any | None) -> Any:
-    """The inputs `given`, or where those of the exploration are; `name` is the argument."""
-    if given is None and name in settings.get("objects", ()):
-        was = settings[name].partition(",")[0]
-        raise DataError(f"the library was explored from an object ({was}): pass {name}= again")
-    return settings.get(name) if given is None else given
 
 
 def _seed(seed: int, number: int) -> int:

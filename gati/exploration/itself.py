@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from gati.errors import ModelError
 from gati.exploration.candidates import trial_name
 from gati.exploration.library import Library, TrialOutcomes
 from gati.exploration.measure import held_out_probabilities, measure_cache
+from gati.exploration.memory import fitting_by, in_batches
 from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
@@ -106,11 +108,17 @@ def measure_itself(
 
 
 def _check_equal(prepared: PreparedModel, whole: Companion, rest: Placed) -> None:
-    inputs = prepared.inputs.held_out
-    x = inputs.images(np.arange(min(_COMPARED, len(inputs)))).to(prepared.device)
+    inputs, before = prepared.inputs.held_out, prepared.traced.cut([rest.block])[0]
+
+    def alike(rows: npt.NDArray[np.int64]) -> bool:
+        x = inputs.images(rows).to(prepared.device)
+        hidden = before.run(x.clone())[0]
+        return torch.allclose(rest.companion(hidden), whole(x), rtol=1e-3, atol=1e-3)
+
+    count = min(_COMPARED, len(inputs))
     with torch.inference_mode():
-        hidden = prepared.traced.cut([rest.block])[0].run(x)[0]
-        same = torch.allclose(rest.companion(hidden), whole(x), rtol=1e-3, atol=1e-3)
+        most = fitting_by(alike, inputs.images(np.arange(1)).to(prepared.device), count)
+        same = all(in_batches(count, most, alike))
     if not same:
         raise ModelError(
             f"what follows block '{rest.block}' gives other answers than the network, so it cannot be a "

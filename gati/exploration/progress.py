@@ -7,14 +7,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Receives the progress of `explore`. A stage has `total` steps, of which earlier runs did `done`."""
+    """Receives the progress of `explore`.
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
+    A stage has `total` steps, of which earlier runs did `done`. After `most_s` seconds, if given, it ends
+    with fewer.
+    """
+
+    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage; the previous one has ended."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -33,7 +38,7 @@ class Progress(Protocol):
 class SilentProgress:
     """Reports nothing; the default of library calls."""
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
+    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage, silently."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -49,30 +54,48 @@ class SilentProgress:
         return None
 
 
+class _Stage:
+    """The steps of a stage, and how long it still takes."""
+
+    def __init__(self, name: str, total: int, done: int, most_s: float | None) -> None:
+        self.name, self.total, self.done, self._start = name, total, done, done
+        self._began = time.monotonic()
+        self._end = None if most_s is None else self._began + most_s
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds, by the steps done until now; None before the first one."""
+        if self.done == self._start:
+            return None
+        by_steps = (now - self._began) / (self.done - self._start) * (self.total - self.done)
+        return by_steps if self._end is None else max(0.0, min(by_steps, self._end - now))
+
+
 class PlainProgress(SilentProgress):
     """Prints at most one line every `interval_s` seconds, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = 10.0) -> None:
         self.stream = stream or sys.stderr
         self.interval_s = interval_s
-        self._name, self._total, self._done, self._start = "", 0, 0, 0
-        self._began = self._spoke = 0.0
+        self._stage = _Stage("", 0, 0, None)
+        self._spoke = 0.0
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
+    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage on a new line."""
-        self._name, self._total, self._done, self._start = name, total, done, done
-        self._began = self._spoke = time.monotonic()
+        self._stage = _Stage(name, total, done, most_s)
+        self._spoke = time.monotonic()
         self.note(name)
 
     def advance(self, steps: int, detail: str = "") -> None:
         """Print steps, detail and time left if the interval has passed."""
-        self._done += steps
+        self._stage.done += steps
         now = time.monotonic()
-        if now - self._spoke < self.interval_s or self._done == self._start:
+        left_s = self._stage.left_s(now)
+        if now - self._spoke < self.interval_s or left_s is None:
             return
         self._spoke = now
-        left_s = (now - self._began) / (self._done - self._start) * (self._total - self._done)
-        self.note(f"{self._name}: {self._done}/{self._total}  {detail}  {left_s:.0f} s left")
+        self.note(
+            f"{self._stage.name}: {self._stage.done}/{self._stage.total}  {detail}  {left_s:.0f} s left"
+        )
 
     def note(self, text: str) -> None:
         """Print a line immediately."""
@@ -90,7 +113,6 @@ class LiveProgress(SilentProgress):
             TaskID,
             TextColumn,
             TimeElapsedColumn,
-            TimeRemainingColumn,
         )
         from rich.progress import Progress as Bars
 
@@ -100,22 +122,28 @@ class LiveProgress(SilentProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=Console(stderr=True),
         )
         self._task: TaskID | None = None
+        self._stage = _Stage("", 0, 0, None)
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a new bar; earlier bars stay, filled."""
-        self._task = self._bars.add_task(name, total=total, completed=done, detail="")
+    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
+        """Begin a new bar; earlier bars stay as they are."""
+        if self._task is not None:
+            self._bars.update(self._task, left="")
+        self._stage = _Stage(name, total, done, most_s)
+        self._task = self._bars.add_task(name, total=total, completed=done, detail="", left="")
 
     def advance(self, steps: int, detail: str = "") -> None:
         """Move the bar and replace the detail."""
         if self._task is not None:
+            self._stage.done += steps
+            left_s = self._stage.left_s(time.monotonic())
+            left = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
             if detail:
                 self._bars.update(self._task, detail=detail)
-            self._bars.update(self._task, advance=steps)
+            self._bars.update(self._task, advance=steps, left=left)
 
     def note(self, text: str) -> None:
         """Print above the bars."""

@@ -16,13 +16,14 @@ simulated best, because selectors and variants, which the simulation leaves out,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gati.errors import DataError
+from gati.errors import DataError, LibraryError
 from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from gati.model.data import load_data
@@ -231,6 +232,49 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     if record is None:
         return _held_out_by_seed(library, held, source)
     return recorded_inputs(held, record, source), library.base_outcomes().split
+
+
+def explored_inputs(library: Library, data: Any | None, train_data: Any | None) -> Inputs:
+    """Return the inputs of the exploration, split as they were; `data` and `train_data` if they have moved.
+
+    **Raises:** `DataError` if they are missing or others; `LibraryError` without a record of them.
+    """
+    manifest, record = library.manifest, library.input_record()
+    if record is None:
+        raise LibraryError(
+            f"{library.directory} has no record of its inputs: an older Gati explored it; explore again with "
+            "another --out"
+        )
+    preprocessing = library.preprocessing
+    source = _source(manifest.settings, "data", data)
+    held = load_data(source, preprocessing, what="--data")
+    held.name = manifest.data["held_out"].rpartition(" ")[0]  # fingerprints include the name as it was typed
+    measured_on = recorded_inputs(held, record, source)
+    more = _source(manifest.settings, "train_data", train_data)
+    name, _, explored = manifest.data["train"].rpartition(" ")
+    if more is None:
+        unique = bool(manifest.settings.get("unique"))
+        # an older Gati held out all copies of a held-out input
+        found = [part_to_train_on(held, manifest.seed, unique=unique), left_over(held, record.identities)]
+    else:
+        given = load_data(more, preprocessing, what="--train-data")
+        given.name = name
+        found = [left_over(given, held.identities)]
+    train = next((each for each in found if each.fingerprint == explored), None)
+    if train is None:
+        raise DataError(
+            f"the training inputs in {source if more is None else more} differ from those of the "
+            "exploration; restore the old ones, or explore again with another --out"
+        )
+    return Inputs(train, measured_on, library.base_outcomes().split, record)
+
+
+def _source(settings: Mapping[str, Any], name: str, given: Any | None) -> Any:
+    """The inputs `given`, or where those of the exploration are; `name` is the argument."""
+    if given is None and name in settings.get("objects", ()):
+        was = settings[name].partition(",")[0]
+        raise DataError(f"the library was explored from an object ({was}): pass {name}= again")
+    return settings.get(name) if given is None else given
 
 
 def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:

@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from glob import glob
@@ -27,6 +27,24 @@ from typing import Any, NamedTuple
 from gati.errors import LibraryError, StorageError
 from gati.files import atomic_write_text
 from gati.types import OperatingPoint, Trial, TrialId
+
+_PLACES = ("data", "model", "train_data")  # settings that name a place, unless "objects" names them, too
+
+
+def places_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of an exploration that say where network and inputs are, which may move."""
+    objects = settings.get("objects", ())
+    named = {name: settings.get(name) for name in _PLACES if name not in objects}
+    found = {name: place for name, place in named.items() if place is not None}
+    return found | {name: settings[name] for name in ("companions",) if name in settings}
+
+
+def by_content(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an exploration without places; that these lead to the same inputs must be checked."""
+    found = {**settings, **dict.fromkeys(places_in(settings), "somewhere")}
+    if "companions" in settings:
+        found["companions"] = [[variant, *others] for variant, _, *others in settings["companions"]]
+    return found
 
 
 class FinishedTrial(NamedTuple):
@@ -68,7 +86,7 @@ class RunState:
         return self._json(self.directory / "settings.json") or {}
 
     def claim(self, settings: dict[str, Any]) -> None:
-        """Start or resume the exploration that these settings describe.
+        """Start or resume the exploration that these settings describe, from wherever its inputs are now.
 
         **Raises:** `LibraryError` naming the first setting that differs from those of an unfinished one.
         """
@@ -95,8 +113,9 @@ class RunState:
                 f"{library} holds an unfinished round of training (gati explore --more): repeat its command, "
                 "or choose another --out"
             )
+        asked, known = by_content(wanted), by_content(found)
         for name in sorted(wanted.keys() | found.keys()):
-            if wanted.get(name) == found.get(name):
+            if asked.get(name) == known.get(name):
                 continue
             other = f"with another {name} ({found.get(name)!r}, now {wanted.get(name)!r})"
             if "round" in wanted:
@@ -108,6 +127,8 @@ class RunState:
                 f"{library} holds an unfinished exploration {other}: repeat its command, or choose another "
                 "--out"
             )
+        if wanted != found:
+            atomic_write_text(path, json.dumps(wanted, indent=1) + "\n")
 
     def costs(self) -> dict[str, Any] | None:
         """What `write_costs` stored, or None."""

@@ -13,7 +13,7 @@ from gati.composition.contests import path_within
 from gati.composition.exact import fits_program, merge_inputs, solve_exact, solve_program
 from gati.composition.instance import Instance, make_instance
 from gati.composition.priced_bound import priced_bound_ms
-from gati.composition.search import Searcher, improve_priced, improve_within, search_frontier
+from gati.composition.search import Searcher, improve_own, improve_priced, improve_within, search_frontier
 from gati.composition.solvers import SOLVERS, MixedIntegerProgram, Solution
 from gati.errors import SolverError, UnsolvedError
 from tests.composition.solving import require
@@ -187,6 +187,35 @@ def test_a_pass_over_all_moves_predicts_what_a_replay_of_each_gives(instance, da
                 outcome.mean_latency_ms * instance.inputs
             )
             assert moves.disagreements[trial, cut - 1] == pytest.approx(outcome.disagreements)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(instance=instances(inputs=12), only_loosen=st.booleans(), data=st.data())
+def test_a_search_among_own_exits_finds_what_one_with_all_others_forbidden_does(instance, only_loosen, data):
+    budget = data.draw(st.integers(0, 6))
+    start = search_frontier(instance).within(budget)
+    may_cut = np.zeros_like(instance.may_cut)
+    for trial, cut in start:
+        first = cut - 1 if only_loosen else 0
+        may_cut[trial, first:] = instance.may_cut[trial, first:]
+    forbidden = Searcher(replace(instance, may_cut=may_cut))
+    more = budget + data.draw(st.integers(0, 3))
+    expected = improve_within(forbidden, start, more, thorough=False)
+    assert improve_own(instance, start, more, only_loosen=only_loosen) == expected
+
+
+def test_a_search_among_own_exits_does_not_pass_over_all_trials(monkeypatch):
+    instance = hard_instance()
+    start, passed = search_frontier(instance).within(6), []
+    made = Searcher.__init__
+
+    def noted(self, of):
+        passed.append(of.trials)
+        made(self, of)
+
+    monkeypatch.setattr(Searcher, "__init__", noted)
+    assert improve_own(instance, start, 6)
+    assert passed == [len(start)] and 0 < len(start) < instance.trials
 
 
 def test_more_budget_never_makes_the_result_slower():

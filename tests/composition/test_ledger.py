@@ -114,6 +114,16 @@ def test_compositions_that_were_measured_on_the_data_before_count_as_its_users(t
     assert [each.composition for each in ledger.looks] == ["a", "b"]
 
 
+def test_a_clock_that_is_set_back_hides_no_look(tmp_path: Path) -> None:
+    """Whoever certifies the best of two on the data that they were measured on is told so."""
+    times = iter(datetime(year, 1, 1, tzinfo=UTC) for year in (2030, 2026, 2025))
+    ledger = Ledger(tmp_path, clock=lambda: next(times))
+    ledger.look("b", "test", hashes(1, 2, 3))
+    assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 2
+    ledger.look("c", "test", hashes(1, 2, 3))
+    assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 2, "as it was decided on"
+
+
 def test_looks_take_no_share_and_make_no_input_old(ledger: Ledger) -> None:
     ledger.look("b", "test", hashes(1, 2, 3))
     attempt = ledger.attempt("a", "test", {}, hashes(1, 2, 3))

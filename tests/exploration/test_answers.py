@@ -59,6 +59,30 @@ def test_every_engine_gives_the_same_answers(net: Net, name: str, block: str | N
     assert torch.equal(engine(images), engine(images)) and not torch.equal(again, engine(images))
 
 
+class _Residual(nn.Module):
+    """Two residual blocks of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2)]
+        self.blocks, self.head = nn.ModuleList(layers), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inputs", [2, 8, 9])
+def test_few_inputs_at_a_time_do_not_end_the_process(inputs: int) -> None:
+    """OpenVINO 2026.4 crashes where it fuses such layers for up to eight rows."""
+    pytest.importorskip("openvino")
+    network, x = _Residual().eval(), torch.randn(inputs, 64)
+    answered = open_engine("openvino", BaseAnswers(network, "logits"), x)(x)
+    torch.testing.assert_close(answered, BaseAnswers(network, "logits")(x), rtol=1e-4, atol=1e-4)
+
+
 def test_an_engine_that_is_not_there_says_so(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     images, base = torch.randn(4, 1, 8, 8), BaseAnswers(net, "logits")
     with pytest.raises(BackendError, match=r"unknown engine 'tvm' .* choose one of openvino-bf16"):

@@ -100,7 +100,7 @@ class _Notes(SilentProgress):
         self.notes: list[str] = []
         self.advanced = self.total = self.done = 0
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
+    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
         self.total, self.done = total, done
 
     def advance(self, steps: int, detail: str = "") -> None:

@@ -22,7 +22,7 @@ from gati.composition.pieces import Pieces
 from gati.engine.backends import BACKENDS
 from gati.errors import DataError, ModelError
 from gati.evaluation.peers import build_peers
-from gati.exploration import candidates
+from gati.exploration import candidates, memory
 from gati.exploration.companions import load_companions
 from gati.exploration.explore import explore
 from gati.exploration.library import SELECT, Library
@@ -207,6 +207,22 @@ def test_one_whose_rest_gives_other_answers_is_left_out_by_default_and_refused_i
     (tmp_path / "named").mkdir()
     with pytest.raises(ModelError, match=r"what follows block 'blocks\.0' gives other answers"):
         explored(Plain, data, tmp_path / "named")
+
+
+def test_no_more_inputs_are_compared_at_a_time_than_memory_holds(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that needs too much is killed without a word, and again when it resumes."""
+    answer, asked = Companion.forward, list[int]()
+
+    def counted(self: Companion, x: Tensor) -> Tensor:
+        asked.append(len(x))
+        return answer(self, x)
+
+    monkeypatch.setattr(Companion, "forward", counted)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 200_000)
+    explored(Plain, data, tmp_path)
+    assert max(asked) <= 16
 
 
 def test_a_block_that_passes_on_more_than_its_output_is_passed_over(data: Path, tmp_path: Path) -> None:

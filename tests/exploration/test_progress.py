@@ -40,6 +40,29 @@ def test_a_resumed_stage_says_nothing_before_its_first_step() -> None:
     assert "training: 7/10" in log.getvalue()
 
 
+def test_a_stage_that_time_ends_takes_no_longer_than_that() -> None:
+    """The first steps are slow, and a stage with too many of them ends with fewer."""
+    log = io.StringIO()
+    progress = PlainProgress(log, interval_s=0.0)
+    progress.stage("training", total=10**9, most_s=1000.0)
+    progress.advance(1)
+    left_s = float(log.getvalue().split()[-3])
+    assert 0.0 <= left_s <= 1000.0
+    progress.stage("training", total=10**9)
+    progress.advance(1)
+    assert float(log.getvalue().split()[-3]) >= 0.0
+
+
+def test_a_display_tells_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveProgress() as progress:
+        progress.stage("training", total=10**9, most_s=60.0)
+        progress.advance(1, "loss 1.250")
+        progress.stage("measuring", total=1)
+        progress.advance(1)
+    told = capsys.readouterr().err
+    assert "loss 1.250" in told and "0:00:00 left" in told
+
+
 class _Heard(SilentProgress):
     """Tells when a note has come."""
 

@@ -1,0 +1,144 @@
+"""Explorations whose network, checkpoint, inputs or library are elsewhere than when they began."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gati.errors import DataError
+from gati.exploration import stages
+from gati.exploration.explore import explore
+from gati.exploration.library import Library
+from gati.exploration.network import load_network
+from gati.exploration.progress import SilentProgress
+from gati.exploration.splits import held_out
+from tests.exploration import networks
+from tests.exploration.killing import Killed, KilledAfter
+from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.quick import few_steps
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        few_steps(patch)
+        yield
+
+
+class _Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def project(folder: Path) -> Path:
+    """A folder with all that an exploration reads."""
+    folder.mkdir()
+    write_digits(folder, count=300)
+    save_file(trained_state(), folder / "net.safetensors")
+    shutil.copy(networks.__file__, folder / "own.py")
+    return folder
+
+
+def explored(folder: Path, **options: Any) -> Library:
+    given: dict[str, Any] = {
+        "checkpoint": folder / "net.safetensors",
+        "data": str(folder / "val.npz"),
+        "train_data": str(folder / "more.npz"),
+        "out": folder / "library",
+        "variants": ["grid(8)", "fc(16)"],
+        "blocks": "blocks.1",
+        "epochs": 0.1,
+    }
+    return explore(f"{folder / 'own.py'}:Net", **given | options)
+
+
+def trained_files(library: Library) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (library.directory / "caches").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = project(tmp_path_factory.mktemp("finished") / "project")
+    explored(folder)
+    return folder
+
+
+def test_a_finished_exploration_is_used_where_it_has_moved_to(finished: Path, tmp_path: Path) -> None:
+    before = trained_files(Library.open(finished / "library"))
+    moved = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
+    for name in ("own.py", "net.safetensors", "val.npz"):
+        (finished / name).rename(finished / f"hidden-{name}")
+    said = _Notes()
+    try:
+        library = explored(moved, progress=said)
+        load_network(library, torch.device("cpu"))
+        assert len(held_out(library)[0]) == 300
+    finally:
+        for name in ("own.py", "net.safetensors", "val.npz"):
+            (finished / f"hidden-{name}").rename(finished / name)
+    assert trained_files(library) == before
+    assert [note.split(" ", 1)[1][:24] for note in said.notes[-2:]] == [
+        "has the new places of ne", "is already finished: gat",
+    ]  # fmt: skip
+    written = library.manifest_path.stat().st_mtime_ns
+    explored(moved)
+    assert library.manifest_path.stat().st_mtime_ns == written, "nothing has moved since"
+
+
+@pytest.mark.parametrize("changed", ["val.npz", "more.npz", "own.py"])
+def test_what_is_other_than_it_was_is_another_exploration(
+    changed: str, finished: Path, tmp_path: Path
+) -> None:
+    """Else a library would be used with inputs, or a network, that its certificates do not speak of."""
+    moved = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
+    if changed == "own.py":
+        code = (moved / changed).read_text()
+        (moved / changed).write_text(code.replace("x + 0.3 * self.conv(x)", "x + 0.6 * self.conv(x)"))
+    else:
+        images = np.load(moved / changed)["images"]
+        np.savez(moved / changed, images=images[:-1])
+
+    class Stopped(_Notes):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if text.startswith("replacing the finished exploration"):
+                raise Killed
+
+    with pytest.raises(Killed):
+        explored(moved, progress=Stopped())
+
+
+def test_an_unfinished_exploration_goes_on_where_it_has_moved_to(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.0)
+    here = project(tmp_path / "here")
+    with pytest.raises(Killed):
+        explored(here, progress=KilledAfter(30))
+    there, said = here.rename(tmp_path / "there"), _Notes()
+    library = explored(there, progress=said)
+    assert any(note.startswith("resuming at step ") for note in said.notes)
+    assert trained_files(library) == trained_files(Library.open(finished / "library"))
+    assert library.manifest.settings["data"] == str(there / "val.npz")
+
+
+def test_an_unfinished_exploration_does_not_go_on_with_others(tmp_path: Path) -> None:
+    here = project(tmp_path / "here")
+    with pytest.raises(Killed):
+        explored(here, progress=KilledAfter(3))
+    np.savez(here / "other.npz", images=np.load(here / "val.npz")["images"][::-1])
+    with pytest.raises(DataError, match="the inputs of --data, or their order, have changed since"):
+        explored(here, data=str(here / "other.npz"))
+    explored(here)
