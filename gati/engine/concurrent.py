@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -48,7 +49,7 @@ class ConcurrentEngine:
     Answers equal those of `engine`; lookups are inline. An input that waits alone is a single request where
     the backend has a faster path for those. With `early` False it runs the base model in the same way.
     `largest_batch` limits the number of inputs of a segment's batch. A `niceness` above 0 lowers the priority
-    of the workers.
+    of the workers. When nothing refers to this any more, it is closed.
     """
 
     def __init__(
@@ -63,16 +64,13 @@ class ConcurrentEngine:
         if largest_batch < 1 or (workers is not None and workers < 1):
             raise BackendError("largest_batch and workers must be at least 1")
         self._engine = engine
-        self._early = early
         self._workers = workers
-        self._largest_batch = largest_batch
         self._niceness = niceness
-        self._changed = threading.Condition()
-        self._closing = False
         self._process = os.getpid()
-        self._segments = engine.segments(early=early)
-        self._queues: list[deque[_Request]] = [deque() for _ in self._segments]
+        self._work = _Work(engine, early, largest_batch)
         self._threads: list[threading.Thread] = []
+        ended = weakref.finalize(self, _end, self._work, self._process)
+        ended.atexit = False  # the process takes the workers with it
 
     def start(self) -> Self:
         """Compile an engine for each worker and start the workers; returns itself.
@@ -84,24 +82,29 @@ class ConcurrentEngine:
             return self
         self._engine.close()
         engine, count = self._engine, self.workers
-        self._ready, self._failures = threading.Barrier(count + 1), list[RuntimeError]()
+        ready, failures = threading.Barrier(count + 1), list[RuntimeError]()
         with one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
             for each in engines:  # graphs are compiled now, while there is one thread
                 for example in each.examples():
-                    self._ask(each, example)
+                    self._work.ask(each, example)
             self._threads = [
-                threading.Thread(target=self._run, args=(each,), daemon=True, name="gati-engine")
+                threading.Thread(
+                    target=_run,
+                    args=(self._work, each, self._niceness, ready, failures),
+                    daemon=True,
+                    name="gati-engine",
+                )
                 for each in engines
             ]
             try:
                 for thread in self._threads:
                     thread.start()
-                self._ready.wait()
+                ready.wait()
             except RuntimeError as error:  # there can be no more threads: those that were started end
                 self._threads = []
-                self._ready.abort()
-                first = self._failures[0] if isinstance(error, threading.BrokenBarrierError) else error
+                ready.abort()
+                first = failures[0] if isinstance(error, threading.BrokenBarrierError) else error
                 raise BackendError(f"{count} workers cannot be started ({first}): give fewer") from first
         return self
 
@@ -129,13 +132,13 @@ class ConcurrentEngine:
             if given.is_cuda:  # copies wait on the caller's stream, and workers have their own
                 torch.cuda.current_stream(given.device).synchronize()
         request = _Request((x,), x)
-        with self._changed:
-            if self._closing:
+        with self._work.changed:
+            if self._work.closing:
                 raise BackendError("the engine is closed; open another one")
             if not self._threads:
                 raise BackendError("the engine is not started; use it in a `with` block, or call start()")
-            self._queues[0].append(request)
-            self._changed.notify()
+            self._work.queues[0].append(request)
+            self._work.changed.notify()
         return request.answer
 
     def __call__(self, x: Tensor) -> Prediction:
@@ -151,16 +154,15 @@ class ConcurrentEngine:
     @property
     def waiting(self) -> int:
         """The number of inputs that wait in a queue."""
-        with self._changed:
-            return sum(map(len, self._queues))
+        with self._work.changed:
+            return sum(map(len, self._work.queues))
 
     def close(self) -> None:
-        """Answer all waiting inputs, then stop the workers."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+        """Answer all waiting inputs, then stop the workers; a worker, as in a callback, does not wait."""
+        _end(self._work, self._process)
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
+                thread.join()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -168,34 +170,58 @@ class ConcurrentEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, engine: Engine, x: Tensor) -> Prediction:
-        return (engine.inline(x) if self._early else engine.base(x))[0]
 
-    def _run(self, engine: Engine) -> None:
+def _end(work: _Work, process: int) -> None:
+    """Let the workers answer what waits, and end."""
+    if os.getpid() != process:  # a forked one has no workers, and its copy of the lock may stay taken
+        return
+    with work.changed:
+        work.closing = True
+        work.changed.notify_all()
+
+
+def _run(
+    work: _Work, engine: Engine, niceness: int, ready: threading.Barrier, failures: list[RuntimeError]
+) -> None:
+    """A worker, which computes on `engine`; `ready` and `failures` are for who starts it."""
+    try:
+        work_alongside(niceness)
+        ready.wait()
+    except RuntimeError as error:
+        failures.append(error)
+        ready.abort()  # else `start` would wait for ever
+        return
+    most = 1 if engine.compiled else work.largest_batch
+    while (taken := work.take(most)) is not None:
+        position, requests = taken
         try:
-            work_alongside(self._niceness)
-            self._ready.wait()
-        except RuntimeError as error:
-            self._failures.append(error)
-            self._ready.abort()  # else `start` would wait for ever
-            return
-        most = 1 if engine.compiled else self._largest_batch
-        while (taken := self._take(most)) is not None:
-            position, requests = taken
-            try:
-                self._advance(engine, position, requests)
-            except Exception as error:
-                for request in requests:
-                    with suppress(InvalidStateError):  # it has an answer, or was cancelled just now
-                        request.answer.set_exception(error)
+            work.advance(engine, position, requests)
+        except Exception as error:
+            for request in requests:
+                with suppress(InvalidStateError):  # it has an answer, or was cancelled just now
+                    request.answer.set_exception(error)
+
+
+class _Work:
+    """What waits, by segment. Workers know this alone, so that a `ConcurrentEngine` can be collected."""
+
+    def __init__(self, engine: Engine, early: bool, largest_batch: int) -> None:
+        self.engine, self.early, self.largest_batch = engine, early, largest_batch
+        self.changed = threading.Condition()
+        self.closing = False
+        self.segments = engine.segments(early=early)
+        self.queues: list[deque[_Request]] = [deque() for _ in self.segments]
+
+    def ask(self, engine: Engine, x: Tensor) -> Prediction:
+        return (engine.inline(x) if self.early else engine.base(x))[0]
 
     @torch.inference_mode()
-    def _advance(self, engine: Engine, position: int, requests: Sequence[_Request]) -> None:
+    def advance(self, engine: Engine, position: int, requests: Sequence[_Request]) -> None:
         """Run one segment for inputs that wait in front of it, answer the hits and pass on the misses."""
         if position == 0 and len(requests) == 1 and engine.replays:
-            _settle(requests[0], partial(self._ask, engine, requests[0].x))
+            _settle(requests[0], partial(self.ask, engine, requests[0].x))
             return
-        segment = self._segments[position]
+        segment = self.segments[position]
         carried = _together([request.carried for request in requests], segment.takes_rows)
         if position == 0:
             carried = (engine.to_run_on(*carried),)
@@ -203,42 +229,40 @@ class ConcurrentEngine:
         onward = []
         for row, request in enumerate(requests):
             if row in outcome.unsure:
-                _settle(request, partial(self._ask, engine, request.x))
+                _settle(request, partial(self.ask, engine, request.x))
             elif row in outcome.answers:
-                _settle(request, partial(self._engine.prediction, *outcome.answers[row]))
+                _settle(request, partial(self.engine.prediction, *outcome.answers[row]))
             else:
                 request.carried = outcome.row(row)
                 onward.append(request)
         if onward:
-            with self._changed:
-                self._queues[position + 1].extend(onward)
-                self._changed.notify()
+            with self.changed:
+                self.queues[position + 1].extend(onward)
+                self.changed.notify()
 
-    # Queues ---------------------------------------------------------------------------------------------
-
-    def _take(self, most: int) -> tuple[int, list[_Request]] | None:
+    def take(self, most: int) -> tuple[int, list[_Request]] | None:
         """Wait for inputs and take those of one queue; None if closed and empty."""
-        with self._changed:
+        with self.changed:
             while True:
-                for queue in self._queues:
+                for queue in self.queues:
                     while queue and queue[0].answer.cancelled():
                         queue.popleft()
-                if any(self._queues):
+                if any(self.queues):
                     position = self._next()
-                    queue = self._queues[position]
+                    queue = self.queues[position]
                     taken = [queue.popleft() for _ in range(min(most, len(queue)))]
                     return position, [each for each in taken if not each.answer.cancelled()]
-                if self._closing:
+                if self.closing:
                     return None
-                self._changed.wait()
+                self.changed.wait()
 
     def _next(self) -> int:
         """The longest queue, or the later one of equal length, unless another one has waited too long."""
-        filled = [position for position, queue in enumerate(self._queues) if queue]
-        oldest = min(filled, key=lambda position: self._queues[position][0].since_s)
-        if time.monotonic() - self._queues[oldest][0].since_s > _PATIENCE_S:
+        filled = [position for position, queue in enumerate(self.queues) if queue]
+        oldest = min(filled, key=lambda position: self.queues[position][0].since_s)
+        if time.monotonic() - self.queues[oldest][0].since_s > _PATIENCE_S:
             return oldest
-        return max(filled, key=lambda position: (len(self._queues[position]), position))
+        return max(filled, key=lambda position: (len(self.queues[position]), position))
 
 
 def _settle(request: _Request, work: Callable[[], Prediction]) -> None:

@@ -297,10 +297,12 @@ class Engine:
                 "with engine.preprocessing"
             )
         if x.requires_grad or not x.is_contiguous() or x.stride()[1:] != self._strides:
+            if x.layout != torch.strided:
+                raise DataError(f"the network takes dense tensors, got {x.layout}; call x.to_dense()")
             # For other strides, also of dimensions of size 1, kernels round differently.
             x = x.detach().clone(memory_format=torch.contiguous_format)
-        if self._tensors is not None and x.device.type == "cpu":
-            self._tensors.check(x.numpy())
+        if self._tensors is not None:
+            self._tensors.check(x.cpu().numpy())
         if self._path.replays and x.shape[0] == 1:
             return x
         return self.to_run_on(x)

@@ -21,7 +21,10 @@ _COARSE_TIE_TOLERANCE = 1e-2
 
 
 class Prediction(NamedTuple):
-    """The answer to one request: `probabilities` [K] on the CPU; `exit` is a block's name or `base`."""
+    """The answer to one request: `probabilities` [K] on the CPU; `exit` is a block's name or `base`.
+
+    `probabilities` were made in inference mode: `clone()` them to change them, or to compute gradients.
+    """
 
     class_index: int
     probabilities: Tensor

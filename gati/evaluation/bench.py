@@ -38,7 +38,7 @@ from gati.evaluation.bench_result import (
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
 from gati.evaluation.fits import check_fit
-from gati.evaluation.limit import first_inputs
+from gati.evaluation.limit import drawn_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.peers import build_peers
 from gati.evaluation.timing import (
@@ -109,7 +109,7 @@ def bench(
     served = open_served(directory, composition=composition, threads=threads)
     given = load_data(data, served.model.preprocessing, what="benchmark data")
     given.keep(HELD_BYTES)
-    inputs, ordered = first_inputs(given, limit)
+    inputs = drawn_inputs(given, limit)
     check_fit(served.engine, inputs, "benchmark data")
     named = name_and_label(served.library, inputs, label_map=label_map)
     inputs = named.data
@@ -136,7 +136,7 @@ def bench(
         versions=versions_here(),
         method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        note="; ".join(each for each in (ordered, note_of_seen(served.library, inputs), named.note) if each),
+        note="; ".join(each for each in (note_of_seen(served.library, inputs), named.note) if each),
         disturbed=steady.disturbed > 0,
         disturbance=steady.note,
         composed=served.composition.created,

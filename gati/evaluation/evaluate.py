@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ from gati.engine.threads import on_threads
 from gati.errors import DataError, LibraryError, StorageError
 from gati.evaluation.by_class import ClassCount, count_classes
 from gati.evaluation.fits import check_fit
-from gati.evaluation.limit import first_inputs
+from gati.evaluation.limit import drawn_inputs
 from gati.evaluation.looks import enter_look
 from gati.evaluation.timing import HELD_BYTES, IN_A_ROW, answer_in_a_row
 from gati.exploration.fresh import note_of_seen
@@ -123,19 +124,13 @@ class _Answers:
 
 @dataclass
 class _Times:
-    """Milliseconds per request, in order; `exits` holds the exit of each Gati answer."""
+    """Milliseconds per request, in order, with the exit of each Gati answer and the length of its input."""
 
     gati_ms: list[float] = field(default_factory=list)
     base_ms: list[float] = field(default_factory=list)
     eager_ms: list[float] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
-
-    def alike(self) -> list[list[float]]:
-        """Return the base model's times, then Gati's grouped by exit."""
-        by_exit: dict[str, list[float]] = {}
-        for exit, taken_ms in zip(self.exits, self.gati_ms, strict=True):
-            by_exit.setdefault(exit, []).append(taken_ms)
-        return [self.base_ms, *by_exit.values()]
+    lengths: list[int] = field(default_factory=list)
 
 
 def evaluate(
@@ -153,14 +148,13 @@ def evaluate(
 ) -> Evaluation:
     """Answer every input of `data` with Gati and with the base model alone, one request at a time.
 
-    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` uses only the
-    first inputs; each input is measured `repetitions` times. A request is a preprocessed tensor [1, ...];
-    base and Gati take turns of 64 requests each. `progress(done, of)` is called periodically. Disturbed
-    measurements are repeated; if they are still disturbed, the result is marked. The library keeps it for
-    `report`.
+    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` draws so many
+    inputs from equal parts of the data; each input is measured `repetitions` times. A request is a
+    preprocessed tensor [1, ...]; base and Gati take turns of 64 requests each. `progress(done, of)` is called
+    periodically. Disturbed measurements are repeated; if they are still disturbed, the result is marked. The
+    library keeps it for `report`.
     `class_names` and `label_map` are as for `explore` and default to those stored there. If labels do not fit
-    the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen,
-    and a `limit` that leaves out classes.
+    the network, the accuracies are None and `note` says so; it also reports inputs that `explore` has seen.
 
     Raises:
         DataError: there are no inputs, or they do not fit the network.
@@ -172,7 +166,7 @@ def evaluate(
             raise DataError(f"{name} is {value}; at least 1 is needed")
     served = open_served(directory, composition=composition, device=device, threads=threads)
     given = load_data(data, served.model.preprocessing, what="evaluation data")
-    inputs, ordered = first_inputs(given, limit)
+    inputs = drawn_inputs(given, limit)
     check_fit(served.engine, inputs, "evaluation data")
     named = name_and_label(served.library, inputs, class_names, label_map)
     measured = evaluate_engine(
@@ -185,7 +179,7 @@ def evaluate(
         class_names=named.class_names,
     )
     enter_look(served, inputs)
-    notes = (ordered, note_of_seen(served.library, inputs), named.note)
+    notes = (note_of_seen(served.library, inputs), named.note)
     result = replace(
         measured, note="; ".join(note for note in notes if note), composed=served.composition.created
     )
@@ -220,7 +214,7 @@ def evaluate_engine(
         raise DataError("the evaluation data is empty; give at least one input")
     measuring = _Measuring(engine, data, module, repetitions, progress, machine)
     with on_threads(engine.threads), engine, quiet():
-        found = measure_steadily(measuring.rounds(), _Times.alike, machine=machine)
+        found = measure_steadily(measuring.rounds(), measuring.alike, machine=machine)
         threads = torch.get_num_threads()
     latency = _latency([taken for each in found.rounds for taken in each.gati_ms])
     base_latency = _latency([taken for each in found.rounds for taken in each.base_ms])
@@ -272,10 +266,21 @@ class _Measuring:
         self._repetitions = repetitions
         self._progress = progress
         self._chunk = min(_CHUNK, max(1, HELD_BYTES // data.images([0]).nbytes))
+        self._usual = 0  # length of most inputs
 
     def rounds(self) -> list[Callable[[], _Times]]:
         """Return functions that each measure a few hundred inputs, or as many as may be in memory."""
         return [partial(self._round, start) for start in range(0, len(self._data), self._chunk)]
+
+    def alike(self, times: _Times) -> list[list[float]]:
+        """Return the base model's times by length, then Gati's by length and exit; the usual length first."""
+        self._usual = self._usual or statistics.mode(times.lengths)  # so that rounds can be compared
+        base: dict[int, list[float]] = {self._usual: []}
+        ours: dict[tuple[int, str], list[float]] = {}
+        for at, length in enumerate(times.lengths):
+            base.setdefault(length, []).append(times.base_ms[at])
+            ours.setdefault((length, times.exits[at]), []).append(times.gati_ms[at])
+        return [*base.values(), *ours.values()]
 
     def _round(self, start: int) -> _Times:
         data, engine, times = self._data, self._engine, _Times()
@@ -306,6 +311,7 @@ class _Measuring:
             base = self._base_turn(row, times)
             gati = self._gati_turn(row, times)
         times.exits += [prediction.exit for prediction in gati]
+        times.lengths += [self._engine.shortened(x).shape[-1] for x in rows_of(row)]
         if keep:
             check_base_outputs(torch.stack([prediction.probabilities for prediction in base]))
             self.answers.gati += gati

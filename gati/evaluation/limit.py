@@ -1,4 +1,4 @@
-"""Measuring on the first inputs of data only."""
+"""Measuring on some of the inputs only."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import numpy as np
 from gati.model.sequence import Data
 
 
-def first_inputs(inputs: Data, limit: int | None) -> tuple[Data, str]:
-    """Return the first `limit` inputs, all if it is None, and a warning if they lack classes by their order.
+def drawn_inputs(inputs: Data, limit: int | None) -> Data:
+    """Return `limit` of the inputs, each drawn at random from one of as many equal parts; all if it is None.
 
-    In folders, and in files that were made from them, inputs are ordered by class.
+    They are the same each time. The first inputs would be unlike the others: folders, and files that were
+    made from them, are ordered by class.
     """
     if limit is None or limit >= len(inputs):
-        return inputs, ""
-    few, labels = inputs.subset(range(limit)), inputs.labels
-    if labels is None or bool((np.diff(labels) < 0).any()):
-        return few, ""
-    shown, classes = (len(np.unique(each)) for each in (labels[:limit], labels))
-    if shown == classes:
-        return few, ""
-    return few, (
-        f"the data is ordered by class, so its first {limit} inputs show {shown} of {classes} classes: "
-        "shuffle it, or leave out --limit"
-    )
+        return inputs
+    bounds = np.arange(limit + 1) * len(inputs) // limit
+    return inputs.subset(np.random.default_rng(0).integers(bounds[:-1], bounds[1:]))

@@ -27,7 +27,8 @@ _WAKING_REQUESTS = 5  # untimed at the beginning of a turn
 HELD_BYTES = 2**28  # of inputs, decoded once
 
 _T = TypeVar("_T")
-Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and exit
+_Work = tuple[str, str, int]  # contender, exit, and the length of a sequence
+Times = dict[_Work, list[float]]  # milliseconds
 
 
 @dataclass
@@ -99,15 +100,16 @@ def measure_latency(
     """
 
     def measure(number: int, repetition: int, requests: range) -> Times:
-        times: Times = {contender.name: {} for contender in contenders}
+        times: Times = {}
         row = [inputs(request) for request in requests]
         for turn in range(len(contenders)):
             contender = contenders[(number + turn) % len(contenders)]
             keep = repetition == 0 and len(contender.answers) == requests.start
             with _opened(contender):
                 predictions, taken_ms = answer_in_a_row(contender.answer, row, machine)
-            for prediction, each_ms in zip(predictions, taken_ms, strict=True):
-                times[contender.name].setdefault(prediction.exit, []).append(each_ms)
+            for x, prediction, each_ms in zip(row, predictions, taken_ms, strict=True):
+                work = contender.name, prediction.exit, contender.engine.shortened(x).shape[-1]
+                times.setdefault(work, []).append(each_ms)
             if keep:
                 contender.answers += [prediction.class_index for prediction in predictions]
                 contender.hits += sum(prediction.exit != BASE for prediction in predictions)
@@ -117,6 +119,13 @@ def measure_latency(
             progress(done, repetitions * count)
         return times
 
+    def alike(times: Times) -> list[list[float]]:
+        """Return times of equal work; the first ones are comparable across rounds."""
+        if not usual:
+            usual.append(max(times, key=lambda work: len(times[work])))
+        return [times.get(usual[0], []), *(times[work] for work in times if work != usual[0])]
+
+    usual: list[_Work] = []  # what most requests of the first round were
     reported = [0]  # repeated rounds are not reported again
     chunks = [range(start, min(start + IN_A_ROW, count)) for start in range(0, count, IN_A_ROW)]
     passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
@@ -128,18 +137,13 @@ def measure_latency(
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()
         rounds = [partial(measure, number, *each) for number, each in enumerate(passes)]
-        found = measure_steadily(rounds, _alike, machine=machine)
+        found = measure_steadily(rounds, alike, machine=machine)
     for contender in contenders:
         contender.times_ms = [[] for _ in range(repetitions)]
         for (repetition, _), times in zip(passes, found.rounds, strict=True):
-            contender.times_ms[repetition] += chain.from_iterable(times[contender.name].values())
+            own = (taken for (name, *_), taken in times.items() if name == contender.name)
+            contender.times_ms[repetition] += chain.from_iterable(own)
     return found
-
-
-def _alike(times: Times) -> list[list[float]]:
-    """Return milliseconds grouped by contender and exit, largest group first."""
-    every = [taken for by_exit in times.values() for taken in by_exit.values()]
-    return sorted(every, key=len, reverse=True)
 
 
 def answer_in_a_row(

@@ -51,7 +51,7 @@ def test_inputs_that_wait_are_run_as_one_batch_and_those_that_hit_leave_it() -> 
     sizes: list[tuple[int, int]] = []
     with ConcurrentEngine(engine, workers=1) as shared:
         gate = threading.Event()
-        first, *rest = shared._segments
+        first, *rest = shared._work.segments
 
         def counted(position: int, run):
             def counting(carried):
@@ -62,7 +62,7 @@ def test_inputs_that_wait_are_run_as_one_batch_and_those_that_hit_leave_it() -> 
 
             return counting
 
-        shared._segments = tuple(
+        shared._work.segments = tuple(
             type(each)(counted(position, each.run), each.takes_rows)
             for position, each in enumerate((first, *rest))
         )
@@ -80,13 +80,13 @@ def test_a_cancelled_request_is_not_run() -> None:
     engine = Engine(traced_network(), exits(0.45))
     with ConcurrentEngine(engine, workers=1) as shared:
         gate = threading.Event()
-        first = shared._segments[0]
+        first = shared._work.segments[0]
 
         def slow(carried):
             gate.wait(LONG_S)
             return first.run(carried)
 
-        shared._segments = (type(first)(slow, first.takes_rows), *shared._segments[1:])
+        shared._work.segments = (type(first)(slow, first.takes_rows), *shared._work.segments[1:])
         running, waiting = (shared.submit(row) for row in requests(2).split(1))
         until(lambda: shared.waiting <= 1)
         waiting.cancel()
@@ -105,18 +105,47 @@ def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
         shared.submit(requests(1))
 
 
+def test_an_engine_that_is_gone_answers_what_waits_and_leaves_no_worker_behind() -> None:
+    """As where a cell of a notebook that starts one runs again."""
+    others = set(threading.enumerate())
+    shared = ConcurrentEngine(Engine(traced_network(), exits(0.45)), workers=2).start()
+    answers = [shared.submit(row) for row in requests(10).split(1)]
+    workers = set(threading.enumerate()) - others
+    assert len(workers) == 2
+    del shared
+    for worker in workers:
+        worker.join(LONG_S)
+        assert not worker.is_alive()
+    assert all(answer.result(0).exit for answer in answers)
+
+
+def test_who_gets_an_answer_may_close_the_engine() -> None:
+    """The callback runs in a worker, which cannot wait for itself."""
+    shared, closed = ConcurrentEngine(Engine(traced_network()), workers=1).start(), threading.Event()
+
+    def close(_: Future[Prediction]) -> None:
+        shared.close()
+        closed.set()
+
+    with shared._work.changed:  # no worker takes the input before there is a callback
+        shared.submit(requests(1)).add_done_callback(close)
+    assert closed.wait(LONG_S)
+    shared.close()
+    assert not shared._threads[0].is_alive()
+
+
 def test_a_failure_reaches_the_client_and_the_next_request_is_served() -> None:
     with ConcurrentEngine(Engine(traced_network(), exits(0.45)), workers=1) as shared:
-        whole = shared._segments
+        whole = shared._work.segments
         first = whole[0]
 
         def failing(carried):
             raise RuntimeError("out of memory")
 
-        shared._segments = (type(first)(failing, first.takes_rows), *whole[1:])
+        shared._work.segments = (type(first)(failing, first.takes_rows), *whole[1:])
         with pytest.raises(RuntimeError, match="out of memory"):
             shared(requests(1))
-        shared._segments = whole
+        shared._work.segments = whole
         assert shared(requests(1)).exit in (BLOCKS[0], "base")
 
 
@@ -213,7 +242,7 @@ def test_a_request_that_is_cancelled_while_its_batch_fails_does_not_end_the_work
     engine = Engine(traced_network(), exits(0.45, 0.4))
     x = requests(1)
     with ConcurrentEngine(engine, workers=1) as shared:
-        (first, *rest), fails = shared._segments, threading.Event()
+        (first, *rest), fails = shared._work.segments, threading.Event()
 
         def failing(carried):
             if not fails.is_set():
@@ -221,9 +250,9 @@ def test_a_request_that_is_cancelled_while_its_batch_fails_does_not_end_the_work
                 raise RuntimeError("out of memory")
             return first.run(carried)
 
-        shared._segments = (replace(first, run=failing), *rest)
-        with shared._changed:
-            shared._queues[0].append(_Request((x,), x, CancelledJustNow()))
-            shared._changed.notify()
+        shared._work.segments = (replace(first, run=failing), *rest)
+        with shared._work.changed:
+            shared._work.queues[0].append(_Request((x,), x, CancelledJustNow()))
+            shared._work.changed.notify()
         assert fails.wait(LONG_S)
         assert shared.submit(x).result(LONG_S).class_index == engine(x)[0].class_index

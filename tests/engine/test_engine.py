@@ -149,6 +149,12 @@ def test_predictions_come_in_the_order_of_the_requests() -> None:
         torch.testing.assert_close(shuffled[position].probabilities, straight[row].probabilities)
 
 
+def test_an_answer_of_a_batch_holds_no_other_answers() -> None:
+    """Else one that is kept, or sent to another process, brings those of all other requests along."""
+    for answer in ENGINE(inputs(12)):
+        assert answer.probabilities.untyped_storage().nbytes() == answer.probabilities.nbytes
+
+
 def test_an_empty_batch_has_no_predictions() -> None:
     assert ENGINE(inputs(0)) == []
     assert ENGINE.base(inputs(0)) == []
@@ -183,6 +189,10 @@ def test_probabilities_of_a_base_model_that_ends_in_softmax_stay_as_they_are() -
         (torch.zeros(1, 6, 6), r"shape \[batch, 1, 6, 6\], got \[1, 6, 6\]"),
         (torch.zeros(()), r"shape \[batch, 1, 6, 6\], got \[\]"),
         (torch.zeros(1, 1, 6, 6, dtype=torch.uint8), "takes torch.float32, got torch.uint8"),
+        (
+            torch.zeros(1, 1, 6, 6).to_sparse(),
+            r"takes dense tensors, got torch.sparse_coo; call x.to_dense\(\)",
+        ),
         ([[0.0]], "got list"),
     ],
 )

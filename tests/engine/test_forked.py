@@ -70,6 +70,36 @@ print(torch.get_num_threads())
 """
 
 
+CLOSING = """
+import os, threading, torch
+from gati.engine.concurrent import ConcurrentEngine
+from gati.engine.engine import Engine
+from tests.engine.networks import traced_network
+
+torch.set_num_threads(1)
+shared = ConcurrentEngine(Engine(traced_network())).start()
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with shared._work.changed:
+        held.set()
+        forked.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+if (child := os.fork()) == 0:
+    shared.close()
+    del shared
+    print("closed", flush=True)
+    os._exit(0)
+forked.set()
+os.waitpid(child, 0)
+shared.close()
+print("closed")
+"""
+
+
 def printed(program: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -85,6 +115,11 @@ def printed(program: str) -> list[str]:
 def test_an_engine_that_ends_in_a_forked_process_leaves_it_its_number_of_threads() -> None:
     """With more than one, torch would wait there for the threads of the other process for ever."""
     assert printed(ENDING) == ["1", "3", "4"]
+
+
+def test_an_engine_of_another_process_is_closed_there_whatever_its_threads_did() -> None:
+    """One of them had the lock when the process was forked, and nothing gives it back there."""
+    assert printed(CLOSING) == ["closed", "closed"]
 
 
 def test_an_engine_of_another_process_answers_or_says_why_not() -> None:

@@ -13,6 +13,7 @@ from gati.engine.exits import EngineExit
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
 from tests.engine.networks import BLOCKS, Cache, traced_network
+from tests.engine.test_forked import printed
 from tests.starting import heavy_imports_of
 
 pytestmark = pytest.mark.slow
@@ -186,6 +187,39 @@ def test_a_converted_network_is_kept_and_read_again(
     for before, after in zip(answers, [*again(x), *again.base(x)], strict=True):
         assert torch.equal(before.probabilities, after.probabilities)
         assert before.exit == after.exit
+
+
+RESIDUAL = """
+import torch
+from torch import nn
+from gati.engine.engine import Engine
+from gati.model.segments import trace
+from tests.engine.networks import ready
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
+        self.blocks = nn.ModuleList(layers)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+x = torch.randn(2, 64)
+traced = trace(ready(Residual()), x, [])
+engines = [Engine(traced, backend=name, threads=1) for name in ("openvino", "torch")]
+ours, theirs = (engine(x[:1])[0].probabilities for engine in engines)
+print(torch.allclose(ours, theirs, atol=1e-5))
+"""
+
+
+@pytest.mark.skipif(not BACKENDS["openvino"].installed(), reason="openvino is not installed")
+def test_residual_layers_of_vectors_do_not_crash_openvino() -> None:
+    """As in networks for tables: its compiler ended the process without a word."""
+    assert printed(RESIDUAL) == ["True"]
 
 
 @graph_backend

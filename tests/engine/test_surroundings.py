@@ -109,7 +109,7 @@ def test_an_input_may_be_changed_while_it_waits() -> None:
     assert expected[0].class_index != expected[1].class_index or not same(expected[:1], expected[1:])
     with ConcurrentEngine(engine, workers=1) as shared:
         buffer = first.clone()
-        with shared._changed:  # no worker takes an input meanwhile
+        with shared._work.changed:  # no worker takes an input meanwhile
             waiting = [shared.submit(buffer)]
             buffer.copy_(second)
             waiting.append(shared.submit(buffer))
@@ -123,9 +123,9 @@ def test_an_input_that_stays_as_it_is_is_not_copied() -> None:
     x = inputs(1)
     engine = Engine(traced_network(), exits((0.4, 0.4, 0.4)))
     with ConcurrentEngine(engine, workers=1) as shared:
-        with shared._changed:  # no worker takes an input meanwhile
+        with shared._work.changed:  # no worker takes an input meanwhile
             answer = shared.submit(x, own=True)
-            assert shared._queues[0][0].x.data_ptr() == x.data_ptr()
+            assert shared._work.queues[0][0].x.data_ptr() == x.data_ptr()
         assert answer.result(LONG_S).exit == engine(x)[0].exit
 
 

@@ -80,7 +80,7 @@ def test_of_nearly_equal_classes_a_batch_answers_the_one_that_a_single_request_g
     assert [(each.class_index, each.exit) for each in engine(x)] == [(1, name)] * ROWS
     assert [each.class_index for each in engine.base(x)] == engine.reference(x).tolist() == [1] * ROWS
     with ConcurrentEngine(engine, workers=1) as shared:
-        with shared._changed:  # so that they are one batch
+        with shared._work.changed:  # so that they are one batch
             waiting = [shared.submit(row) for row in x.split(1)]
         answers = [each.result(LONG_S) for each in waiting]
     assert [(each.class_index, each.exit) for each in answers] == [(1, name)] * ROWS

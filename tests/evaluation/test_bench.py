@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError, DataError
+from gati.evaluation.limit import drawn_inputs
 from gati.evaluation.timing import mixed_inputs, requests_of
 from gati.exploration.library import Library
+from gati.model.data import load_data
 from gati.model.pictures import open_image
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
@@ -244,6 +247,26 @@ def test_clients_send_inputs_in_random_order_as_many_as_memory_holds(monkeypatch
     assert np.mean(every[:20]) > 50
     monkeypatch.setattr("gati.evaluation.timing.HELD_BYTES", 20 * 4)
     assert mixed_inputs(Numbers(200)).flatten().tolist() == every[:20]
+
+
+@pytest.mark.parametrize(
+    "verb", [gati.evaluate, partial(gati.bench, repetitions=1, seconds=0)], ids=["evaluate", "bench"]
+)
+def test_a_limit_takes_inputs_from_all_parts_of_the_data(library: Path, verb: Any) -> None:
+    """A folder of one folder per class is ordered by class."""
+    np.savez(library.parent / "ordered.npz", images=images(40), labels=np.arange(40) // 10)
+    data = load_data(library.parent / "ordered.npz", PREPROCESSING, what="test data")
+    read: set[int] = set()
+    prepared = data.images
+
+    def images_of(rows: Any) -> Tensor:
+        read.update(int(row) for row in rows)
+        return prepared(rows)
+
+    data.images = images_of  # type: ignore[method-assign]
+    assert verb(library, data, limit=8).n == len(read) == 8
+    assert [sum(row // 10 == label for row in read) for label in range(4)] == [2, 2, 2, 2]
+    assert drawn_inputs(data, 40) is data and drawn_inputs(data, None) is data
 
 
 def test_every_method_gets_the_same_inputs_from_clients(

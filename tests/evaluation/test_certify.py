@@ -373,16 +373,6 @@ def test_a_copy_counts_only_where_it_is_answered_differently(
     assert copied.accuracy_drop is not None and copied.accuracy_drop.became_wrong == 4 * losses
 
 
-def test_the_first_inputs_of_data_ordered_by_class_are_told(directory: Path, tmp_path: Path) -> None:
-    """As in a folder of one folder per class."""
-    np.savez(tmp_path / "ordered.npz", images=images(40), labels=np.arange(40) // 10)
-    np.savez(tmp_path / "mixed.npz", images=images(40), labels=np.arange(40) % 4)
-    told = "the data is ordered by class, so its first 12 inputs show 2 of 4 classes: shuffle it"
-    assert told in evaluate(directory, tmp_path / "ordered.npz", limit=12).note
-    assert evaluate(directory, tmp_path / "ordered.npz", limit=31).note == ""
-    assert evaluate(directory, tmp_path / "mixed.npz", limit=3).note == ""
-
-
 @pytest.mark.parametrize("verb", [certify, evaluate, bench])
 def test_a_network_that_returns_nan_agrees_with_nothing(
     directory: Path, more: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, verb: Callable[..., object]

@@ -109,6 +109,45 @@ def test_bench_measures_again_and_says_what_stayed_disturbed() -> None:
             assert set(base.times_ms[0] + base.times_ms[1]) == {2.0}
 
 
+class OfLengths(Clocked):
+    """As a network that reads texts: a dark picture is a short one, and takes a third of the time."""
+
+    def shortened(self, x: Tensor) -> Tensor:
+        return x[..., :2] if float(x.mean()) < 0.0 else x
+
+    def __call__(self, x: Tensor) -> list[Prediction]:
+        self._pass("gati", lambda number: self.gati_ms(number) * self.shortened(x).shape[-1])
+        return Engine.__call__(self, x)
+
+    def base(self, x: Tensor) -> list[Prediction]:
+        self._pass("base", lambda number: self.base_ms(number) * self.shortened(x).shape[-1])
+        return Engine.base(self, x)
+
+
+@pytest.mark.parametrize("order", ["mixed", "short ones first"])
+@pytest.mark.parametrize("busy", [False, True])
+def test_that_texts_differ_in_length_is_no_disturbance(tmp_path: Path, order: str, busy: bool) -> None:
+    short = np.arange(320) % 5 > 0 if order == "mixed" else np.arange(320) < 180
+    pictures = np.broadcast_to(np.where(short, 0, 255).astype(np.uint8)[:, None, None, None], (320, 6, 6, 1))
+    np.savez(tmp_path / "test.npz", images=pictures)
+    data = load_data(tmp_path / "test.npz", PREPROCESSING, what="test data")
+
+    def base_ms(number: int) -> float:
+        return 20.0 if busy and number % 3 == 0 else 2.0
+
+    machine = MadeUp()
+    engine = OfLengths(machine, lambda _: 1.0, base_ms)
+    found = evaluate_engine(engine, data, machine=machine)
+    assert found.disturbed == busy
+    if not busy:
+        assert found.base_latency_ms.mean == pytest.approx(2.0 * np.where(short, 2, 6).mean())
+    x = data.images(range(320))
+    contenders = [BenchEntry("base", engine, early=False), BenchEntry("gati", engine, early=True)]
+    assert (
+        measure_latency(contenders, lambda i: x[i : i + 1], 320, 1, machine=machine).disturbed > 0
+    ) == busy
+
+
 class Forgetful(Clocked):
     """The first requests after another method's take long: its weights are no longer in the caches."""
 

@@ -91,7 +91,9 @@ def test_fewer_inputs_are_answered_at_a_time(
     assert np.allclose(few, plenty, atol=1e-5) if isinstance(few, np.ndarray) else few == plenty
 
 
-def test_a_gpu_that_lacks_memory_gets_fewer(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_lacks_memory_gets_fewer(
+    tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = nn.Linear.forward
 
     def small(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -99,9 +101,9 @@ def test_a_gpu_that_lacks_memory_gets_fewer(batches: list[int], monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(layer, x)
 
-    plenty = classes(Path())
+    plenty = classes(tmp_path)
     monkeypatch.setattr(nn.Linear, "forward", small)
-    assert np.array_equal(classes(Path()), plenty)
+    assert np.array_equal(classes(tmp_path), plenty)
 
 
 def test_a_cascade_has_the_same_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,8 @@ class OpenVinoBackend(GraphBackend):
             # It takes the first cores: several networks on a part of the machine would all share these.
             "ENABLE_CPU_PINNING": takes_every_core(count),
         }
+        if _residual_layers(model) > 1 and not _has_attention(model):
+            settings["SNIPPETS_MODE"] = "DISABLE"  # fusing such layers crashes the process (2026.4)
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
 
 
@@ -165,6 +167,36 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         from gati.engine.graph.quantise import read_quantised
 
         return self._compiled(read_quantised(model), threads)
+
+
+def _operators(model: Any) -> Iterator[Any]:
+    """The operators of a model, and of its branches."""
+    for operator in model.get_ops():
+        yield operator
+        if operator.get_type_name() == "If":
+            for branch in (operator.get_then_body(), operator.get_else_body()):
+                yield from _operators(branch)
+
+
+def _residual_layers(model: Any) -> int:
+    """How often two vectors, neither of them a weight, are added, as in residual blocks of linear layers."""
+
+    def is_weight(operator: Any) -> bool:
+        sources = [value.get_node() for value in operator.input_values()]
+        return operator.get_type_name() == "Constant" or (bool(sources) and all(map(is_weight, sources)))
+
+    return sum(
+        each.get_output_partial_shape(0).rank.get_length() == 2
+        and not any(is_weight(value.get_node()) for value in each.input_values())
+        for each in _operators(model)
+        if each.get_type_name() == "Add"
+    )
+
+
+def _has_attention(model: Any) -> bool:
+    """Whether a softmax runs over more than class scores: fusing attention makes it much faster."""
+    kinds = (each for each in _operators(model) if each.get_type_name() == "Softmax")
+    return any(each.get_output_partial_shape(0).rank.get_length() > 2 for each in kinds)
 
 
 def _computes_in(kind: str) -> bool:
