@@ -31,7 +31,7 @@ from gati.adaptation.counts import RequestCounts
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import Recall
-from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
+from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity, network_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import open_networks, reference_of
 from gati.adaptation.renewal import Renewal, RenewalOutcome, candidate_blocks, promise_of
@@ -119,8 +119,8 @@ class Adaptation:
             leave=self._workers.training.submit,
             figures=self._renewal.figures,
         )
-        network = served.composition.checkpoint_sha256
-        identity = memory_identity(network, self._promise.accuracy, standings.spending.delta)
+        network, delta = network_identity(served.model), standings.spending.delta
+        identity = memory_identity(network, self._promise.accuracy, delta)
         self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
         self._recall = self._open_memory() if self.settings.enabled and self.settings.recall else None
         self._follow = FollowUp(
@@ -241,10 +241,10 @@ class Adaptation:
         pictures. `base` is the reference's answer, if the caller knows it; it saves computing it for samples
         and audits, and is never returned. Raises DataError for an input of another shape.
         """
+        self._answer.check(x)
         began = self._clock()
         looked = None if self._recall is None else self._recall.look(x, place)
-        new = looked is not None and looked.new_scene
-        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, new_scene=new)
+        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
         current = decided.deployed
         try:
             prediction = looked.where(alone=decided.alone).answer if looked and decided.recalls else None

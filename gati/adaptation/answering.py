@@ -10,6 +10,7 @@ from torch import Tensor
 from gati.adaptation.deployments import Deployed
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
+from gati.errors import DataError
 from gati.guard.auditor import Decided
 
 
@@ -23,6 +24,12 @@ class AnsweringEngines:
     def __init__(self, base: Engine, reference: Engine) -> None:
         self._base, self._reference = base, reference
         self._serving: Engine | None = None
+
+    def check(self, x: Tensor) -> None:
+        """Raise DataError unless it is one input [1, ...] of the network."""
+        fits = isinstance(x, Tensor) and x.shape == (1, *self._base.traced.input_shape)
+        if not fits and len(self._base.checked(x)) != 1:
+            raise DataError(f"an adaptation answers one input at a time, [1, ...]; got {list(x.shape)}")
 
     def __call__(self, x: Tensor, decided: Decided[Deployed]) -> Prediction:
         """The answer to an input [1, ...]."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -19,6 +21,7 @@ Job = Callable[[], None]
 _NICENESS = 10
 _AUDITS_WAITING = 512
 _JOBS_WAITING = 8  # retrainings, and openings of proven settings
+_TOLD_EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,25 @@ class Inline:
         """Does nothing: there is nothing to close."""
 
 
+class Failures:
+    """Logs failures that may come with every request: one a minute, and how many there were before it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_s = -math.inf
+        self._untold = 0
+
+    def tell(self, what: str) -> None:
+        """Log the exception that is being handled, with its traceback, unless one was logged just before."""
+        now_s = self._clock()
+        if now_s - self._told_s < _TOLD_EVERY_S:
+            self._untold += 1
+            return
+        more = f" ({self._untold} more since the last such line)" if self._untold else ""
+        _log.exception("%s%s", what, more)
+        self._told_s, self._untold = now_s, 0
+
+
 class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
@@ -93,6 +115,7 @@ class Background:
         self._jobs: deque[Job] = deque()
         self._reserved = 0
         self._busy = self._closed = False
+        self._failures = Failures()
         self._changed = threading.Condition()
         _spare_others(1)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -151,7 +174,7 @@ class Background:
         try:
             job()
         except Exception as error:  # serving continues whatever fails here
-            _log.exception("work in the background failed")
+            self._failures.tell("work in the background failed")
             if self._on_error is not None:
                 self._on_error(error)
 

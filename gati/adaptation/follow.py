@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from torch import Tensor
 
-from gati.adaptation.background import Worker
+from gati.adaptation.background import Failures, Worker
 from gati.adaptation.deployments import Deployed
-from gati.adaptation.recall import Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.settings import Audit, OnAudit
 from gati.adaptation.shadow import Shadow, Ticket
@@ -23,8 +22,6 @@ from gati.guard.auditor import Auditor, Compared, Decided, Probed, lookups_faile
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 from gati.guard.standing_file import Snapshot
-
-_log = logging.getLogger(__name__)
 
 OnSample = Callable[[Sample, Prediction], None]  # the sample, and the answer given
 
@@ -58,12 +55,15 @@ class FollowUp:
         self._worker = worker
         self._lock = lock
         self._on_sample, self._on_audit = on_sample, on_audit
+        self._failures = Failures()
         self.auditor = Auditor[Deployed](exact=exact, memory=recall, compare=succession.compare)
 
-    def decide(self, more_samples: float, *, lookups_pay: bool, new_scene: bool = False) -> Decided[Deployed]:
+    def decide(
+        self, more_samples: float, *, lookups_pay: bool, looked: Looked | None = None
+    ) -> Decided[Deployed]:
         """Decide about the next request, before its answer is known.
 
-        `more_samples` is the share to sample now. `new_scene`: what its place shows has just changed.
+        `more_samples` is the share to sample now. `looked` is its lookup in memory, if there was one.
         """
         with self._lock:
             return self.auditor.decide(
@@ -73,7 +73,8 @@ class FollowUp:
                 room=self._worker.reserve,
                 more_samples=more_samples,
                 lookups_pay=lookups_pay,
-                new_scene=new_scene,
+                new_scene=looked is not None and looked.new_scene,
+                repeated=looked is not None and looked.repeated,
             )
 
     def withdraw(self, decided: Decided[Deployed]) -> None:
@@ -88,7 +89,8 @@ class FollowUp:
         """
         known = self.auditor.known(decided, ticket.given)
         if decided.looked_at:
-            self._worker.submit(lambda: self._look_at(ticket, decided, base), reserved=True)
+            kept = ticket._replace(x=ticket.x.detach().clone())  # the caller may use its buffer again
+            self._worker.submit(lambda: self._look_at(kept, decided, base), reserved=True)
         elif known is not None:
             self.auditor.learn(decided, ticket.given, known)
         return known is not None
@@ -131,12 +133,12 @@ class FollowUp:
             said = engine.inline(x)[0]  # only the engine that serves reserves cores
             return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
         except Exception:
-            _log.exception("lookups of version %s failed", post.version.number)
+            self._failures.tell(f"lookups of version {post.version.number} failed")
             return lookups_failed(post)
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:
         sample = Sample(
-            ticket.x[0].clone(),
+            ticket.x[0],
             base.class_index,
             base.probabilities.float(),
             ticket.time_s,

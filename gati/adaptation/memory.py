@@ -52,6 +52,7 @@ class Memory:
         self._squared = np.empty(_CAPACITY, dtype=np.float32)
         self._known: list[tuple[int, float, Prediction, int]] = []  # class, evidence, answer, scene
         self._newest = -1
+        self._shown: NDArray[np.float32] | None = None  # last
 
     def __len__(self) -> int:
         return len(self._known)
@@ -60,6 +61,11 @@ class Memory:
     def newest_scene(self) -> int:
         """The scene of the input remembered last."""
         return self._known[self._newest][3] if self._known else 0
+
+    def shows_again(self, sketched: NDArray[np.float32]) -> bool:
+        """Record what the place shows now; returns whether it showed exactly that just before."""
+        before, self._shown = self._shown, sketched
+        return before is not None and np.array_equal(before, sketched)
 
     def add(self, sketched: NDArray[np.float32], answer: Prediction, scene: int = 0) -> None:
         """Remember the base model's answer to an input of that scene, replacing the oldest one when full."""

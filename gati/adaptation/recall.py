@@ -53,7 +53,7 @@ class Looked(NamedTuple):
     has what each ladder says. `scene` is the scene it belongs to; None: it begins one, as it is far from all
     that is remembered of its place, or as the place is new and others are not. `new_scene`: proofs by earlier
     requests say nothing of it, as its scene is new. `number` counts lookups. `asked` False: memory must not
-    answer it, and proves nothing by it.
+    answer it, and proves nothing by it. `repeated`: its place showed the same just before.
     """
 
     place: str
@@ -66,6 +66,7 @@ class Looked(NamedTuple):
     new_scene: bool = False
     number: int = 0
     asked: bool = True
+    repeated: bool = False
 
     def where(self, *, alone: bool) -> Looked:
         """The same lookup, where the reference (`alone`) or caches answer the request if memory does not."""
@@ -217,6 +218,7 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
+            repeated = memory is not None and memory.shows_again(sketched)
             risk, covered, scene = 1.0, False, self._scenes.of(place, memory, seen)
             if seen is not None:
                 self._looked.add(seen.features)
@@ -231,7 +233,7 @@ class Recall:
             new, number = self._scenes.show(place, scene), self._scenes.lookups
             intents = tuple(ladder.judge(risk, covered=covered, asked=asked) for ladder in self._ladders)
             known = any(each.known for each in intents)
-            looked = Looked(place, sketched, seen, False, known, intents, scene, new, number, asked)
+            looked = Looked(place, sketched, seen, False, known, intents, scene, new, number, asked, repeated)
             return looked.where(alone=alone)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
@@ -278,7 +280,7 @@ class Recall:
         """Count an audit for the ladders; returns what changes."""
         found = []
         for ladder, each in zip(self._ladders, looked.intents, strict=True) if looked.asked else ():
-            judged = ladder.audited(each, wrong=wrong, steers=drawn)
+            judged = ladder.audited(each, wrong=wrong, steers=drawn, repeated=looked.repeated)
             if judged is not None:
                 found.append((judged, ladder.level, ladder.alone))
         return found

@@ -18,6 +18,7 @@ something else by now.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -26,7 +27,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +40,9 @@ from gati.engine.exits import BASE, Prediction
 from gati.errors import StorageError
 from gati.files import atomic_write_bytes
 from gati.guard.standing import Standing
+
+if TYPE_CHECKING:
+    from gati.composition.load import OpenedModel  # slow: brings in onnx
 
 _log = logging.getLogger(__name__)
 
@@ -178,9 +182,15 @@ def memory_file(standing: Path | None) -> Path | None:
     return None if standing is None else standing.with_name(f"{standing.stem}-memory.npz")
 
 
-def memory_identity(checkpoint_sha256: str, agreement: float, delta: float) -> str:
+def network_identity(model: OpenedModel) -> str:
+    """Identifies what answers come from: weights, preprocessing and the names of classes."""
+    made_of = [model.checkpoint_sha256, model.preprocessing.to_json(), model.class_names]
+    return hashlib.sha256(json.dumps(made_of, default=list).encode()).hexdigest()
+
+
+def memory_identity(network: str, agreement: float, delta: float) -> str:
     """Identifies a memory by its network, its promise, the error probability of all proofs, and settings."""
-    return f"{checkpoint_sha256} {agreement:g} {delta:g} {MOST}"
+    return f"{network} {agreement:g} {delta:g} {MOST}"
 
 
 def _packed(known: Remembered, header: dict[str, Any]) -> bytes:

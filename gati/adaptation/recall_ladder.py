@@ -113,10 +113,13 @@ class RecallLadder:
         """Count a request that is not looked up: it is left, too."""
         self.share *= _MEMORY
 
-    def audited(self, intent: Intent, *, wrong: bool, steers: bool) -> Judgement | None:
+    def audited(
+        self, intent: Intent, *, wrong: bool, steers: bool, repeated: bool = False
+    ) -> Judgement | None:
         """Count an audit for guards and proofs; returns what changes.
 
         `wrong`: the remembered answer was wrong. `steers`: it is a regular audit, not one for proofs only.
+        `repeated`: its place showed the same just before, so it counts for guards only.
         """
         if intent.epoch != self._epoch:
             return None
@@ -125,7 +128,7 @@ class RecallLadder:
             for setting, would in zip(self._settings[:tested], intent.would_answer, strict=False):
                 setting.audited(would_answer=would, wrong=wrong)
         agreed = [not wrong if would else None for would in intent.would_answer]
-        found = self._ladder.audited(agreed, guards=steers, tested=tested)
+        found = self._ladder.audited(agreed, guards=steers, tested=self.level if repeated else tested)
         if found is not None and (found.kind == "withdrawn" or before == 0):
             self._epoch += 1
             for setting in self._settings[self.level :]:

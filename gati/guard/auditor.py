@@ -191,6 +191,7 @@ class Auditor(Generic[Version]):
         unguarded: bool = False,
         places: bool = True,
         new_scene: bool = False,
+        repeated: bool = False,
     ) -> Decided[Version]:
         """Decide about the next request to `post`, before its answer is known.
 
@@ -199,13 +200,16 @@ class Auditor(Generic[Version]):
         `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up. `new_scene`:
         what audits have proven, they did not prove on such a request, so the reference answers. Versions on
         trial, and settings that are not proven yet, will not answer such requests either: they are no part of
-        their proofs, however they were drawn.
+        their proofs, however they were drawn. `repeated`: its place showed the same just before, so it
+        proves nothing.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
         doubts = new_scene and self.guarded and not unguarded
-        doubted = doubts and post is not None and post.watch.proven_on > 0
-        may_hit = post is None or unguarded or (post.may_hit and not doubted)
+        counting = None if post is None else post.counting(new_scene=doubts, repeated=repeated)
+        level = 0 if counting is None else counting.level
+        doubted = doubts and counting is not None and counting.watch.proven_on > 0
+        may_hit = post is None or unguarded or (level > 0 and not doubted)
         drawn = draws.draw(more_samples)
         lookups = may_hit and lookups_pay
         after_memory = post is not None and post.after_memory
@@ -213,19 +217,19 @@ class Auditor(Generic[Version]):
         proof = None if self.memory is None else self.memory.proving
         decided = Decided(
             post,
-            None if post is None else post.deployed,
-            0 if post is None else post.level,
-            None if post is None else post.counting(new_scene=doubts),
+            None if post is None else post.at(level),
+            level,
+            counting,
             may_hit,
             lookups,
             drawn if self.guarded else drawn._replace(audit=False),
             tuple(
-                (each, each.counting(new_scene=doubts))
+                (each, each.counting(new_scene=doubts, repeated=repeated))
                 for each in ((trial,) if may_hit else (post, trial))
                 if each is not None
                 and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
             ),
-            places and drawn.chance < self._for_memory.share(proof, more_samples),
+            places and not repeated and drawn.chance < self._for_memory.share(proof, more_samples),
             doubted,
             alone,
             after_memory,

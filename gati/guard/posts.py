@@ -24,13 +24,16 @@ class Counting(NamedTuple):
 
     `level` is the setting that may answer by then; 0 if none may. In a `new_scene`, the reference answers
     instead of settings that audits have proven, so it is not what these are proven on, and not what they are
-    guarded by either. Only what a certificate covers answers there, and is guarded there, too.
+    guarded by either. Only what a certificate covers answers there, and is guarded there, too. An input that
+    is `repeated` is guarded like all others, as it is served, but proves nothing: the copies of one picture
+    would let caches answer that were right once.
     """
 
     watch: Watch
     epoch: int
     level: int = 0
     new_scene: bool = False
+    repeated: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -52,7 +55,8 @@ class Counting(NamedTuple):
         if self.apart:
             self.watch.in_new_scene(agreed, deployed=self.level)
         else:
-            self.watch.audited(agreed=agreed, proves=looked_up and not self.new_scene, deployed=self.level)
+            proves = looked_up and not (self.new_scene or self.repeated)
+            self.watch.audited(agreed=agreed, proves=proves, deployed=self.level)
 
 
 class Post(Generic[Version]):
@@ -113,10 +117,10 @@ class Post(Generic[Version]):
             watch.left_by(self._memory_level)
         return watch
 
-    def counting(self, *, new_scene: bool = False) -> Counting:
+    def counting(self, *, new_scene: bool = False, repeated: bool = False) -> Counting:
         """The watch that counts the next request."""
         watch = self.watch
-        return Counting(watch, watch.epoch, self.level, new_scene)
+        return Counting(watch, watch.epoch, self._level_by(watch), new_scene, repeated)
 
     @property
     def answers_new_scenes(self) -> bool:
@@ -126,7 +130,9 @@ class Post(Generic[Version]):
     @property
     def level(self) -> int:
         """The loosest setting that is proven, open and not in alarm; 0 if there is none."""
-        watch = self.watch
+        return self._level_by(self.watch)
+
+    def _level_by(self, watch: Watch) -> int:
         proven = watch.level
         if proven in self.open:  # the common case; called several times per request
             return proven
@@ -141,7 +147,11 @@ class Post(Generic[Version]):
     @property
     def deployed(self) -> Version:
         """The version at the setting that may answer, or as it was published if none may."""
-        return self.open.get(self.level, self.version)
+        return self.at(self.level)
+
+    def at(self, level: int) -> Version:
+        """The version at an open setting, or as it was published."""
+        return self.open.get(level, self.version)
 
     def shows_all(self, level: int, *, agreed: bool) -> bool:
         """Whether an answer of the setting of that level shows what all other settings would have done.

@@ -14,6 +14,7 @@ from gati.adaptation.answering import AnsweringEngines
 from gati.adaptation.deployments import Deployed
 from gati.engine.engine import Engine
 from gati.engine.threads import usable_cores
+from gati.errors import DataError
 from tests.engine.networks import inputs, selective_exits, traced_network
 
 X = inputs(1)
@@ -85,3 +86,13 @@ def test_the_core_is_free_while_the_base_model_is_timed() -> None:
         assert reserved() == free
     assert reserved() == taken
     answer.close()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (1, 1, 6, 5), (1, 6, 6), (0, 1, 6, 6)])
+def test_what_is_not_one_input_of_the_network_is_refused(shape: tuple[int, ...]) -> None:
+    """Of two inputs, the second one had no answer, and memory failed to compare others with what it knows."""
+    base = Engine(traced_network())
+    answer = AnsweringEngines(base, base)
+    answer.check(X)
+    with pytest.raises(DataError, match=r"\[1, \.\.\.\]|takes a tensor of shape"):
+        answer.check(torch.zeros(shape))

@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X, composition
+from gati.adaptation.background import Failures
 from gati.adaptation.deployments import Deployments
 from gati.adaptation.follow import FollowUp
+from gati.adaptation.recall import Looked
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import Audit
@@ -126,6 +129,34 @@ def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> 
     assert requests.counted == (2, 1)
     requests.queue.close(0.0)  # killed here
     assert requests.counted == (2, 1)
+
+
+def test_what_is_audited_later_is_the_input_of_the_request_though_its_buffer_is_used_again() -> None:
+    """The reference answered what was in it by then, and memory gave that answer to inputs like the first."""
+    requests, seen, buffer = Requests(), list[float](), torch.zeros(1, 1)
+
+    def reference(x: torch.Tensor) -> Prediction:
+        seen.append(float(x))
+        return TRUE
+
+    requests.world.reference = reference  # type: ignore[method-assign]
+    for number in range(3):
+        decided = requests.follow.decide(0.0, lookups_pay=True)
+        requests.follow.answered(Ticket(buffer.fill_(number), 1, 0.0, "", RIGHT), decided, None)
+    requests.settle()
+    assert seen == [0.0, 1.0, 2.0]
+
+
+def test_what_memory_says_of_a_request_decides_what_it_proves() -> None:
+    requests = Requests()
+    requests.succession.serving.watch.revoke()
+    nothing = Looked("gate", np.empty(0, dtype=np.float32), None, confident=False, known=False, intents=())
+    proof = requests.succession.serving.watch.proof
+    for looked in (nothing, nothing._replace(repeated=True), nothing._replace(new_scene=True)):
+        decided = requests.follow.decide(0.0, lookups_pay=True, looked=looked)
+        requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE, looked), decided, None)
+    requests.settle()
+    assert proof is not None and proof.audits == 1
 
 
 def test_where_the_reference_fails_early_answers_count_as_wrong() -> None:
@@ -466,3 +497,21 @@ def test_a_setting_is_opened_later_if_there_is_no_room_for_it_now() -> None:
     [job] = jobs
     job()
     assert post.may_hit
+
+
+def test_failures_of_every_request_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a version's lookups failed, the log of a day was millions of tracebacks."""
+    now_s = [0.0]
+    failures = Failures(lambda: now_s[0])
+    for second in range(150):
+        now_s[0] = float(second)
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            failures.tell("lookups failed")
+    more = " (59 more since the last such line)"
+    assert [each.getMessage() for each in caplog.records] == [
+        "lookups failed",
+        *[f"lookups failed{more}"] * 2,
+    ]
+    assert all(each.exc_info is not None for each in caplog.records)

@@ -84,6 +84,12 @@ def test_evidence_grows_with_the_lead_of_the_first_class() -> None:
     assert leads == sorted(leads) and math.isfinite(leads[-1]) and leads[0] > 0.0
 
 
+def test_a_place_shows_again_what_it_showed_just_before_and_only_that() -> None:
+    memory, one, other = Memory(3), *(np.full(3, each, dtype=np.float32) for each in (0.1, 0.2))
+    shown = [memory.shows_again(each.copy()) for each in (one, one, one, other, one, one)]
+    assert shown == [False, True, True, False, False, True]
+
+
 # Risk ---------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +204,19 @@ def test_it_answers_what_it_has_seen_soon_and_nearly_always() -> None:
     assert run.changes and run.changes[0][0] and run.changes[0][2] <= 1  # proven on what it did not answer
     assert run(place, 600).mean() > 0.8
     assert np.mean(run.agreed) >= AGREEMENT
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_copies_of_one_picture_prove_nothing(frozen: bool) -> None:
+    """Memory that was right about one picture answered all that the camera showed once it went on."""
+    place, run = Place(1, stays=1.0, noise=0.0 if frozen else 0.02), Run(drawn=1.0)
+    run(place, 400)
+    assert run.recall.serves != frozen
+    proof = run.ladder.proof
+    assert not frozen or (proof is not None and proof.audits <= 2)
+    place._noise = 0.02
+    run(place, 200)
+    assert run.recall.serves
 
 
 def test_of_what_is_pure_chance_it_answers_nothing() -> None:

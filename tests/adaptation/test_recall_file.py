@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import torch
 
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.recall import Looked, Recall
-from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
+from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity, network_identity
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
@@ -24,6 +26,7 @@ from gati.guard.auditor import RECALL
 from gati.guard.proof import Proof
 from gati.guard.standing import Standing
 from gati.guard.standing_file import read_saved
+from gati.model.preprocess import Preprocessing
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.conftest import REPOSITORY
 
@@ -150,6 +153,28 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
     assert (f"memory starts empty: {path}: " in caplog.text) == unread
 
 
+def test_answers_of_other_preprocessing_or_with_other_names_are_of_another_network() -> None:
+    """The weights are the same: memory gave the answers of before, by their names of before, for an hour."""
+
+    def identity(**different: Any) -> str:
+        made_of = {
+            "checkpoint_sha256": "0" * 64,
+            "preprocessing": Preprocessing(),
+            "class_names": ("cat", "dog"),
+        }
+        return network_identity(cast(Any, SimpleNamespace(**{**made_of, **different})))
+
+    others = (
+        {"checkpoint_sha256": "1" * 64},
+        {"preprocessing": Preprocessing(mean=(0.5,) * 3)},
+        {"preprocessing": Preprocessing(crop=8)},
+        {"class_names": ("dog", "cat")},
+        {"class_names": None},
+    )
+    assert identity() == identity(class_names=["cat", "dog"])
+    assert len({identity(), *(identity(**each) for each in others)}) == 1 + len(others)
+
+
 def test_what_was_remembered_of_another_source_is_dropped(tmp_path: Path) -> None:
     before = Kept(tmp_path, origin="gate")
     before.learn(lambda: before.recall.serves)
@@ -199,6 +224,8 @@ def test_a_killed_process_forgets_no_proof(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from tests.adaptation.test_recall_file import Kept
 made = Kept(Path(sys.argv[1]))
 made.learn(lambda: made.recall.serves)
@@ -233,6 +260,8 @@ def test_places_that_were_not_heard_of_for_longest_are_forgotten() -> None:
 STREAMING = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from gati.adaptation.adaptation import Adaptation
 from gati.composition.load import open_served
 from tests.adaptation.test_recall_file import PLACED, showing

@@ -152,9 +152,9 @@ def test_the_first_picture_that_a_stream_shows_of_a_new_scene_is_not_answered_ea
     told: list[bool] = []
     decide = FollowUp.decide
 
-    def told_of(self: FollowUp, *given: Any, new_scene: bool = False, **options: Any) -> Any:
-        told.append(new_scene)
-        return decide(self, *given, new_scene=new_scene, **options)
+    def told_of(self: FollowUp, *given: Any, looked: Looked, **options: Any) -> Any:
+        told.append(looked.new_scene)
+        return decide(self, *given, looked=looked, **options)
 
     monkeypatch.setattr(FollowUp, "decide", told_of)
     settings = AdaptSettings(interval_s=1e9, accuracy=0.9, falls_to=0.0, audit_budget=1.0, rest=False)

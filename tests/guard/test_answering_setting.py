@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gati.engine.exits import Prediction
+from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import Auditor, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.ladder import Ladder
@@ -192,3 +193,38 @@ def test_an_audit_counts_once_if_the_version_has_become_the_trial_meanwhile(prov
     auditor.settle(decided, given, TRUE, shadows)
     counted = post.watch._ladder.guard if proven else post.watch.proof
     assert counted is not None and counted.audits == 1
+
+
+def test_a_setting_that_cannot_be_opened_delays_no_other_one() -> None:
+    post = retrained()
+    roster = roster_of(post, most=0)
+    prove(post, True, False, False)
+    for _ in range(TRIED_AGAIN_AFTER - 1):
+        roster.give_up()
+    assert roster.tried == [1]
+    prove(post, True, True, False)
+    assert roster.tried == [1, 2], "as soon as it is proven"
+    for _ in range(TRIED_AGAIN_AFTER):
+        roster.give_up()
+    assert roster.tried == [1, 2, 2]
+
+
+def setting(exit_ms: float) -> Any:
+    """A composition of one cache, by what an early answer takes; the network takes 1 ms."""
+    leaving = SimpleNamespace(block="block", exit_ms=exit_ms, lookup_ms=0.1)
+    return SimpleNamespace(exits=(leaving,), expected=SimpleNamespace(base_latency_ms=1.0))
+
+
+@pytest.mark.parametrize(("level", "faster"), [(1, False), (2, True)])
+def test_a_version_is_as_fast_as_the_setting_that_may_answer(level: int, faster: bool) -> None:
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True, settings=2)
+    watch.restrict(level)
+    post = Post("trial", watch, [setting(0.5), setting(0.2)])
+    post.open = {1: "strict", 2: "loose"}
+    assert post.faster, "nothing was compared yet"
+    for exits in (["block", "block"], [BASE, "block"]):
+        post.compare(exits, serving_ms=0.5)
+    assert post.faster == faster
+    for _ in range(2):
+        post.compare(["block", "block"], serving_ms=5.0)
+    assert post.faster

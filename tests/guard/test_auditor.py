@@ -375,3 +375,43 @@ def test_one_audit_counts_once_though_two_versions_share_a_watch() -> None:
     shadows = [(*each, [Probed(0, "block", True)]) for each in needs.shadows]
     auditor.settle(decided, Given(TRUE), TRUE, shadows)
     assert watch.proof is not None and watch.proof.audits == 1
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_request_without_a_reference_counts_once_and_only_where_audits_count(guarded: bool) -> None:
+    """Without a guard, requests are looked at for samples alone, and nothing may stop the caches."""
+    post = nested()
+    auditor = Auditor[str](guarded=guarded)
+    decided = auditor.decide(post, None, Draws(0.0, 1.0, seed=0), room=lambda: True)
+    answer = Given(RIGHT)
+    needs = auditor.needs(decided, answer)
+    assert needs is not None and decided.drawn.sample and decided.drawn.audit == guarded
+    auditor.failed(decided, answer, needs.shadows)
+    assert (auditor.audits, auditor.losses) == (guarded, guarded)
+    assert (post.watch.audits, post.watch.losses) == (guarded, guarded)
+
+
+def test_while_the_base_model_answers_caches_are_proven_by_more_than_audits() -> None:
+    post, auditor = (
+        Post("stopped", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False)),
+        Auditor[str](),
+    )
+    draws = Draws(0.0, trials=1.0, seed=0)
+    for _ in range(50):
+        decided = auditor.decide(post, None, draws, room=lambda: True)
+        needs = auditor.needs(decided, Given(TRUE))
+        assert needs is not None and needs.known is TRUE
+        found = [(*each, [Probed(0, "block", True)]) for each in needs.shadows]
+        auditor.settle(decided, Given(TRUE), TRUE, found)
+        if post.may_hit:
+            return
+    raise AssertionError("nothing was proven")
+
+
+def test_memory_learns_nothing_of_what_it_did_not_look_up() -> None:
+    memory = Proving()
+    auditor = Auditor[str](memory=memory)
+    decided = auditor.decide(None, None, Draws(0.0, seed=0), room=lambda: True)
+    for looked, learned in ((None, 0), ("its place", 1)):
+        auditor.learn(decided, Given(TRUE, looked), TRUE)
+        assert decided.tried and memory.tried == learned

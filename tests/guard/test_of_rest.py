@@ -269,3 +269,20 @@ def test_a_proof_taken_from_another_process_counts_next_to_what_left_its_request
     here.take_proofs(Watch.from_json(there.to_json(), spend=spend))
     assert here.proof is not None and here.proof.audits == 3
     assert here.left_by(2) != counts and here.proof is not None and here.proof.audits == 3 * counts
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+@pytest.mark.parametrize("how", ["bring_back", "prove_anew"])
+def test_a_version_that_comes_back_has_to_be_proven_again_on_the_rest_too(
+    tmp_path: Path, how: str, opened: str
+) -> None:
+    """It was proven on what memory left of earlier requests, perhaps in an earlier run."""
+    before = Run(tmp_path / "standing.json")
+    before.roster.follow_memory(SHARE, 1)
+    before.prove()
+    again = Run(tmp_path / "standing.json")
+    if opened == "before":
+        assert again.post.of_rest.may_hit
+    getattr(again.post, how)()
+    assert again.post.of_all.may_hit, "its certificate stays"
+    assert not again.post.of_rest.may_hit

@@ -284,7 +284,8 @@ def test_what_was_proven_long_ago_is_proven_anew(tmp_path: Path, later_s: float,
     assert watch.state == state and later.spending.used == 1 + (state == "probation")
 
 
-def test_what_is_only_written_again_is_not_heard_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("audits", [0, 1])
+def test_what_is_only_written_again_is_not_heard_again(tmp_path: Path, audits: int) -> None:
     """A server without requests writes its file, too: its proofs age by their last audit."""
     path, now_s = tmp_path / "standing.json", [1e9]
     standing = Standing(0.05, path, now=lambda: now_s[0])
@@ -292,9 +293,13 @@ def test_what_is_only_written_again_is_not_heard_again(tmp_path: Path) -> None:
     while not watch.may_hit:
         watch.audited(agreed=True)
     standing.save()
-    now_s[0] += 8 * 86_400.0
-    standing.save()
-    assert not Standing(0.05, path, now=lambda: now_s[0]).watch("a", 0.97, proven=False).may_hit
+    for _ in range(2):
+        now_s[0] += 4 * 86_400.0
+        for _ in range(audits):
+            watch.audited(agreed=True)
+        standing.save()
+    again = Standing(0.05, path, now=lambda: now_s[0]).watch("a", 0.97, proven=False)
+    assert again.may_hit == (audits > 0)
 
 
 def test_a_proof_that_is_as_old_as_the_future_is_not_believed(tmp_path: Path) -> None:

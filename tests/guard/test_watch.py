@@ -126,6 +126,9 @@ def test_what_contradicts_itself_is_not_believed() -> None:
     for damage in ({"state": "stopped"}, {"state": "idle"}, {"guard": alarmed}):
         with pytest.raises(ValueError):
             Watch.from_json({**document, **damage}, spend=Spending(0.05).next)
+    on_probation = watch_over(proven=False).to_json()
+    with pytest.raises(ValueError):
+        Watch.from_json({**on_probation, "state": "idle"}, spend=Spending(0.05).next)
 
 
 @pytest.mark.parametrize("full", [0.0, 0.5], ids=["room in the queue", "the queue is full half of the time"])
@@ -269,3 +272,86 @@ def test_what_is_certified_is_written_down() -> None:
     assert (again.level, again.state) == (0, "probation")
     with pytest.raises(ValueError, match="certified up to level 4"):
         Watch.from_json({**written, "certified_level": 4}, spend=Spending(0.05).next)
+
+
+def again_from(watch: Watch) -> Watch:
+    return Watch.from_json(json.loads(json.dumps(watch.to_json())), spend=Spending(0.05).next)
+
+
+def test_withdrawals_are_numbered_also_over_restarts_and_of_earlier_ones_those_that_left_fewer_are_kept() -> (
+    None
+):
+    """Other processes that use the same caches heed each of them once, by its number."""
+    watch, left = Watch(0.9, spend=Spending(0.05).next, proven=True, settings=3), []
+    for wrong_from in (1, 2, 1):
+        while watch.level < 3:
+            watch.audited(agreed=[True] * 3)
+        while watch.level == 3:
+            watch.audited(agreed=[True] * wrong_from + [False] * (3 - wrong_from))
+        watch = again_from(watch)
+        left.append([tuple(each) for each in watch.withdrawals])
+    assert left == [[(1, 1)], [(1, 1), (2, 2)], [(3, 1)]]
+    document = watch.to_json()
+    del document["withdrawals"]  # as written before there were several
+    assert Watch.from_json(document, spend=Spending(0.05).next).withdrawals == ((1, 1),)
+
+
+def test_a_proof_that_is_better_than_none_is_not_begun_anew() -> None:
+    """Each beginning costs a share of delta, and later shares are smaller."""
+    spending = Spending(0.05)
+    watch = Watch(0.9, spend=spending.next, proven=False)
+    for agreed, used in ((None, 1), (True, 1), (False, 2)):
+        if agreed is not None:
+            watch.audited(agreed=agreed)
+        watch.prove_anew()
+        assert spending.used == used
+    for _ in range(20):
+        watch.audited(agreed=True)
+    watch.prove_anew()
+    assert spending.used == 2 and watch.proof is not None and watch.proof.audits == 20
+
+
+def test_what_the_guard_left_of_other_settings_is_not_known() -> None:
+    """If it withdrew none, a certificate of the new ones counts; else they have to be proven."""
+    for withdrawn in (False, True):
+        before = Watch(0.9, spend=Spending(0.05).next, proven=True, settings=2)
+        while withdrawn and before.level == 2:
+            before.audited(agreed=[True, False])
+        now = Watch(0.9, spend=Spending(0.05).next, proven=True, settings=3)
+        now.take_over(before)
+        assert (now.level, now.withdrawals) == ((0, ((1, 0),)) if withdrawn else (3, ()))
+
+
+def test_memory_that_leaves_the_same_requests_changes_nothing() -> None:
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False)
+    watch.left_by(2)
+    watch.audited(agreed=True)
+    before = watch.epoch, watch.to_json()
+    assert not watch.left_by(2) and not watch.left_by(1)
+    assert (watch.epoch, {**watch.to_json()}) == before
+    assert again_from(watch).to_json() == before[1], "also where this run was not told of any memory"
+    assert watch.left_by(3) and watch.proof is not None and watch.proof.audits == 0
+
+
+def test_evidence_of_which_it_is_not_known_what_left_it_stays_so() -> None:
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False)
+    watch.audited(agreed=True)
+    assert not watch.left_by(1)
+    watch.audited(agreed=True)
+    assert watch.proof is not None and watch.proof.audits == 2
+    assert watch.left_by(2) and watch.proof.audits == 0, "the strictest may have left it"
+
+
+def test_proofs_that_another_process_goes_on_with_begin_anew_here_and_nothing_else_changes() -> None:
+    """Audits under way were decided about before, and the share of delta is written down at once."""
+    spending, saved = Spending(0.05), list[int]()
+    watch = Watch(0.9, spend=spending.next, proven=True, settings=2)
+    watch.prove_apart()
+    assert (watch.epoch, spending.used) == (0, 0), "all is proven"
+    watch.restrict(1)
+    watch.audited(agreed=[True, True])
+    watch.on_restart = lambda: saved.append(spending.used)
+    epoch = watch.epoch
+    watch.prove_apart()
+    assert watch.proof is not None and watch.proof.audits == 0
+    assert (watch.level, watch.epoch, saved) == (1, epoch + 1, [2])
