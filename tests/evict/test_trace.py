@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,20 @@ def test_tables_have_the_same_units_as_json_lines(tmp_path: Path) -> None:
     for whole in ("0,5 6\n1500,5", "0.0,5 6\n1500.0,5"):
         table = read_trace(written(tmp_path, "t.csv", f"timestamp,hash_ids\n{whole}\n"))
         assert table.time_s.tolist() == [0.0, 1.5]
+
+
+def test_requests_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
+    """The first thousand requests of a log took as much memory as all of it. Its end still says the units."""
+    records = [{"timestamp": at, "hash_ids": [*range(50 * at, 50 * at + 50)]} for at in range(300)]
+    path = written(tmp_path, "t.jsonl", lines([*records, {"timestamp": 300.5, "hash_ids": [0]}]))
+    peaks = []
+    for limit in (2, None):
+        tracemalloc.start()
+        trace = read_trace(path, limit=limit)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(trace) == (limit or 301) and trace.time_s[:2].tolist() == [0.0, 1.0]
+    assert peaks[0] < 3 * path.stat().st_size < peaks[1]
 
 
 @pytest.mark.parametrize(

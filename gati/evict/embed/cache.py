@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,10 +59,11 @@ class EmbeddingCache(nn.Module):
     and decides what stays.
 
     The cache is thread-safe. A lock is held while rows are looked up, copied and replaced, but not while rows
-    are fetched or summed. Results do not depend on the contents of the cache. Rows are constants without
-    gradients; that of `padding_idx` adds nothing to a bag, and is never fetched. If a row changes in the slow
-    tier, call `forget`. A cache can be neither copied nor pickled, and stays in a shared `pool`, with its
-    rows, until `pool.leave(cache)`.
+    are fetched or summed. If Ctrl-C or a lack of memory ends a replacement half-way, all rows are dropped.
+    Results do not depend on the contents of the cache. Rows are constants without gradients; that of
+    `padding_idx` adds nothing to a bag, and is never fetched. If a row changes in the slow tier, call
+    `forget`. A cache can be neither copied nor pickled, and stays in a shared `pool`, with its rows, until
+    `pool.leave(cache)`.
     """
 
     def __init__(
@@ -106,7 +108,10 @@ class EmbeddingCache(nn.Module):
         self._epoch = 0  # grows when rows are forgotten
         self._clock = 0  # ids requested
         self._counts = {"batches": 0, "requested": 0, "hits": 0, "distinct": 0, "fetched": 0, "evicted": 0}
-        self._pool.join(self, share=share)
+        if pool is None:
+            self.allow(self._pool.limit_pages)  # not `join`: a pool keeps its users in memory
+        else:
+            pool.join(self, share=share)
 
     @property
     def slow(self) -> SlowTier:
@@ -138,10 +143,24 @@ class EmbeddingCache(nn.Module):
         fit, and when the slow tier fails. While an `AskedTier` fails, its requests teach the policy when rows
         return, but neither the cache nor the guard changes.
         """
+        # a trace would repeat the rows of this batch for ever
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise EvictError("an EmbeddingCache cannot be traced: use torch.compile instead")
+        pooled = self._pooled
+        if torch.compiler.is_compiling():  # it cannot trace threads, locks and NumPy
+            pooled = torch.compiler.disable(pooled)
+        return pooled(input, offsets, per_sample_weights)
+
+    def _pooled(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        offsets: torch.Tensor | None,
+        per_sample_weights: torch.Tensor | None,
+    ) -> torch.Tensor:
         flat = check_ids(input)
         check_offsets(input, offsets, include_last=self.include_last_offset)
         check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
-        check_range(flat, self.slow.rows)
+        check_range(flat.numpy(), self.slow.rows)
         weights = per_sample_weights
         if offsets is not None and len(offsets) == 0:  # no bags: torch may crash on ids that belong to none
             input, flat = input[:0], flat[:0]  # noqa: A001
@@ -168,7 +187,7 @@ class EmbeddingCache(nn.Module):
 
     def allow(self, pages: int) -> None:
         """Hold at most `pages` pages of the pool: surplus rows are evicted, and the others compacted."""
-        with self._lock:
+        with self._changing():
             pages = min(pages, -(-self._most // self._slab.page_rows))
             self._slab.grow(pages)
             kept = min(pages, self._slab.pages)
@@ -181,7 +200,7 @@ class EmbeddingCache(nn.Module):
 
     def forget(self, ids: torch.Tensor | None = None) -> None:
         """Drop rows that changed in the slow tier, by default all; running batches may still use them."""
-        with self._lock:
+        with self._changing():
             held = np.flatnonzero(self._sets.ids >= 0)
             changed = None if ids is None else ids.numpy()
             if changed is not None:
@@ -214,11 +233,11 @@ class EmbeddingCache(nn.Module):
 
         Cached rows come first. The policy then decides which rows stay.
         """
-        ids, inverse, counts, last = asked
+        ids = asked.ids
         rows = self._room(len(ids) + 1)
         rows[-1] = 0.0
         if len(ids) == 0:
-            return rows, inverse
+            return rows, asked.places
         places = hashed(ids, self._sets.sets)
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
@@ -240,10 +259,11 @@ class EmbeddingCache(nn.Module):
                 self._fetch(ids[lacking], rows[len(hits) : -1])
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[np.concatenate((hits, lacking))] = np.arange(len(ids))
-            row_places = row_of[inverse]
+            row_places = asked.spread(row_of)
             with self._lock:
-                begin, self._clock = self._clock, self._clock + len(inverse)
-                batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
+                begin, self._clock = self._clock, self._clock + len(row_places)
+                last = begin + asked.last
+                batch = RequestedRows(ids, places, asked.counts, last, begin, self._clock)
                 batch = self._policy.observe(batch)
                 if waiting is not None:
                     if version != self._version:
@@ -255,7 +275,7 @@ class EmbeddingCache(nn.Module):
                 waiting(fetched)
         if waiting is not None and len(gone):  # only now: a thread has one connection at a time
             self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
-        with self._lock:  # from here on, nothing fails
+        with self._changing():
             self._count(batch, hits, len(lacking))
             if plan is not None and plan.turn == self._turn:
                 self._policy.commit(batch, plan.served)
@@ -281,7 +301,8 @@ class EmbeddingCache(nn.Module):
         kept: torch.Tensor | None = getattr(self._rooms, "rows", None)
         if kept is None or len(kept) < count:
             with torch.inference_mode(False):  # else later batches outside of it could not write to it
-                kept = torch.empty((count + count // 8, self.slow.width), dtype=self.slow.dtype)
+                size = count + count // 8, self.slow.width
+                kept = torch.empty(size, dtype=self.slow.dtype, device="cpu")
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
@@ -293,6 +314,20 @@ class EmbeddingCache(nn.Module):
                 f"{tuple(out.shape)} {out.dtype}"
             )
         out[:] = found
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock. If a change ends half-way, as by Ctrl-C, drop all rows: some would be wrong."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self._sets.clear()
+                self._slab.clear()
+                self._policy.forget()
+                self._changed()
+                self._epoch += 1
+                raise
 
     def _keep(self, batch: RequestedRows, changes: RowChanges, rows: torch.Tensor, row_of: Ids) -> None:
         placed = self._policy.replace(batch, changes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from gati.errors import EvictError
+from gati.evict.embed.tiers import Ids
 
 MODES = ("sum", "mean")
 _INTEGERS = (torch.int32, torch.int64)
@@ -29,13 +31,11 @@ def check_ids(ids: torch.Tensor) -> torch.Tensor:
     return ids.reshape(-1).to(torch.int64)
 
 
-def check_range(flat: torch.Tensor, rows: int) -> None:
+def check_range(flat: Ids, rows: int) -> None:
     """Raise EvictError for ids [n] out of range."""
-    if len(flat) == 0:
-        return
-    least, largest = torch.aminmax(flat)
-    if int(least) < 0 or int(largest) >= rows:
-        at = int(((flat < 0) | (flat >= rows)).nonzero()[0])
+    unsigned = flat.view(np.uint64)  # negative ids are larger than all others
+    if unsigned.max(initial=0) >= rows:
+        at = int((unsigned >= rows).argmax())
         raise EvictError(
             f"id {int(flat[at])} at position {at} is out of range: the table has rows 0 to {rows - 1}"
         )

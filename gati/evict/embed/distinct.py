@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,15 @@ class DistinctIds(NamedTuple):
     """Distinct ids [n] of a batch [m], sorted as unsigned numbers."""
 
     ids: Ids
-    inverse: Ids  # [m], the index of each id of the batch
     counts: Ids  # how often each occurs
     last: Ids  # last position of each in the batch
+    places: Ids  # [m], all positions, by id
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """From values of the distinct ids, [n], that of each id of the batch, [m]."""
+        found = np.empty(len(self.places), dtype=values.dtype)
+        found[self.places] = values.repeat(self.counts)
+        return found
 
 
 def distinct(batch: Ids) -> DistinctIds:
@@ -25,11 +31,9 @@ def distinct(batch: Ids) -> DistinctIds:
     ordered, places = _in_order(batch)
     begins: NDArray[np.bool_] = np.ones(size, dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
-    inverse = np.empty(size, dtype=np.int64)
-    inverse[places] = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     ends = np.append(first[1:], size) if size else first
-    return DistinctIds(ordered[first], inverse, ends - first, places[ends - 1])
+    return DistinctIds(ordered[first], ends - first, places[ends - 1], places)
 
 
 def _in_order(batch: Ids) -> tuple[Ids, Ids]:

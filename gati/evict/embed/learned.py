@@ -145,7 +145,7 @@ class LaruRows(RowPolicy):
         which = np.flatnonzero(alike & (slots < 0))
         if len(which):
             most = int(self._evicted_count.max())
-            evicted = self._evicted[:, :most].take(homes[which], axis=0)
+            evicted = self._evicted[homes[which], :most]
             found[which] = (evicted == batch.ids[which, None]).any(axis=1)
         return found
 
@@ -275,7 +275,10 @@ class _ShadowRows:
 
     def forget(self, ids: Ids | None) -> None:
         """Drop these ids, or all."""
-        stays = np.zeros(len(self._ids), dtype=np.bool_) if ids is None else ~np.isin(self._ids, ids)
+        if ids is None:
+            self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)
+            return
+        stays = ~np.isin(self._ids, ids)
         self._ids, self._homes, self._recency = self._ids[stays], self._homes[stays], self._recency[stays]
 
     def _keep(self, ids: Ids, homes: Ids, recency: Ids) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import mmap
 import threading
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -98,8 +100,8 @@ class PagePool:
 
     def give(self, pages: list[int]) -> None:
         """Return pages; their contents are lost."""
-        for page in pages:
-            self._memory.madvise(mmap.MADV_DONTNEED, page * self.page_bytes, self.page_bytes)
+        for page, count in _runs(pages):
+            self._memory.madvise(mmap.MADV_DONTNEED, page * self.page_bytes, count * self.page_bytes)
         with self._lock:
             self._free.extend(pages)
 
@@ -121,3 +123,11 @@ class PagePool:
             user.allow(min(pages, user.pages))
         for user, pages in allowed:
             user.allow(pages)
+
+
+def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
+    """Stretches of neighbouring pages: the first, and how many."""
+    ordered = sorted(pages)
+    begins = [at for at, page in enumerate(ordered) if at == 0 or page != ordered[at - 1] + 1]
+    for begin, end in pairwise([*begins, len(ordered)]):
+        yield ordered[begin], end - begin

@@ -37,13 +37,15 @@ class RedisTier:
         shape = self._asked("HMGET", name, "rows", "width", "dtype")
         if None in shape:
             raise EvictError(f"{self._url} has no table {name}: write it with RedisTier.write")
-        self.rows, self.width = int(shape[0]), int(shape[1])
-        dtype = getattr(torch, shape[2].decode(), None)
-        if not isinstance(dtype, torch.dtype):
+        rows, width, dtype = (each.decode(errors="replace") for each in shape)
+        found = getattr(torch, dtype, None)
+        if not (rows.isdecimal() and width.isdecimal() and isinstance(found, torch.dtype)):
             raise EvictError(
-                f"table {name} at {self._url} has the unknown type {shape[2].decode()}: write it again"
+                f"table {name} at {self._url} has {rows} rows of {width} {dtype}, which is no table: write "
+                "it again with RedisTier.write"
             )
-        self.dtype: torch.dtype = dtype
+        self.rows, self.width = int(rows), int(width)
+        self.dtype: torch.dtype = found
 
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
@@ -54,10 +56,11 @@ class RedisTier:
         tier._url, tier._name = _without_secrets(url), name
         tier._prefix, tier._client = f"{name}:".encode(), _client(url)
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
-        former = int(tier._asked("HGET", name, "rows") or 0)
+        former = tier._asked("HGET", name, "rows") or b""
         tier._asked("DEL", name)
-        for begin in range(rows, former, AT_ONCE):
-            tier._asked("DEL", *tier._keys(np.arange(begin, min(begin + AT_ONCE, former))))
+        end = int(former) if former.isdigit() else 0
+        for begin in range(rows, end, AT_ONCE):
+            tier._asked("DEL", *tier._keys(np.arange(begin, min(begin + AT_ONCE, end))))
         for begin in range(0, rows, AT_ONCE):
             ids = np.arange(begin, min(begin + AT_ONCE, rows))
             pairs = zip(tier._keys(ids), content[ids], strict=True)
@@ -141,6 +144,8 @@ class RedisTier:
             return self._client.execute_command(*command)
         except RedisError as error:
             raise self._failed(error) from error
+        except TypeError as error:  # of its constructor
+            raise EvictError(f"the address of {self._url} has an option that is none: {error}") from error
 
     def _failed(self, error: Exception) -> EvictError:
         return EvictError(f"Redis at {self._url} failed ({error}): {_remedy(error)}")
@@ -152,12 +157,15 @@ def _client(url: str) -> Any:
     except ImportError:
         raise EvictError("RedisTier needs the package redis: pip install 'gati[redis]'") from None
     try:
-        return redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)  # what the URL says goes first
+        client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)  # what the URL says goes first
     except ValueError:  # its message may quote a part of a password
         raise EvictError(
             "the address is not a Redis URL; give redis://USER:PASSWORD@HOST:PORT/0 or unix:///PATH, with "
             "characters of the password such as / and ? percent-encoded"
         ) from None
+    if client.get_encoder().decode_responses:
+        raise EvictError("rows are bytes, not text: leave decode_responses out of the address")
+    return client
 
 
 def _without_secrets(url: str) -> str:

@@ -105,8 +105,8 @@ class RowReturns:
         counts = batch.counts.astype(np.float32)
         waited = gap.astype(np.float32)
         span, seen = old_span + waited, old_seen + counts
-        np.copyto(span, np.float32(now - batch.begin), where=~known)
-        np.copyto(seen, counts, where=~known)
+        new = np.flatnonzero(~known)
+        span[new], seen[new] = now - batch.begin, counts[new]
         cells = _cells(span + self._doubt, seen)
         stays = ~known & (waited * old_seen < self._settings.patience * old_span)  # never if it is empty
         self._close(before["sample"], known, stays, gap, now)

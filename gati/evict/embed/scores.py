@@ -53,7 +53,7 @@ class RowScores:
         if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size > 0):
             raise EvictError(f"ids have shape {given.shape} and type {given.dtype}; give whole numbers [n]")
         asked = distinct(given.astype(np.int64))  # by their bits
-        begin, self._clock = self._clock, self._clock + len(asked.inverse)
+        begin, self._clock = self._clock, self._clock + len(asked.places)
         batch = RequestedRows(
             asked.ids, hashed(asked.ids, 1), asked.counts, begin + asked.last, begin, self._clock
         )
@@ -64,4 +64,4 @@ class RowScores:
         if self._returns.fits == 0:
             wait = np.full(len(cells), float(self._rows))  # so that later scores compare with these
         found = self._clock + _LONGEST - np.minimum(wait, _LONGEST)
-        return np.asarray(found.astype(np.uint64)[asked.inverse])
+        return asked.spread(found.astype(np.uint64))

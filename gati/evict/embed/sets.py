@@ -56,7 +56,7 @@ class RowSets:
     def find(self, ids: Ids, places: Hashed) -> Ids:
         """Slots of ids, -1 where an id is not cached, [n]."""
         slots = np.full(len(ids), -1, dtype=np.int64)
-        alike = self._tags[places.homes] == places.tags[:, None]
+        alike = self._tags.take(places.homes, axis=0) == places.tags[:, None]
         flat = np.flatnonzero(alike)
         which = flat // WAYS
         at = places.homes[which] * WAYS + flat % WAYS
@@ -69,17 +69,21 @@ class RowSets:
         self.ids[slots], self.recency[slots] = _EMPTY, NEVER
         self.used -= np.bincount(slots // WAYS, minlength=self.sets)
 
+    def clear(self) -> None:
+        """Empty all slots, whatever state they are in."""
+        self.ids[:], self.recency[:], self.used[:] = _EMPTY, NEVER, 0
+
     def put(self, ids: Ids, places: Hashed, recency: Ids) -> Ids:
         """Insert ids that are not cached into sets with room for them; returns their slots."""
         slots = np.empty(len(ids), dtype=np.int64)
         if len(ids) == 0:
             return slots
         counts = np.bincount(places.homes, minlength=self.sets)
-        empty = np.flatnonzero(
-            (self.ids.reshape(self.sets, WAYS) == _EMPTY) & (counts > 0)[:, None]
-        )  # by set
-        empty = empty[ranks(empty // WAYS, self.sets) < counts[empty // WAYS]]
-        slots[by_home(places.homes, self.sets)] = empty
+        chosen = np.flatnonzero(counts)
+        empty = np.flatnonzero(self.ids.reshape(self.sets, WAYS).take(chosen, axis=0) == _EMPTY)  # by set
+        of = empty // WAYS
+        enters = ranks(of, len(chosen)) < counts[chosen][of]
+        slots[by_home(places.homes, self.sets)] = (chosen[of] * WAYS + empty % WAYS)[enters]
         self.ids[slots] = ids
         self.recency[slots] = recency
         self._tags.reshape(-1)[slots] = places.tags

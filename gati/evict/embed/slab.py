@@ -33,7 +33,8 @@ class RowSlab:
         with torch.inference_mode(False):  # rows may be written outside of the mode of whoever makes it
             self.rows = pool.bytes.view(dtype).view(-1, width)
         self._pages: list[int] = []
-        self._free = np.zeros(0, dtype=np.int64)
+        self._free = np.zeros(0, dtype=np.int64)  # free positions first; has room for all
+        self._spare = 0  # number of free positions
 
     @property
     def pages(self) -> int:
@@ -44,7 +45,7 @@ class RowSlab:
         """Take pages until `pages` are held, or no more are free."""
         taken = self.pool.take(pages - len(self._pages))
         self._pages += taken
-        self._free = np.concatenate((self._rows_of(taken), self._free))
+        self._hold(np.concatenate((self._rows_of(taken), self._free[: self._spare])))
 
     def shrink(self, pages: int, used: Ids) -> Ids:
         """Give pages back until there are `pages`, and return where the `used` places went, [n].
@@ -52,25 +53,40 @@ class RowSlab:
         The rows in use must fit into what stays.
         """
         leave, self._pages = self._pages[pages:], self._pages[:pages]
-        stays = np.isin(used // self.page_rows, self._pages)
-        free = np.setdiff1d(self._rows_of(self._pages), used[stays])
+        free = np.zeros(len(self.rows), dtype=np.bool_)
+        free[self._rows_of(self._pages)] = True
+        stays = free[used]
+        free[used] = False
+        (spare,) = free.nonzero()
         moved = used.copy()
-        moved[~stays] = free[: np.count_nonzero(~stays)]
+        moved[~stays] = spare[: np.count_nonzero(~stays)]
         self.rows[torch.from_numpy(moved[~stays])] = self.rows[torch.from_numpy(used[~stays])]
-        self._free = free[np.count_nonzero(~stays) :]
+        self._hold(spare[np.count_nonzero(~stays) :])
         self.pool.give(leave)
         return moved
 
+    def clear(self) -> None:
+        """Free all positions."""
+        self._hold(self._rows_of(self._pages))
+
     def free(self, places: Ids) -> None:
         """Free positions for other rows."""
-        self._free = np.concatenate((self._free, places))
+        end = self._spare + len(places)
+        self._free[self._spare : end] = places
+        self._spare = end
 
     def put(self, rows: torch.Tensor) -> Ids:
         """Copy rows [n, width] to free positions, of which there must be enough; returns these."""
-        split = len(self._free) - len(rows)
-        self._free, places = self._free[:split], self._free[split:]
+        begin = self._spare - len(rows)
+        places = self._free[begin : self._spare].copy()
+        self._spare = begin
         self.rows.index_copy_(0, torch.from_numpy(places), rows)
         return places
+
+    def _hold(self, free: Ids) -> None:
+        """Exactly these positions of the pages are free."""
+        self._free = np.empty(len(self._pages) * self.page_rows, dtype=np.int64)
+        self._free[: len(free)], self._spare = free, len(free)
 
     def _rows_of(self, pages: list[int]) -> Ids:
         first = np.array(pages, dtype=np.int64) * self.page_rows

@@ -72,7 +72,11 @@ class MemoryTier:
 
 
 class FileTier:
-    """A table in a raw file of rows, mapped into memory; the system caches as much as memory allows."""
+    """A table in a raw file of rows, mapped into memory; the system caches as much as memory allows.
+
+    It keeps the file that it opened. If another one takes its place, as by `write`, make another tier, and
+    another cache. Rows that are changed within the file are read as they are: call `forget` on caches.
+    """
 
     def __init__(self, path: str | Path, *, width: int, dtype: torch.dtype = torch.float32) -> None:
         """Map `path`. Raises EvictError if the file is missing or has an incomplete row."""

@@ -15,8 +15,7 @@ _log = logging.getLogger("gati.engine")
 class EngineDriver:
     """Steps `engine` in its own thread between `start` and `stop`.
 
-    If a step fails, the engine and all requests end, because keys and values may be half written; `failed` is
-    called with the error.
+    If a step fails, the engine and all requests end; `failed` is called with the error.
     """
 
     def __init__(self, engine: PrefixEngine, failed: Callable[[BaseException], None]) -> None:
@@ -45,5 +44,4 @@ class EngineDriver:
                     engine.wait_for_work()
         except Exception as error:  # after any error, no request may wait for this engine
             _log.exception("a step failed")
-            engine.abandon(UnavailableError("the engine failed; its log has the cause"))
             self._failed(error)

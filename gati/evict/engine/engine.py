@@ -139,21 +139,16 @@ class PrefixEngine:
         self._work.set()
 
     def step(self) -> bool:
-        """Admit requests, compute one batch and call the listeners; False if there was nothing to do."""
-        with self._stepping:
-            with self._changing:
-                self._work.clear()
-                self._take_in()
-                self._admit()
-                planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
-            if planned is None:
-                return False
-            began_s = self._clock()
-            logits = self.decoder(planned.batch, self._pages.cache)
-            with self._changing:
-                self._waiting.took(self._clock() - began_s, planned.work(self._growth))
-                self._sample(planned, logits)
-            return True
+        """Admit requests, compute one batch and call the listeners; False if there was nothing to do.
+
+        If this fails or is interrupted, keys and values may be half written: the engine and all requests end.
+        """
+        try:
+            with self._stepping:
+                return self._step()
+        except BaseException:  # also Ctrl-C
+            self._abandon(UnavailableError("the engine failed; its log has the cause"))
+            raise
 
     def run_until_idle(self) -> None:
         """Step until every request has ended."""
@@ -178,18 +173,6 @@ class PrefixEngine:
                 self._finish(generation, Ending.CANCELLED if error is None else Ending.FAILED)
             self._waiting.clear()
             self._pages.unlink()
-        self._pool.leave(self)
-
-    def abandon(self, error: GatiError) -> None:
-        """As `close`, after a step that raised: whatever it left behind, all requests end with `error`."""
-        with self._stepping, self._changing:
-            self._shut()
-            for generation in [*self._running, *self._waiting]:
-                generation.error, generation.ending = error, Ending.FAILED
-                generation.tell(None)
-            self._running.clear()
-            self._waiting.clear()
-            self._pages.surrender()
         self._pool.leave(self)
 
     def allow(self, pages: int) -> None:
@@ -218,6 +201,33 @@ class PrefixEngine:
             }
 
     # ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        with self._changing:
+            self._work.clear()
+            self._take_in()
+            self._admit()
+            planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
+        if planned is None:
+            return False
+        began_s = self._clock()
+        logits = self.decoder(planned.batch, self._pages.cache)
+        with self._changing:
+            self._waiting.took(self._clock() - began_s, planned.work(self._growth))
+            self._sample(planned, logits)
+        return True
+
+    def _abandon(self, error: GatiError) -> None:
+        """As `close`, whatever a step left behind: all requests end with `error`."""
+        with self._stepping, self._changing:
+            self._shut()
+            for generation in [*self._running, *self._waiting]:
+                generation.error, generation.ending = error, Ending.FAILED
+                generation.tell(None)
+            self._running.clear()
+            self._waiting.clear()
+            self._pages.surrender()
+        self._pool.leave(self)
 
     def _shut(self) -> bool:
         """Accept no further requests; returns whether it was already closed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,10 +53,15 @@ def text_of(path: Path, content: bytes, wanted: str) -> str:
         ) from None
 
 
-def lines_of(text: str) -> list[str]:
+def lines_of(text: str) -> Iterator[str]:
     """The lines of a text, which may end as on any system; the last may be empty."""
     # not splitlines: JSON strings may contain separators that it splits at, such as U+2028
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    begin = 0
+    while (end := text.find("\n", begin)) >= 0:  # not split: the text may fill half of the memory
+        yield text[begin:end]
+        begin = end + 1
+    yield text[begin:]
 
 
 def append_line(file: IO[bytes], line: bytes) -> None:

@@ -16,7 +16,8 @@ from gati.evict.trace.files import content_of, json_object, lines_of, text_of
 from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
-_TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
+_STAMP = "timestamp"  # in milliseconds, or in seconds if any has fractions
+_TIMES = {_STAMP: 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
 _BLOCK_SIZES = ("block_size", "obj_size")
 _SUFFIXES = (
     "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), gzipped or not"
@@ -53,16 +54,19 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     Raises TraceError, with the line number, for content that cannot be read.
     """
     path = Path(path)
+    if limit is not None and limit < 1:
+        raise TraceError(f"--limit is {limit}; keep at least one request")
     content = content_of(path, _WANTED)
     kind: Kind = "flat" if flat else "tree"
-    rows = list(_rows(path, content))
+    rows: list[_Row] = []
+    fractions = False
+    for row in _rows(path, content):
+        fractions = fractions or _in_seconds(row.stamp)
+        if limit is None or len(rows) < limit:
+            rows.append(row)
     if not rows:
         raise TraceError(f"{path} has no requests")
-    units = _units(rows)
-    if limit is not None:
-        if limit < 1:
-            raise TraceError(f"--limit is {limit}; keep at least one request")
-        rows = rows[:limit]
+    units = {**_TIMES, _STAMP: 1.0} if fractions else _TIMES
     known = [row.stamp for row in rows if row.stamp is not None]
     if known and len(known) < len(rows):
         line = next(row.line for row in rows if row.stamp is None)
@@ -139,12 +143,9 @@ def _of_records(
         yield _Row(number, blocks, stamp, _talk(record, where) if json else None)
 
 
-def _units(rows: Iterable[_Row]) -> dict[str, float]:
-    """What one of each column of times is in seconds."""
-    stamps = (row.stamp for row in rows if row.stamp is not None)
-    # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
-    fractions = any(stamp.key == "timestamp" and stamp.fractions for stamp in stamps)
-    return {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
+def _in_seconds(stamp: _Stamp | None) -> bool:
+    """Whether timestamps are seconds, as Qwen-Bailian's, because this one has fractions: not milliseconds."""
+    return stamp is not None and stamp.key == _STAMP and stamp.fractions
 
 
 class _SameSize:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -548,3 +550,44 @@ def test_a_pool_refuses_what_it_cannot_hold() -> None:
     assert (cache.pages, pool.used_pages) == (1, 1)
     pool.leave(cache)
     assert (cache.pages, pool.used_pages) == (0, 0)
+
+
+def test_the_default_device_of_the_program_does_not_matter() -> None:
+    weight = table()
+    ids = skewed(np.random.default_rng(0), 120, 400).view(12, 10)
+    with torch.device("meta"):
+        cache = EmbeddingCache(MemoryTier(weight), 50, mode="sum")
+        found = cache(ids)
+    assert same_bits(found, bag(weight, "sum")(ids))
+
+
+def test_a_compiled_network_computes_the_same() -> None:
+    random = np.random.default_rng(0)
+    weight = table()
+    reference = bag(weight, "sum")
+    cache = EmbeddingCache(MemoryTier(weight), 50, mode="sum")
+    network = torch.compile(torch.nn.Sequential(cache, torch.nn.ReLU()), backend="eager")
+    for _ in range(4):
+        ids = skewed(random, 120, 400).view(12, 10)
+        assert same_bits(network(ids), reference(ids).relu())
+        assert same_bits(torch.compile(cache, backend="eager")(ids), reference(ids))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_a_trace_that_would_always_give_the_same_rows_is_refused() -> None:
+    cache = EmbeddingCache(MemoryTier(table()), 50, mode="sum")
+    with pytest.raises(EvictError, match=r"cannot be traced: .* torch\.compile"):
+        torch.jit.trace(cache, torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("policy", ROW_POLICIES)
+def test_its_memory_is_returned_as_soon_as_it_is_not_used(policy: str) -> None:
+    cache = EmbeddingCache(MemoryTier(table()), 50, mode="sum", policy=policy)
+    cache(torch.tensor([[1, 2]]))
+    pool = weakref.ref(cache._pool)
+    gc.disable()
+    try:
+        del cache
+        assert pool() is None
+    finally:
+        gc.enable()

@@ -29,7 +29,7 @@ def check(batch: Ids) -> None:
     found = distinct(batch)
     ids, inverse, counts = np.unique(batch.view(np.uint64), return_inverse=True, return_counts=True)
     np.testing.assert_array_equal(found.ids.view(np.uint64), ids)
-    np.testing.assert_array_equal(found.inverse, inverse)
+    np.testing.assert_array_equal(found.spread(np.arange(len(ids))), inverse)
     np.testing.assert_array_equal(found.counts, counts)
     backwards = batch.view(np.uint64).tolist()[::-1]
     assert found.last.tolist() == [len(batch) - 1 - backwards.index(id_) for id_ in ids.tolist()]

@@ -125,10 +125,27 @@ def test_a_table_that_is_not_there_is_named(url: str) -> None:
         RedisTier(url, "users")
 
 
-def test_a_table_of_an_unknown_type_is_named(url: str) -> None:
-    redis.Redis.from_url(url).hset("items", mapping={"rows": 1, "width": 1, "dtype": "load"})
-    with pytest.raises(EvictError, match="unknown type load"):
+@pytest.mark.parametrize(("key", "wrong"), [("dtype", "load"), ("rows", "many"), ("width", "-1")])
+def test_a_table_of_an_unknown_shape_or_type_is_named(url: str, key: str, wrong: str) -> None:
+    shape: dict[str, str | int] = {"rows": 1, "width": 1, "dtype": "float32"}
+    redis.Redis.from_url(url).hset("items", mapping={**shape, key: wrong})
+    with pytest.raises(EvictError, match=f"table items at .* {wrong}.* which is no table: write it"):
         RedisTier(url, "items")
+    RedisTier.write(url, "items", torch.ones(3, 2))
+    assert RedisTier(url, "items").rows == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("decode_responses=True", "rows are bytes, not text"), ("wide=1", "option that is none: .*wide")],
+)
+def test_an_address_with_an_option_that_cannot_be_used_says_so(url: str, option: str, message: str) -> None:
+    for make in (
+        lambda at: RedisTier(at, "items"),
+        lambda at: RedisTier.write(at, "items", torch.ones(1, 1)),
+    ):
+        with pytest.raises(EvictError, match=message):
+            make(f"{url}?{option}")
 
 
 def test_a_smaller_table_leaves_no_rows_of_the_one_that_it_replaces(url: str) -> None:

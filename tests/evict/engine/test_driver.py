@@ -73,15 +73,16 @@ def test_an_engine_is_stopped_although_a_step_begins_meanwhile(monkeypatch: pyte
 class Failing(Decoder):
     """Fails in the second step."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         super().__init__(SETTINGS)
         self.double()
         self.steps = 0
+        self.error = error or RuntimeError("no memory")
 
     def forward(self, batch: TokenBatch, cache: torch.Tensor) -> torch.Tensor:
         self.steps += 1
         if self.steps > 1:
-            raise RuntimeError("no memory")
+            raise self.error
         logits: Any = super().forward(batch, cache)
         return logits  # type: ignore[no-any-return]
 
@@ -104,3 +105,16 @@ def test_an_engine_that_fails_ends_its_requests_and_returns_its_pages(policy: st
     assert (running.pages, rows.pages) == (0, 6)
     running.figures()
     driver.stop()
+
+
+def test_a_step_that_is_interrupted_ends_the_engine() -> None:
+    """Pages counted as computed whose keys and values were never written: later requests read them."""
+    pool, running, rows = shared("lru", Failing(KeyboardInterrupt()).eval())
+    generation = running.submit(request([1] * 9, 3))
+    with pytest.raises(KeyboardInterrupt):
+        running.run_until_idle()
+    assert generation.ending is Ending.FAILED and isinstance(generation.error, UnavailableError)
+    assert (running.pages, rows.pages, pool.used_pages) == (0, 12, 12)
+    with pytest.raises(UnavailableError, match="is closed"):
+        running.submit(request([1] * 9, 3))
+    assert not running.step()

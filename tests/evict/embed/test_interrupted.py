@@ -1,0 +1,87 @@
+"""Ctrl-C, anywhere in a batch, leaves no cache with wrong rows."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gati.evict.embed.cache import EmbeddingCache
+from gati.evict.embed.pool import PagePool
+from gati.evict.embed.tiers import MemoryTier
+from tests.evict.embed.test_cache import PAGE, bag, same_bits, skewed, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.slow
+
+_CODE = "gati/evict/embed/"
+
+
+@contextmanager
+def interrupted(after: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt after so many lines of the package, as a signal may between any two."""
+    left = after
+
+    def line(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        nonlocal left
+        if _CODE not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(line)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("policy", ["lru", "gati"])
+def test_an_interrupted_batch_leaves_no_wrong_row(policy: str) -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=2_000, width=8)
+    reference = bag(weight, "sum")
+    cache = EmbeddingCache(MemoryTier(weight), 150, mode="sum", policy=policy)
+    for after in range(0, 10_000, 3):
+        ids, then, last = (skewed(random, 100, 2_000).view(10, 10) for _ in range(3))
+        try:
+            with interrupted(after):
+                cache(ids)
+        except KeyboardInterrupt:
+            for more in (then, last):
+                assert same_bits(cache(more), reference(more)), after
+            continue
+        assert after > 50
+        return
+    raise AssertionError("no batch ended")
+
+
+def test_an_interrupted_change_of_the_pool_leaves_no_wrong_row() -> None:
+    random = np.random.default_rng(0)
+    weight = table(rows=2_000, width=64)
+    reference = bag(weight, "sum")
+    for after in range(0, 10_000, 3):
+        pool = PagePool(PAGE, 8 * PAGE)
+        cache = EmbeddingCache(MemoryTier(weight), mode="sum", pool=pool, policy="lru")
+        ids, then, last = (skewed(random, 200, 2_000).view(20, 10) for _ in range(3))
+        cache(ids)
+        try:
+            with interrupted(after):
+                pool.resize(3 * PAGE)
+        except KeyboardInterrupt:
+            for more in (ids, then, last):
+                assert same_bits(cache(more), reference(more)), after
+            continue
+        assert after > 20
+        return
+    raise AssertionError("no change ended")
