@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from gati.errors import ConfigError
 from gati.types import NAME_RULE, is_name
 from gati.variants import SCENE
 from services.config_files import flat, read_target
-from services.invalid import first_invalid, matching
+from services.invalid import ApiKey, first_invalid, matching, no_such_setting
 from services.model_settings import ModelSettings
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
@@ -149,8 +148,8 @@ class ServeConfig(_Strict):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     hosts: tuple[str, ...] = ()  # additional host names that clients without a key may use
-    api_key: str | None = Field(default=None, min_length=1, repr=False)
-    management_key: str | None = Field(default=None, min_length=1, repr=False)
+    api_key: ApiKey | None = Field(default=None, repr=False)
+    management_key: ApiKey | None = Field(default=None, repr=False)
     keys_file: Path | None = None  # several keys, each with rights and a quota; SIGHUP reloads it
     certificate: Path | None = None  # for HTTPS: PEM, with the intermediate certificates
     certificate_key: Path | None = None
@@ -159,13 +158,13 @@ class ServeConfig(_Strict):
     head_timeout_s: float = Field(default=10.0, gt=0.0)  # for the request line and headers
     body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a slow body, or a reply that is not read
     request_timeout_ms: float = Field(default=10_000.0, gt=0.0)  # default of requests
-    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may set
+    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0, le=3_600_000.0)  # that a client may set
     highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may set; 1 is served first
     late_factor: float = Field(default=2.0, ge=1.0)  # default timeout of a request, in multiples of its SLO
-    largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
+    largest_body_bytes: int = Field(default=64 * MIB, ge=1024, le=64 * MIB)  # a process takes no more
     largest_json_bytes: int = Field(default=80 * MIB, ge=1024)  # memory for JSON and its values
     largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # for requests; as much for unread replies
-    largest_image_pixels: int = Field(default=12_500_000, ge=1)
+    largest_image_pixels: int = Field(default=12_500_000, ge=1, le=64 * MIB // 3)
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models without this setting
     ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve
     drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: report not ready, keep answering
@@ -300,6 +299,5 @@ def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -
     if invalid.kind == "extra_forbidden":
         *table, given = map(str, invalid.place)
         known: type[BaseModel] = _TABLES[table[0]] if table else ServeConfig
-        near = get_close_matches(given, known.model_fields, 1)
-        reason = "there is no such setting" + "".join(f"; did you mean '{each}'?" for each in near)
+        reason = no_such_setting(given, known.model_fields)
     return f"{where}: setting '{invalid.where}': {reason}"

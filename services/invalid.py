@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
@@ -48,6 +49,23 @@ def _checked_name(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
+
+
+def checked_key(text: str) -> str:
+    """An API key without white space around it. Raises `ValueError` if no HTTP header can carry it."""
+    key = text.strip()  # files of secrets usually end with a newline, which no header can carry
+    if not (key and key.isascii() and key.isprintable()):
+        raise ValueError("a key has printable ASCII characters, as HTTP headers do")
+    return key
+
+
+ApiKey = Annotated[str, AfterValidator(checked_key)]
+
+
+def no_such_setting(given: str, known: Iterable[str]) -> str:
+    """The reason for an unknown name of a setting, with the nearest of those that are known."""
+    near = get_close_matches(given, known, 1)
+    return "there is no such setting" + "".join(f"; did you mean '{each}'?" for each in near)
 
 
 def first_invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidValue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from gati.errors import ConfigError
@@ -11,6 +12,8 @@ from services.wire.client import UNIX
 from services.wire.codec import Service
 from services.wire.handshake import read_secret, server_tls
 from services.wire.server import Handler, WireServer
+
+_log = logging.getLogger("gati.wire")
 
 
 async def listen(
@@ -41,3 +44,15 @@ async def listen(
             f"cannot listen on {address_of(settings.host, settings.port)} ({why}); choose another port"
         ) from error
     return server, address_of(settings.host, port)
+
+
+def renew_certificate(server: WireServer, settings: ProcessSettings) -> None:
+    """Read the certificate again, for new connections; if it is invalid, the log says why, and it stays."""
+    try:
+        tls = server_tls(settings.certificate, settings.certificate_key)
+    except ConfigError as error:
+        _log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
+        return
+    if tls is not None:
+        server.renew(tls)
+        _log.info("certificate read", extra={"file": str(settings.certificate)})

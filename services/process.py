@@ -19,8 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gati.errors import GatiError, StorageError, UnavailableError
 from gati.priority import take_turns_often
 from services import logs
+from services.invalid import first_invalid, no_such_setting
 
 USAGE = 2  # exit status: invalid settings; a restart would fail again
+_STDIN = 0
 _TRY_AGAIN = 75  # exit status: the cause, such as a missing disk or server, may disappear
 
 
@@ -52,11 +54,11 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
 
     Returns the exit status: 2 for an error that the user must fix, 75 for one that a retry may fix.
     """
+    given = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        told = sys.stdin.buffer.readline() if sys.argv[1] == "-" else sys.argv[1]
-        settings = kind.model_validate_json(told)
-    except (IndexError, ValidationError) as error:
-        print(f"error: give the settings as JSON: {error}", file=sys.stderr)
+        settings = kind.model_validate_json(sys.stdin.buffer.readline() if given == "-" else given)
+    except ValidationError as error:
+        print(f"error: {_why_not(kind, error)}", file=sys.stderr)
         return USAGE
     logs.configure(name(settings), settings.log_level)
     take_turns_often()
@@ -70,27 +72,55 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
     return 0
 
 
+def _why_not(kind: type[ProcessSettings], error: ValidationError) -> str:
+    invalid = first_invalid(error.errors(include_input=False))  # they may contain passwords
+    if not invalid.place:
+        return f"give the settings as JSON ({invalid.reason})"
+    unknown = invalid.kind == "extra_forbidden"
+    reason = no_such_setting(invalid.where, kind.model_fields) if unknown else invalid.reason
+    return f"setting '{invalid.where}': {reason}"
+
+
 def on_signals(end: Callable[[], object], reload: Callable[[], object] | None = None) -> None:
     """From now on call `end` at each SIGTERM and SIGINT, and `reload`, if given, at each SIGHUP.
 
+    A terminal that is closed sends SIGHUP, too, to the processes in its foreground: then `end` is called.
     Call it in the running event loop, which makes the calls.
     """
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, end)
-    if reload is not None:
-        loop.add_signal_handler(signal.SIGHUP, reload)
+    if reload is None:
+        return
+    in_foreground = _in_foreground()
+
+    def hung_up() -> None:
+        if in_foreground and not os.isatty(_STDIN):
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the shell sends another one
+            end()
+        else:
+            reload()
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
 
 
-async def ended(*, with_stdin: bool) -> None:
+def _in_foreground() -> bool:
+    """Whether this process is in the foreground of the terminal that is its stdin."""
+    try:
+        return os.tcgetpgrp(_STDIN) == os.getpgrp()
+    except OSError:  # it is no terminal
+        return False
+
+
+async def ended(*, with_stdin: bool, reload: Callable[[], object] = lambda: None) -> None:
     """Wait until this process should end: on SIGTERM, SIGINT or, `with_stdin`, when its stdin closes.
 
     With stdin, signals are ignored: a terminal or systemd sends them to every process of a service, but this
-    one must keep answering its parent while that drains.
+    one must keep answering its parent while that drains. `reload` is called at each SIGHUP.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    on_signals((lambda: None) if with_stdin else stopped.set)
+    on_signals((lambda: None) if with_stdin else stopped.set, reload=reload)
     if with_stdin:
         threading.Thread(target=_read_to_the_end, args=(loop, stopped), daemon=True).start()
     await stopped.wait()

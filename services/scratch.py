@@ -1,7 +1,9 @@
 """Temporary folders that are removed even if the process that created them is killed.
 
 The process holds a lock in its folder; the system releases it however the process ends. Whoever creates the
-next folder of the same kind removes those whose lock is free, and holds that lock meanwhile.
+next folder of the same kind removes those whose lock is free, and holds that lock meanwhile. The folder
+itself is locked as well: `systemd-tmpfiles`, which removes old files from /tmp, leaves alone what is in a
+locked folder.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
+
+from gati.errors import StorageError
 
 _log = logging.getLogger("gati.scratch")
 
@@ -26,18 +30,32 @@ class Scratch:
     """A folder that only this user may enter; `close` removes it."""
 
     def __init__(self, kind: str) -> None:
-        prefix = f"gati-{kind}-"
+        """Raises `StorageError` if there is no place for it."""
+        try:
+            self._make(f"gati-{kind}-")
+        except OSError as error:
+            raise StorageError(
+                f"no temporary folder can be made ({error.strerror or error}); set TMPDIR to a folder with "
+                "free space that can be written"
+            ) from error
+
+    def _make(self, prefix: str) -> None:
         _sweep(prefix)
         lock = None
         while lock is None:  # another process may remove a folder that is not locked yet
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             lock = _locked(self.path)
-        self._lock = lock
+        self._held = ExitStack()
+        self._held.callback(lock.close)
+        folder = os.open(self.path, os.O_RDONLY)
+        self._held.callback(os.close, folder)
+        with suppress(OSError):  # network file systems may not lock folders
+            fcntl.flock(folder, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove the folder and everything in it."""
+        """Remove the folder and everything in it; idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        self._held.close()
 
 
 def _locked(folder: Path) -> IO[bytes] | None:

@@ -29,7 +29,7 @@ from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
-from services.cores import core_count
+from services.cores import core_count, own_cores
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.model_settings import ModelSettings
@@ -95,6 +95,9 @@ class ThisMachine:
 
     def host(self, settings: InferenceSettings) -> Hosted:
         """A supervised process."""
+        if settings.replicas > 1:
+            cores = own_cores(settings.replica, settings.replicas)
+            settings = settings.model_copy(update={"cores": cores})
         return Supervised(settings.label, "services.inference", settings, spare=settings.spare)
 
 

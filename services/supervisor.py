@@ -26,6 +26,7 @@ from pathlib import Path
 
 from gati.errors import ConfigError, one_line
 from services.again import Backoff
+from services.logs import log_failure
 from services.process import USAGE, ProcessSettings
 from services.scratch import Scratch
 from services.whereabouts import Whereabouts
@@ -151,7 +152,7 @@ class Supervised:
             except Exception as error:  # of any type: the next attempt may succeed
                 status = 1
                 self.cause = f"its process cannot be started: {one_line(error)}"
-                _log.exception("process not started", extra={"child": self._name})
+                log_failure(_log, "process not started", error, level=logging.ERROR, child=self._name)
             if self._ending.is_set():
                 return
             _log.error("process died", extra={"child": self._name, "cause": self.cause})

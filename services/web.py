@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,7 +25,9 @@ from services.wire.handshake import server_tls
 _log = logging.getLogger("gati.serve")
 
 _KEEP_ALIVE_S = 75
-_OTHER_FILES = 128  # open files other than connections of clients
+_OTHER_FILES = 128  # open files other than connections of clients and of replicas
+_FILES_OF_REPLICA = 10  # pipes, socket and locks of its process, and pipes of a spare one
+_FILES_OF_RAY_REPLICA = 1  # its connection
 
 
 def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
@@ -45,6 +48,7 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     settings.load()
+    logging.getLogger("uvicorn.error").addFilter(_SELDOM)
     settings.loaded_app = _Forwarded(settings.loaded_app)
     # Instead of uvicorn's own TLS context: its errors for invalid files would not be one line.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
@@ -107,6 +111,23 @@ def url_of(config: ServeConfig, listening: socket.socket) -> str:
 # --------------------------------------------------------------------------------------------------------
 
 
+class _Seldom(logging.Filter):
+    """Lets one warning through each second: clients that do not speak HTTP cause one each."""
+
+    _said_s = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        is_new = record.created - self._said_s >= 1.0 or record.created < self._said_s
+        if is_new:
+            self._said_s = record.created
+        return is_new
+
+
+_SELDOM = _Seldom()  # one, so that it is added once
+
+
 class _Forwarded:
     """Uses uvicorn's middleware for proxy headers only for requests that have such headers.
 
@@ -166,14 +187,16 @@ def _limits(config: ServeConfig) -> HttpLimits:
     """The limits on connections, within the number of files that may be open; raises that if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     each = 1 if config.certificate is None else 2  # with TLS, as many handshakes may be under way in addition
-    wanted = each * config.most_connections + _OTHER_FILES
+    replicas = sum(own.replicas_max or own.replicas or config.replicas or 1 for own in config.models.values())
+    others = _OTHER_FILES + replicas * (_FILES_OF_REPLICA if config.ray is None else _FILES_OF_RAY_REPLICA)
+    wanted = each * config.most_connections + others
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    fits = config.most_connections if soft == resource.RLIM_INFINITY else (soft - _OTHER_FILES) // each
+    fits = config.most_connections if soft == resource.RLIM_INFINITY else (soft - others) // each
     if fits < 1:
-        raise ConfigError(f"only {soft} files may be open, {_OTHER_FILES + each} are needed; raise ulimit -n")
+        raise ConfigError(f"only {soft} files may be open, {others + each} are needed; raise ulimit -n")
     return HttpLimits(
         min(config.most_connections, fits),
         config.largest_head_bytes,

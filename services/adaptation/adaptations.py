@@ -32,11 +32,15 @@ class Adapting(Protocol):
 
 @dataclass
 class _Slot:
-    """A described model; `model` is None until it is open, and `failure` is the last error, if any."""
+    """A described model; `model` is None until it is open.
+
+    `failure` is the error of the last look, if it had one, at `failed_s` (seconds since 1970).
+    """
 
     described: AdaptedModel
     model: Adapting | None = None
     failure: str = ""
+    failed_s: float | None = None
 
 
 class _Job(NamedTuple):
@@ -101,7 +105,7 @@ class Adaptations:
         slot = self._slots[name]
 
         def failed(error: Exception) -> None:
-            slot.failure = first_line(error)
+            slot.failure, slot.failed_s = first_line(error), time.time()
 
         async def once() -> None:
             await self._run(name, lambda: self._opened(slot).look())
@@ -133,8 +137,8 @@ class Adaptations:
         return self._status(slot)
 
     async def status(self) -> Any:
-        """Return the status of every model."""
-        return [self._status(slot) for slot in self._slots.values()]
+        """Return the status of every model that was opened or failed to open."""
+        return [self._status(slot) for slot in self._slots.values() if slot.model or slot.failure]
 
     async def health(self) -> Any:
         """Return ready once calls are accepted, even if a model cannot be opened."""
@@ -154,7 +158,7 @@ class Adaptations:
         else:
             found = slot.model.status()
         if slot.failure:
-            found.outcome, found.message = "failed", slot.failure
+            found.outcome, found.message, found.changed_s = "failed", slot.failure, slot.failed_s
         found.used_s, found.share = self._turns.used_s[name], self._turns.shares[name]
         return found
 

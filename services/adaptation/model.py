@@ -14,7 +14,7 @@ from gati.adaptation.renewal import Renewal, RenewalOutcome, promise_of
 from gati.adaptation.samples import Samples, restored
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import Served, open_served
-from gati.errors import GatiError
+from gati.errors import GatiError, first_line
 from gati.samples.record import Record
 from gati.samples.store import RecordStore
 from gati.versions.repository import ModelRepository
@@ -97,7 +97,6 @@ class ModelAdaptation:
 
     def status(self) -> Any:
         """The wire's `AdaptationStatus`."""
-        next_s = None if self._retraining else max(0.0, self._tried_s + self._interval_s - self._clock())
         return AdaptationStatus(
             model=self.name,
             version=self._published.number,
@@ -107,7 +106,7 @@ class ModelAdaptation:
             message=self._message,
             hit_rate=self._hit_rate,
             promised_hit_rate=self._published.promised,
-            next_s=next_s,
+            next_s=None if self._retraining else self._next_s(),
             changed_s=self._changed_s,
             began_s=self._began_s,
         )
@@ -115,14 +114,17 @@ class ModelAdaptation:
     def look(self, *, asked: bool = False) -> None:
         """Renew the caches at intervals, when the samples show that it is needed, or if `asked`."""
         self._follow()
-        records = self._store.window(self.name, limit=self._settings.window_inputs)
-        self._samples = len(records)
+        outcomes = self._store.outcomes(self.name, self._settings.window_inputs)
+        self._samples = len(outcomes)
         now_s = self._now()
         self._latest.since_s = min(self._latest.since_s, now_s)  # the clock may have been set back
-        due = self._rules.due(records, self._latest, now_s - (self._clock() - self._tried_s), now_s)
+        if self._began_s is not None:
+            self._began_s = min(self._began_s, now_s)
+        tried_s = now_s - (self._clock() - self._tried_s)
+        due = self._rules.due(outcomes, self._latest, tried_s, now_s, self._began_s)
         self._hit_rate = due.hit_rate
-        if records and not self._looked:
-            self._serving, self._looked = self._answered(records[-1].source), True
+        if outcomes and not self._looked:
+            self._serving, self._looked = self._answered(outcomes[-1].source), True
         if self._latest.seen:
             self._serving = self._published
             self._unproven.discard(self._published.number)
@@ -136,9 +138,13 @@ class ModelAdaptation:
             self._unproven.add(self._published.number)
         self._began_s, self._retraining = self._now(), True
         try:
+            records = self._store.window(self.name, limit=self._settings.window_inputs)
             self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
         except GatiError as error:
             self._ended("failed", str(error))
+        except Exception as error:  # of any type, like the failures of training: the next attempt follows
+            _log.exception("retraining failed", extra={"model": self.name})
+            self._ended("failed", first_line(error))
         finally:
             self._retraining = False
             self._tried_s = self._clock()
@@ -149,6 +155,13 @@ class ModelAdaptation:
         self._scratch.close()
 
     # ----------------------------------------------------------------------------------------------------
+
+    def _next_s(self) -> float:
+        """Seconds until the next attempt; a version that does not answer yet has more time to be proven."""
+        left_s = self._tried_s + self._interval_s - self._clock()
+        if left_s <= 0.0 and not self._latest.seen:
+            left_s = self._rules.proven_by_s(self._latest) - self._now()
+        return max(0.0, left_s)
 
     def _follow(self) -> None:
         """Go on from the version that an operator has activated or rolled back to, if one has."""

@@ -2,7 +2,7 @@
 
 It writes `{"listening": ADDRESS}` to stdout once it accepts calls, and then loads its model. It serves until
 SIGTERM or, if `gati serve` started it, until its stdin closes: then it refuses new requests, answers those it
-has accepted, and exits.
+has accepted, and exits. At SIGHUP it reads its certificate again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import sys
 from gati.errors import UnavailableError
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
-from services.listening import listen
+from services.listening import listen, renew_certificate
 from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Inference
+from services.wire.server import WireServer
 
 _log = logging.getLogger("gati.inference")
 
@@ -29,11 +30,18 @@ def main() -> int:
 
 
 async def _serve(settings: InferenceSettings) -> None:
-    waiting = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
+    listening: list[WireServer] = []
+
+    def reload() -> None:
+        for each in listening:
+            renew_certificate(each, settings)
+
+    waiting = asyncio.create_task(ended(with_stdin=settings.end_with_stdin, reload=reload))
     service = InferenceService(settings)
     calls = ("infer", "cancel", "load", "activate", "unload", "describe", "health", "statistics")
     handlers = {name: getattr(service, name) for name in calls}
     server, address = await listen(Service(Inference), handlers, settings)
+    listening.append(server)
     print(json.dumps({"listening": address}), flush=True)
     starting = asyncio.create_task(service.start())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)

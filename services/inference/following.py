@@ -198,12 +198,12 @@ class Following:
             self._rest.replaced(composition)
 
     def draw(
-        self, trial: Post[Answering] | None, *, places: bool = False, new_scene: bool = False
+        self, trial: Post[Answering] | None, looked: Looked | None = None, *, places: bool = False
     ) -> Handling:
         """Decide about the next request before it is answered.
 
-        `trial` is the version that waits to take over. `places`: memory may be looked up. `new_scene`: what
-        the request's place shows has just changed.
+        `trial` is the version that waits to take over, and `looked` the result of the lookup in memory, if
+        there was one. `places`: memory may answer.
         """
         if trial is not self._trial or self._probes != self._draws_probe:
             self._trial = trial
@@ -224,7 +224,8 @@ class Following:
             lookups_pay=self._rest.lookups_pay,
             unguarded=self._unguarded,
             places=places,
-            new_scene=new_scene,
+            new_scene=looked is not None and looked.new_scene,
+            repeated=looked is not None and looked.repeated,
         )
         return Handling(decided, self._queue(decided.lookups), taken[0] if taken else None)
 

@@ -21,6 +21,7 @@ from gati.composition.composition import Composition
 from gati.composition.engines import base_graph_file, graph_kind
 from gati.composition.load import Served
 from gati.composition.threads import as_measured, lacking_cores
+from gati.engine.cores import pin
 from gati.engine.engine import Engine
 from gati.engine.threads import on_threads
 from gati.errors import CompositionError, ConfigError
@@ -102,6 +103,7 @@ class Opener:
         model = self.model
         chosen = _composition(model, composition, folder)
         self._use_threads_of(chosen)
+        self._use_own_cores(chosen)
         engine = model.base() if chosen is None else _engine(model, chosen, folder)
         cost = 1.0
         if not is_exact(engine):
@@ -132,6 +134,7 @@ class Opener:
             raise AssertionError("versions are opened before their settings")
         composition, exits = setting
         self._use_threads_of(composition)
+        self._use_own_cores(composition)
         engine = self.model.engine_of(
             exits, composition.name, composition.backend, lookup_cores=composition.lookup_cores
         )
@@ -158,6 +161,17 @@ class Opener:
                 *(measured, count, measured, count),
                 extra={"model": settings.name, "composition": chosen.name},
             )
+
+    def _use_own_cores(self, chosen: Composition | None) -> None:
+        """Keep this thread, and those that it starts, to the replica's own cores if lookups reserve some.
+
+        Lookups get the last of the cores that their thread may use: else all replicas would use the same.
+        """
+        settings = self._settings
+        if chosen is None or chosen.placement != "overlapped" or settings.cores is None:
+            return
+        if settings.thread_count <= len(settings.cores):
+            pin(set(settings.cores))
 
     def _open_reference(self, model: OpenedModel) -> OpenedEngine:
         if self.reference is None:

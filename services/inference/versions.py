@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gati.adaptation.recall_file import network_identity
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
 from gati.composition.plans import DEFAULT_CONFIDENCE
@@ -269,7 +270,7 @@ class Versions:
             (1.0 - (composition.confidence or DEFAULT_CONFIDENCE)) / self._settings.replicas,
             self._standing,
             self._prober,
-            network=composition.checkpoint_sha256,
+            network=network_identity(self.model),
             places=self._settings.places,
             alone=alone,
         )

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -91,6 +91,7 @@ class LiveState:
         self._source_name = ("", "")  # as reported, as shown
         self._source: dict[str, Any] = {"state": "waiting", "reason": "", "since_s": clock()}
         self._version = ""
+        self._version_since_s: float | None = None  # None: since the first answer
         self._alarm: dict[str, Any] | None = None
         self._retraining = False
 
@@ -131,7 +132,10 @@ class LiveState:
                 )
             )
             self._totals[leaves] += 1
-            self._version = answer["version"] or self._version
+            version = answer["version"] or self._version
+            if self._version and version != self._version:
+                self._version_since_s = now_s
+            self._version = version
             place = (answer["source"], str(answer["region"]))
             self._answers[place] = answer
             self._answers.move_to_end(place)
@@ -226,9 +230,16 @@ class LiveState:
                 self._add_event("source", f"{state}: {reason}" if reason else state, None)
 
     def exits(self, names: Sequence[str]) -> None:
-        """Set the exits in the order of the network; the base model is added as the last one."""
+        """Set the exits in the order of the network; the base model is added as the last one.
+
+        Exits of earlier versions at which answers left stay: these answers still count.
+        """
         with self._lock:
+            before = self._order
             self._order = [_text(name) for name in names if name != BASE][: _EXITS - 1] + [BASE]
+            for name in before:
+                if self._totals[name]:
+                    self._known_exit(name)
             self._sequence += 1
 
     def promise(self, agreement: float | None) -> None:
@@ -247,6 +258,7 @@ class LiveState:
                 "title": self._title,
                 "promise": self._promise,
                 "version": self._version,
+                "version_since_s": self._version_since_s,
                 "source": {"name": self._source_name[1], **self._source},
                 "alarm": self._alarm,
                 "retraining": self._retraining,
@@ -341,7 +353,7 @@ class LiveSink:
     def write(self, result: Result, frame: Frame) -> None:
         """Show a result, and its picture once for all its regions."""
         region = None if result.region is None else astuple(result.region)
-        self._state.publish({**asdict(result), "region": region})
+        self._state.publish({**vars(result), "region": region})
         if self._shown != (frame.source, frame.index):
             self._shown = (frame.source, frame.index)
             self._state.frame(frame.image)

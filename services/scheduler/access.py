@@ -21,16 +21,24 @@ _requests = logging.getLogger("gati.access")
 _audits = logging.getLogger("gati.audit")
 
 _FOR_OVERLOAD = (429, 503)
+_CLOSE = (b"connection", b"close")
 
 
 class Access:
     """The log entry of one request, from its head to the end of its reply."""
 
     def __init__(
-        self, request: Request, send: Send, share: float, telemetry: OpenTelemetry | None = None
+        self,
+        request: Request,
+        send: Send,
+        share: float,
+        telemetry: OpenTelemetry | None = None,
+        *,
+        leaving: bool = False,
     ) -> None:
         self._request = request
         self._send = send
+        self._leaving = leaving  # the server will end: clients should connect to another one
         self._share = share
         self._telemetry = telemetry
         self._began_s = time.monotonic()
@@ -44,15 +52,15 @@ class Access:
         """Pass a message on to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if self._closes:
+                message["headers"] = [*message["headers"], _CLOSE]
         await self._send(message)
 
     def replies(self, reply: Response) -> None:
         """Like `send`, for a complete reply, before it is sent; both may add `Connection: close`."""
         self.status = reply.status_code
-        if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
-            reply.raw_headers.append((b"connection", b"close"))
+        if self._closes:
+            reply.raw_headers.append(_CLOSE)
 
     def ended(self) -> None:
         """Write the line. Management requests are always logged, to the log `gati.audit`."""
@@ -68,6 +76,10 @@ class Access:
         level = logging.DEBUG if path.startswith(WATCHED_PATHS) else logging.INFO
         if _requests.isEnabledFor(level) and (self._share >= 1.0 or random.random() < self._share):
             _requests.log(level, "http", extra=self._line(path))
+
+    @property
+    def _closes(self) -> bool:
+        return self._leaving or (self.status in _FOR_OVERLOAD and should_leave(self._request.scope))
 
     @property
     def _status(self) -> int:

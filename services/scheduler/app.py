@@ -33,7 +33,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     app.state.scheduler = scheduler
     for router in (operations.router, v2.router, pipeline_routes.router):
         app.include_router(router)
-    app.include_router(dashboards_router(scheduler.dashboards))
+    app.include_router(dashboards_router(scheduler.dashboards, scheduler.stopping))
     answer_errors(app)
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
+from gati.errors import NotFoundError
 from gati.types import BASE
 from services.again import keep_on
 from services.live import LiveState, live_router
@@ -76,7 +78,9 @@ class Dashboard:
             self.state.event("version", f"{active.version} is active now: {active.promise}")
             self.state.no_audits()
             self._audits = None  # it may have been audited before this process watched
-        self.state.promise(active.agreement)
+        memory = found.memory
+        recalls = active.agreement is None and memory is not None and memory.level > 0
+        self.state.promise(memory.agreement if recalls else active.agreement)
         self._audited(active.audits or 0, active.losses or 0)
         self._on_trial(active)
         if found.stopped != self._stopped:
@@ -95,31 +99,40 @@ class Dashboard:
         self.state.audits([True] * min(agreed, AUDITS) + [False] * min(lost, AUDITS), audits, losses)
 
     def _on_trial(self, active: Any) -> None:
-        """Show the proof of the pending version if there is one, otherwise that of the active one."""
+        """Show the proof of the pending version, or that of the active one if its caches do not answer."""
         pending = self._model.pending
         name = "" if pending is None else pending.version
         if name != self._pending:
             self._pending = name
             if pending is not None:
-                self.state.event("version", f"{name} takes over when it is proven")
-        tried = active if pending is None else pending
-        if tried.proof is None:
+                self.state.event("trial", f"{name} takes over when it is proven")
+        answers = active.state not in ("probation", "stopped")
+        tried = pending or (None if answers else active)
+        proof = None if tried is None else tried.proof
+        if tried is None or proof is None:
             self.state.proof(None)
         else:
-            proof = tried.proof
-            self.state.proof(
-                tried.version, proof.audits, proof.losses, proof.needed, waits=active.proof is None
-            )
+            self.state.proof(tried.version, proof.audits, proof.losses, proof.needed, waits=answers)
 
 
-def dashboards_router(dashboards: Mapping[str, Dashboard]) -> APIRouter:
-    """`/dashboard` for the first model, `/dashboard/NAME` for each."""
+def dashboards_router(dashboards: Mapping[str, Dashboard], stopping: threading.Event) -> APIRouter:
+    """`/dashboard` for the first model, `/dashboard/NAME` for each; viewers leave once it is `stopping`.
+
+    Redirects are relative to the path of the request, as a proxy may add a prefix, or TLS.
+    """
     found = APIRouter(include_in_schema=False)
 
     @found.get("/dashboard")
     async def first() -> Response:
-        return RedirectResponse(f"/dashboard/{next(iter(dashboards))}/")
+        return RedirectResponse(f"dashboard/{next(iter(dashboards))}/")
+
+    @found.get("/dashboard/{name}")
+    async def without_slash(name: str) -> Response:
+        if name not in dashboards:
+            raise NotFoundError(f"no model '{name[:64]}'; there are: {', '.join(dashboards)}")
+        return RedirectResponse(f"{name}/")
 
     for name, dashboard in dashboards.items():
-        found.include_router(live_router(dashboard.state), prefix=f"/dashboard/{name}")
+        router = live_router(dashboard.state, stopping=stopping)
+        found.include_router(router, prefix=f"/dashboard/{name}")
     return found

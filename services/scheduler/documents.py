@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from services.scheduler.parameters import UNUSED_FIELDS, UNUSED_PARAMETERS
 from services.wire.tensors import LONGEST_PLACE
 
 Responses = dict[int | str, dict[str, Any]]
@@ -84,14 +85,23 @@ _WISHES: dict[str, Any] = {
         "description": "The source of the input, such as a camera; memory keeps each place apart.",
     },
 }
+_UNUSED = {"description": "Has no effect."}
 _INFERENCE_REQUEST: dict[str, Any] = {
     "type": "object",
     "required": ["inputs"],
+    "additionalProperties": False,
     "properties": {
         "id": {"type": "string"},
+        **dict.fromkeys(UNUSED_FIELDS, _UNUSED),
         "parameters": {
             "type": "object",
-            "properties": {**_WISHES, "binary_data_output": {"type": "boolean"}},
+            "properties": {
+                **_WISHES,
+                "timeout": {"type": "number", "description": "As `timeout_ms`, in microseconds."},
+                "binary_data_output": {"type": "boolean"},
+                **dict.fromkeys(UNUSED_PARAMETERS, _UNUSED),
+            },
+            "additionalProperties": False,
         },
         "inputs": {"type": "array", "items": _TENSOR, "minItems": 1},
         "outputs": {

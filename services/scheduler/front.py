@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError, OverloadError
 from services.scheduler import pipeline_routes, replies, v2
@@ -52,7 +52,9 @@ class Front:
             return
         scope["app"] = self._app
         request = _FastRequest(scope, receive)
-        access = Access(request, send, self._scheduler.config.log_sampling, self._scheduler.telemetry)
+        scheduler = self._scheduler
+        leaving = scheduler.leaving or scheduler.draining
+        access = Access(request, send, scheduler.config.log_sampling, scheduler.telemetry, leaving=leaving)
         try:
             await self._serve(request, access, send)
         finally:
@@ -65,7 +67,7 @@ class Front:
                 key = self._admit(request)
                 if key is not None:
                     access.key = key.name
-                    self._within_quota(key, until_answered)
+                    self._within_quota(key, request.scope["path"], until_answered)
                     if key.quota.counts_bytes:
                         request = _FastRequest(request.scope, counted(request.receive, key.quota))
                 work = self._busy(request.scope)
@@ -81,16 +83,20 @@ class Front:
             except Exception as error:
                 reply = replies.mistake(request, error)
             if reply is None:
-                await self._app(request.scope, request.receive, access.send)
+                if request.method == "HEAD":
+                    as_get = {**request.scope, "method": "GET"}
+                    await self._app(as_get, request.receive, _head_only(access.send))
+                else:
+                    await self._app(request.scope, request.receive, access.send)
             else:
                 access.replies(reply)
                 await reply(request.scope, request.receive, send)
 
-    def _within_quota(self, key: Key, until_answered: ExitStack) -> None:
+    def _within_quota(self, key: Key, path: str, until_answered: ExitStack) -> None:
         try:
             until_answered.enter_context(key.quota.request())
         except OverloadError:
-            self._scheduler.metrics.rejected.labels("quota").inc()
+            self._scheduler.refused("quota", path)
             raise
 
     def _admit(self, request: Request) -> Key | None:
@@ -100,6 +106,17 @@ class Front:
         except (NotAllowedError, ForbiddenError, MediaTypeError) as error:
             scheduler.turned_away(error, request.scope.get("client"))
             raise
+
+
+def _head_only(send: Send) -> Send:
+    """Send only the head of a reply, and end it there: it may be a stream without an end."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
+
+    return sending
 
 
 class _Headers(Headers):

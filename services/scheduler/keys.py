@@ -23,25 +23,36 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from gati.errors import ConfigError, first_line
 from gati.types import NAME_RULE, is_name
 from services.config import ServeConfig
 from services.hosts import is_loopback
-from services.invalid import first_invalid, matching
+from services.invalid import checked_key, first_invalid, matching
 from services.scheduler.quotas import Quota
 
 _log = logging.getLogger("gati.keys")
 
 Right = Literal["infer", "read", "manage"]
 _Sha256 = Annotated[str, matching("[0-9a-fA-F]{64}", "64 hexadecimal digits, as sha256sum prints")]
+_ClientKey = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=8), AfterValidator(checked_key)
+]
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key: str | None = Field(default=None, min_length=8, repr=False)
+    key: _ClientKey | None = Field(default=None, repr=False)
     sha256: _Sha256 | None = None
     rights: frozenset[Right] = frozenset(("infer", "read"))
     requests_per_second: float | None = Field(default=None, gt=0.0)
@@ -139,7 +150,7 @@ def _entries(file: Path | None) -> dict[str, _Entry]:
     if file is None:
         return {}
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: not readable as TOML ({first_line(error)}); correct it") from error
     tables = document.get("keys")

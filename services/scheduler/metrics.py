@@ -49,6 +49,12 @@ class Metrics:
             buckets=REQUEST_BOUNDS_S,
             registry=self._registry,
         )
+        self.request_slo_missed = Counter(
+            "gati_request_slo_missed",
+            "Answered requests for a model that took longer than their latency SLO",
+            ["model"],
+            registry=self._registry,
+        )
         self.pipeline_seconds = Histogram(
             "gati_pipeline_seconds",
             "Queries to a pipeline, from arrival to answer",
@@ -62,9 +68,18 @@ class Metrics:
             ["pipeline"],
             registry=self._registry,
         )
-        self.rejected = Counter(
-            "gati_rejected", "Requests refused, by reason", ["reason"], registry=self._registry
+        self._rejected = Counter(
+            "gati_rejected",
+            "Requests refused, by reason; those for an unknown name have neither model nor pipeline",
+            ["reason", "model", "pipeline"],
+            registry=self._registry,
         )
+
+    def rejected(self, reason: str, name: str = "") -> None:
+        """Count a refused request for `models/NAME` or `pipelines/NAME`; else it is about neither."""
+        kind, _, own = name.partition("/")
+        of_pipeline = kind == "pipelines"
+        self._rejected.labels(reason, "" if of_pipeline else own, own if of_pipeline else "").inc()
 
     def render(
         self,

@@ -111,12 +111,13 @@ class Model:
             for replica in self.replicas:
                 replica.start()
 
-    async def stop(self, timeout_s: float) -> None:
+    async def stop(self, timeout_s: float, *, answers_s: float | None = None) -> None:
         """Refuse new requests, finish those in progress, and end its processes if this server runs them.
 
-        It completes even if its caller is cancelled.
+        Requests have `answers_s` (`timeout_s` unless given), and then processes have `timeout_s` to end. It
+        completes even if its caller is cancelled.
         """
-        await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
+        await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s, answers_s)))
 
     def stop_when_hopeless(self, timeout_s: float) -> None:
         """Stop it, in the background, if all its replicas become hopeless before one is ready."""
@@ -289,11 +290,12 @@ class Model:
                 return await self._stop(timeout_s)
             await self._changed.wait()
 
-    async def _stop(self, timeout_s: float) -> None:
+    async def _stop(self, timeout_s: float, answers_s: float | None = None) -> None:
         async with self._lock:
             self.wanted = False
             self.sleep.end()
-            await asyncio.gather(*(replica.stop(timeout_s) for replica in self.replicas))
+            stops = (replica.stop(timeout_s, answers_s=answers_s) for replica in self.replicas)
+            await asyncio.gather(*stops)
             if self._leaving:
                 await asyncio.wait(self._leaving)
             self._kept.close()

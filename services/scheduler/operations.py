@@ -15,6 +15,7 @@ from services.scheduler import documents
 from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
+from services.scheduler.parameters import check_names
 from services.scheduler.protocol import json_object
 from services.scheduler.reasons import without_folders
 from services.scheduler.replicas import Replica
@@ -277,9 +278,8 @@ async def _parameters(request: Request, known: tuple[str, ...]) -> dict[str, Any
     parameters = (await _document(request)).get("parameters") or {}
     if not isinstance(parameters, dict):
         raise RequestError("`parameters` must be an object")
+    check_names(parameters, known)
     for name, value in parameters.items():
-        if name not in known:
-            raise RequestError(f"no parameter is called {name[:40]!r}; there are {', '.join(known)}")
         if not isinstance(value, bool if name == "unload_dependents" else str):
             kind = "true or false" if name == "unload_dependents" else "text"
             raise RequestError(f"parameter `{name}` must be {kind}")

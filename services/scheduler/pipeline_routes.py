@@ -19,8 +19,9 @@ from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge
 from services.scheduler.entrance import Demand
 from services.scheduler.images import decode_image
+from services.scheduler.parameters import WISHES, check_names, place, positive, priority
 from services.scheduler.pipelines import ServedPipeline
-from services.scheduler.protocol import HEADER_LENGTH, place, positive, priority
+from services.scheduler.protocol import HEADER_LENGTH
 from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
@@ -135,6 +136,7 @@ async def _read(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the input of a query as the wire's `Tensor`, and its parameters."""
     wishes: dict[str, Any] = dict(request.query_params)
+    check_names(wishes, WISHES)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
     most = scheduler.config.largest_image_pixels
@@ -164,6 +166,7 @@ async def _read(
         whole = [body]
         del body  # `_form` takes it out of `whole`, so that it is freed before the file is read
         body, fields = await _form(request, whole)
+        check_names(fields, WISHES)
         wishes |= fields
     if not body:
         raise RequestError(

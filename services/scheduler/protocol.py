@@ -8,8 +8,9 @@ WAV or FLAC files). The outputs are `probabilities`, `class_index`, `class_name`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,23 @@ from numpy.typing import NDArray
 from gati.errors import RequestError, first_line
 from gati.model.arrays import one_of
 from services.scheduler.nested import array_of
+from services.scheduler.parameters import (
+    FIELDS,
+    PARAMETERS,
+    UNUSED_FIELDS,
+    UNUSED_PARAMETERS,
+    check_names,
+    place,
+    positive,
+    priority,
+    shown,
+    timeout,
+)
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
     BYTES,
     DATATYPES,
-    LONGEST_PLACE,
     check_bytes,
     check_texts,
     datatype_of,
@@ -41,8 +53,6 @@ OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
 _RECORDING = "recording"
 _INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DATATYPES = (*DATATYPES, BYTES)
-_LARGEST_TIME_MS = 3_600_000.0
-_LONGEST_NUMBER = 40  # characters of a number that is sent as text
 _MOST_OUTPUTS = 64
 
 
@@ -93,7 +103,9 @@ def parse_request(
     **Raises:** `RequestError`, one line that names the problem and its place.
     """
     document = json_object(text)
+    check_names(document, FIELDS, unused=UNUSED_FIELDS, what="field")
     parameters = _mapping(document, "parameters")
+    check_names(parameters, PARAMETERS, unused=UNUSED_PARAMETERS)
     inputs = document.get("inputs")
     most = max(1, len(arrays))
     if not isinstance(inputs, list) or not 1 <= len(inputs) <= most or not _objects(inputs):
@@ -109,7 +121,7 @@ def parse_request(
         _packed(inputs, rest, arrays),
         _outputs(document.get("outputs"), parameters.get("binary_data_output") is True),
         positive(parameters, "latency_slo_ms"),
-        _timeout_ms(parameters),
+        timeout(parameters),
         priority(parameters.get("priority")),
         place(parameters.get("place")),
     )
@@ -124,49 +136,6 @@ def json_object(text: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object")
     return document
-
-
-def place(value: Any) -> str | None:
-    """Check the place of the inputs, such as a camera's name; None without one. Raises `RequestError`."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_PLACE:
-        raise RequestError(f"`place` is {_shown(value)!r}; give a name of 1 to {LONGEST_PLACE} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, from a form in a strange charset
-        raise RequestError("`place` is not valid Unicode") from error
-    return value
-
-
-def positive(values: Mapping[str, Any], name: str, per_ms: float = 1.0) -> float | None:
-    """Return a time above zero in milliseconds, of which one has `per_ms` of the sent unit.
-
-    At most `_LARGEST_TIME_MS`; None if missing. Raises `RequestError`.
-    """
-    value = values.get(name)
-    if value is None:
-        return None
-    try:
-        if isinstance(value, bool) or (isinstance(value, str) and len(value) > _LONGEST_NUMBER):
-            raise ValueError
-        number = float(value)  # query strings and forms contain text
-        if not (math.isfinite(number) and number > 0.0):
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"`{name}` is {_shown(value)!r}; give a number above 0") from None
-    return min(number / per_ms, _LARGEST_TIME_MS)
-
-
-def priority(value: Any) -> int | None:
-    """Check a priority: 1 is the highest, 0 the default; None without one. Raises `RequestError`."""
-    if value is None:
-        return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LONGEST_NUMBER:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10:
-        raise RequestError(f"`priority` is {_shown(value)}; give a whole number from 1 (first) to 10")
-    return value
 
 
 def render_response(
@@ -220,12 +189,6 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
-    """Return the timeout: `timeout`, in microseconds as in Triton, or else `timeout_ms`."""
-    timeout_ms = positive(parameters, "timeout", per_ms=1e3)
-    return positive(parameters, "timeout_ms") if timeout_ms is None else timeout_ms
-
-
 def _objects(values: list[Any]) -> bool:
     return all(isinstance(each, dict) for each in values)
 
@@ -245,7 +208,7 @@ def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Seq
     for name in (entry.get("name") for entry in entries):
         if not (isinstance(name, str) and name in (*_INPUT_NAMES, *names)):
             listed = "; the input is `input`" if not names else f"; there are {', '.join(names)}"
-            raise RequestError(f"no input is called {_shown(name)!r}{listed}")
+            raise RequestError(f"no input is called {shown(name)!r}{listed}")
         given.append(name)
     if len(entries) == 1 and len(names) == 1:
         return _tensor(entries[0], rest)
@@ -291,7 +254,7 @@ def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     datatype, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
-        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(_DATATYPES)}")
+        raise RequestError(f"`datatype` is {shown(datatype)!r}; choose one of {', '.join(_DATATYPES)}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers, 0 or larger")
     size = _mapping(entry, "parameters").get("binary_data_size")
@@ -308,7 +271,7 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if "data" in entry:
         raise RequestError("the input has both `data` and `binary_data_size`; send one")
     if size != len(rest):
-        raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
+        raise RequestError(f"`binary_data_size` is {shown(size)}, but {len(rest)} bytes follow the JSON")
     found = Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
     if datatype == BYTES and entry.get("name") == _RECORDING:
         recordings_of(found)
@@ -339,13 +302,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _shown(value: Any) -> str:
-    """Return the beginning of a value for a message; of lists and objects, which may be deep, the kind."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return str(value)[:40]
-
-
 def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
     """Return nested or flat data as an array of shape `shape`. Raises `RequestError`."""
     if not isinstance(data, list):
@@ -357,7 +313,17 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
         raise RequestError(f"`data` is not a valid {datatype} tensor ({first_line(error)})") from error
     if array.size != expected:
         raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
+    nested, wanted = _counts(array.shape), _counts(shape)
+    if not (nested <= wanted or wanted <= nested):
+        raise RequestError(
+            f"`data` is nested as {list(array.shape)} but `shape` is {shape}; correct one, or send it flat"
+        )
     return array.reshape(shape)
+
+
+def _counts(shape: Sequence[int]) -> set[int]:
+    """The numbers of entries at each depth: of shapes that differ in merged axes, one has all of the other."""
+    return {1, *accumulate(shape, mul)}
 
 
 def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
@@ -371,7 +337,7 @@ def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
     for entry in entries:
         if not isinstance(entry, dict) or not _is_output(entry.get("name")):
             named = entry.get("name") if isinstance(entry, dict) else entry
-            raise RequestError(f"no output is called {_shown(named)!r}; there are {', '.join(OUTPUTS)}")
+            raise RequestError(f"no output is called {shown(named)!r}; there are {', '.join(OUTPUTS)}")
         parameters = _mapping(entry, "parameters")
         if "classification" in parameters or "shared_memory_region" in parameters:
             raise RequestError(

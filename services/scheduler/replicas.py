@@ -177,15 +177,16 @@ class Replica:
             )
         )
 
-    async def stop(self, timeout_s: float, *, asleep: bool = False) -> None:
+    async def stop(self, timeout_s: float, *, asleep: bool = False, answers_s: float | None = None) -> None:
         """Refuse new requests, wait for those in progress, and stop its process if this server runs it.
 
-        `asleep` means that the next request starts it again.
+        `asleep` means that the next request starts it again. Requests have `answers_s` (`timeout_s` unless
+        given), and then the process has `timeout_s` to end.
         """
         self.wanted, self._asleep = False, asleep
         self._changed()
         if self._client is not None:
-            await self._client.idle(timeout_s)
+            await self._client.idle(timeout_s if answers_s is None else answers_s)
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])

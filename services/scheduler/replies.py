@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from gati.errors import GatiError, NotAllowedError
 from services.scheduler.reasons import without_folders
-from services.scheduler.scheduler import scheduler_of
 
 _log = logging.getLogger("gati.rest")
 
@@ -49,8 +48,6 @@ def refused(request: Request, found: GatiError) -> Response:
     if retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(1e3 * retry_after_s))))
-    if scheduler_of(request).draining:
-        headers.append((b"connection", b"close"))
     if isinstance(found, NotAllowedError):
         # for a page, a browser then asks its user for the key
         asks = b'Basic realm="gati", charset="UTF-8"' if request.method == "GET" else b'Bearer realm="gati"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -71,6 +72,7 @@ class Scheduler:
         self._looking: list[asyncio.Task[None]] = []
         self.leaving = False  # reported as not ready, but still answers
         self.draining = False
+        self.stopping = threading.Event()  # set with `draining`: viewers of live pages leave
         self._under_way = 0
         self._receiving = 0  # of these, requests whose bodies have not arrived completely
         kinds = (("models", models), ("pipelines", pipelines))
@@ -107,9 +109,7 @@ class Scheduler:
         Requests for the model or pipeline with the most requests are refused first: the fewer requests
         another one gets, the larger the lag at which its requests are refused.
         """
-        name = "/".join(path.split("/", 4)[2:4])  # such as models/NAME
-        if name not in self._entrances:
-            name = ""
+        name = self._known("/".join(path.split("/", 4)[2:4]))
         self._shares.add(name)
         # With few requests being processed, another program causes the lag, and refusing would not help.
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
@@ -126,12 +126,16 @@ class Scheduler:
     def turned_away(self, error: GatiError, client: tuple[str, int] | None) -> None:
         """Count a request whose client was refused. The log gets at most one line per second."""
         reasons = {401: "not_allowed", 403: "forbidden", 415: "media_type"}
-        self.metrics.rejected.labels(reasons.get(error.http_status, "not_allowed")).inc()
+        self.metrics.rejected(reasons.get(error.http_status, "not_allowed"))
         self._not_let_in.say({"client": client and client[0], "reason": str(error)})
+
+    def refused(self, reason: str, path: str) -> None:
+        """Count a request with that path that was refused before it was in progress."""
+        self.metrics.rejected(reason, self._known("/".join(path.split("/", 4)[2:4])))
 
     def crowded(self, error: CrowdedError, path: str) -> None:
         """Count a request that was refused before it was read."""
-        self.metrics.rejected.labels(error.thrift_code.lower()).inc()
+        self.refused(error.thrift_code.lower(), path)
         self._crowded.say({"path": path[:LONGEST_PATH], "reason": str(error)})
 
     @property
@@ -143,14 +147,19 @@ class Scheduler:
         return time.monotonic() - self._waited_ms / 1e3 - waited_s(request.scope)
 
     async def drain(self) -> None:
-        """Refuse new requests, wait for those in progress, at most `drain_timeout_s`, and stop the models."""
+        """Refuse new requests, wait for those in progress, and stop the models.
+
+        Requests have `drain_timeout_s`, and then processes have as long to end.
+        """
         self.draining = True
+        self.stopping.set()
         self._lag.stop()
         for task in self._looking:
             task.cancel()
         for pipeline in self.pipelines.values():
             pipeline.close()
         timeout_s = self.config.drain_timeout_s
+        end_s = time.monotonic() + timeout_s
         for model in self.models.values():
             model.retire()
         if self.background is not None:
@@ -162,7 +171,8 @@ class Scheduler:
             _log.warning(
                 "requests in progress were not answered in time", extra={"under_way": self._under_way}
             )
-        ours = [model.stop(timeout_s) for model in self.models.values()]
+        left_s = max(0.0, end_s - time.monotonic())
+        ours = [model.stop(timeout_s, answers_s=left_s) for model in self.models.values()]
         if self.background is not None:
             ours.append(self.background.stop(timeout_s))
         if self.telemetry is not None:
@@ -194,13 +204,19 @@ class Scheduler:
 
         A `priority` of None or 0 is the default.
         """
-        if timeout_ms is None:
-            timeout_ms = self.config.request_timeout_ms
-            if latency_slo_ms is not None:  # however long it is: no request may end before its SLO
-                timeout_ms = self.config.late_factor * latency_slo_ms
-        timeout_ms = min(timeout_ms, self.config.longest_timeout_ms)
-        rank = max(priority or _DEFAULT_PRIORITY, self.config.highest_priority)
+        config = self.config
+        if timeout_ms is None and latency_slo_ms is None:
+            timeout_ms = config.request_timeout_ms
+        else:
+            if timeout_ms is None:  # however long the SLO is: no request may end before it
+                timeout_ms = config.late_factor * (latency_slo_ms or 0.0)
+            timeout_ms = min(timeout_ms, config.longest_timeout_ms)
+        rank = max(priority or _DEFAULT_PRIORITY, config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, rank, trace_id_of(traceparent))
+
+    def _known(self, name: str) -> str:
+        """`models/NAME` or `pipelines/NAME` if there is such a one, else an empty string."""
+        return name if name in self._entrances else ""
 
     def entrance(self, name: str) -> Entrance:
         """Return the statistics of requests for `models/NAME` or `pipelines/NAME`."""
@@ -227,14 +243,14 @@ class Scheduler:
 
         Returns a context manager whose value is the `Charge`. Raises `UnavailableError` while draining.
         """
-        self.refuse_when_draining()
+        self.refuse_when_draining(name)
         return _UnderWay(self, name)
 
-    def refuse_when_draining(self) -> None:
+    def refuse_when_draining(self, name: str = "") -> None:
         """Raise `UnavailableError` while draining."""
         if self.draining:
             refused = UnavailableError("the server is shutting down; try again", retry_after_s=1.0)
-            self.metrics.rejected.labels(refused.thrift_code.lower()).inc()
+            self.metrics.rejected(refused.thrift_code.lower(), self._known(name))
             raise refused
 
     def receiving(self, name: str = "") -> _Receiving:
@@ -293,7 +309,7 @@ class _UnderWay:
     """Counts a request in progress. Not a generator, which is slower: there are thousands per second."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
-        self._scheduler, self._entrance = scheduler, scheduler.entrance(name)
+        self._scheduler, self._entrance, self._name = scheduler, scheduler.entrance(name), name
         self._charge = scheduler.budget.open(name)
 
     def __enter__(self) -> Charge:
@@ -310,7 +326,7 @@ class _UnderWay:
         if isinstance(error, GatiError):
             if isinstance(error, OverloadError):
                 self._entrance.refused()
-            scheduler.metrics.rejected.labels(error.thrift_code.lower()).inc()
+            scheduler.metrics.rejected(error.thrift_code.lower(), scheduler._known(self._name))
         scheduler._under_way -= 1
         self._entrance.at_work -= 1
         if not scheduler._under_way:

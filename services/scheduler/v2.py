@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from gati.errors import RequestError
 from gati.types import BASE
 from gati.version import __version__
 from services.scheduler import documents
@@ -38,14 +39,12 @@ async def server() -> dict[str, Any]:
     return {"name": "gati", "version": __version__, "extensions": _EXTENSIONS}
 
 
-@router.head("/v2/health/live", include_in_schema=False)
 @router.get("/v2/health/live", summary="Whether the scheduler runs")
 async def live() -> dict[str, bool]:
     """Return `live`, which is true whenever the server can reply."""
     return {"live": True}
 
 
-@router.head("/v2/health/ready", include_in_schema=False)
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
     """200 if all models except unloaded ones are ready or asleep, and it is not stopping; otherwise 503."""
@@ -131,6 +130,10 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         model = scheduler.model(name)
         if model.info is None and not model.available:  # what its inputs are is not known yet
             raise model.unavailable()
+        if request.scope["query_string"]:
+            raise RequestError(
+                "parameters in the URL have no effect here; give them in `parameters` of the JSON"
+            )
         asked = await read_inference(request, scheduler, charge, model.info)
         timing = scheduler.timing(
             arrived_s,
@@ -152,6 +155,8 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     scheduler.answered(kind, latency_ms - called_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
+    if timing.latency_slo_ms is not None and latency_ms > timing.latency_slo_ms:
+        scheduler.metrics.request_slo_missed.labels(name).inc()
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "request",

@@ -75,6 +75,11 @@ class WireServer:
         )
         return int(listening.getsockname()[1])
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Use this context for new connections."""
+        if isinstance(self._server, PatientListener):
+            self._server.renew(tls)
+
     async def start_unix(self, path: Path) -> None:
         """Listen on a Unix socket, whose file `drain` removes."""
         path.unlink(missing_ok=True)

@@ -54,6 +54,7 @@ def scene(name: str, image: NDArray[np.uint8] | None = None, answers: int = 700)
         if name == "alarm" and late and not alarmed:
             alarmed = True
             state.event("alarm", "9 of the last 31 audits differed where 3 % may; evidence 12,400")
+            state.promise(None)
             state.event("retraining", "on 1,204 answers since the scene changed")
         leaves = "base" if alarmed else chance.choices((*EXITS, "base"), (34, 27, 14, 25))[0]
         latency_ms = LATENCIES_MS[leaves] * chance.lognormvariate(0.0, 0.08)

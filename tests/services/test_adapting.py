@@ -22,7 +22,7 @@ from gati.composition.load import Served
 from gati.errors import DataError
 from gati.exploration.library import SELECT, Library
 from gati.samples.record import Record
-from gati.samples.store import RecordStore
+from gati.samples.store import Outcome, RecordStore
 from gati.versions.engines import Graphs, open_version, save_version
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
@@ -111,6 +111,7 @@ def test_a_version_that_never_came_to_answer_is_not_brought_back_again_and_again
     settings = AdaptationSettings(models=(model,), interval_s=600.0)
     adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
     adaptation._store.window = lambda *_, **__: list(kept)  # type: ignore[method-assign]
+    adaptation._store.outcomes = lambda *_: list(kept)  # type: ignore[method-assign]
     folder = save_version(tmp_path / "v1", served.composition, served.engine.exits)
     repository = ModelRepository(tmp_path / "versions")
     number = repository.publish("digits", folder, Lineage(served.composition.checkpoint_sha256))
@@ -126,13 +127,85 @@ def test_a_version_that_never_came_to_answer_is_not_brought_back_again_and_again
     wrong = replace(wrong, exit="blocks.1", agreed=False)
     for _ in range(3):
         now_s += 3.5 * settings.interval_s
-        kept.extend([replace(wrong, time_s=now_s)] * 30)
+        kept.extend([replace(wrong, time_s=now_s)] * 60)
         adaptation.look()
     assert tried == [set(), {number}, {number}]
     kept.append(replace(wrong, time_s=now_s + 1.0, source=str(number), exit=None, agreed=None))
     now_s += 2.0
     adaptation.look()
     assert adaptation._unproven == set(), "it answers after all"
+    adaptation.close()
+
+
+def test_an_alarm_of_few_requests_is_looked_into_although_no_retraining_was_possible(tmp_path: Path) -> None:
+    """Each interval with too few samples made it wait for fifty others: at 150 an hour, for ever."""
+    model, began_s = adapted(make_deployed(tmp_path), tmp_path), time.time()
+    kept: list[Outcome] = []
+    now_s, reasons = began_s, list[str]()
+    settings = AdaptationSettings(models=(model,), interval_s=600.0)
+    adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
+    adaptation._store.outcomes = lambda *_: list(kept)  # type: ignore[method-assign]
+    adaptation._renewal = lambda _, samples, reason, **__: reasons.append(reason)  # type: ignore[assignment]
+    for minute in range(70):
+        now_s = began_s + 60.0 * minute
+        kept += [Outcome(now_s, "default", "blocks.1", minute < 30)] * 2
+        adaptation.look()
+        if minute == 29:
+            assert adaptation.status().outcome == "skipped" and not reasons
+    assert reasons == ["alarm", "alarm"], "the second one has fifty samples more"
+    adaptation.close()
+
+
+def test_a_retraining_that_fails_in_any_way_is_told_until_another_one_ends(tmp_path: Path) -> None:
+    """Of errors that were not Gati's, the next look, seconds later, told nothing any more."""
+    model, now_s = adapted(make_deployed(tmp_path), tmp_path), time.time()
+    adaptation = ModelAdaptation(model, AdaptationSettings(models=(model,)), now=lambda: now_s)
+
+    def fails(*_: Any, **__: Any) -> RenewalOutcome:
+        raise MemoryError("it takes 9 GiB")
+
+    adaptation._renewal = fails  # type: ignore[assignment]
+    adaptation.look(asked=True)
+    adaptation.look()
+    told = adaptation.status()
+    assert (told.outcome, told.message, told.changed_s) == ("failed", "it takes 9 GiB", now_s)
+    adaptation.close()
+
+
+def test_inputs_are_read_only_to_train_on_them(tmp_path: Path) -> None:
+    """Each look, every five seconds, read up to a gigabyte."""
+    model = adapted(make_deployed(tmp_path), tmp_path)
+    with RecordStore.open(model.records) as store:
+        kept = Record(np.zeros((1, 8, 8), np.float32), "input", 1, time.time(), "digits", source="default")
+        store.add([kept] * 3)
+    adaptation = ModelAdaptation(model, AdaptationSettings(models=(model,)))
+    read: list[int] = []
+    window = adaptation._store.window
+
+    def counted(*given: Any, **options: Any) -> list[Record]:
+        found = window(*given, **options)
+        read.append(len(found))
+        return found
+
+    adaptation._store.window = counted  # type: ignore[method-assign]
+    adaptation.look()
+    assert (adaptation.status().samples, read) == (3, [])
+    adaptation.look(asked=True)
+    assert read == [3] and adaptation.status().outcome == "skipped"
+    adaptation.close()
+
+
+def test_a_version_that_waits_for_its_proof_has_longer_than_an_interval(tmp_path: Path) -> None:
+    """For two of the three intervals, the next attempt was said to be due in 0 s."""
+    model, now_s = adapted(make_deployed(tmp_path), tmp_path), time.time()
+    settings = AdaptationSettings(models=(model,), interval_s=600.0)
+    adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
+    due_s = []
+    for _ in range(4):
+        adaptation.look()
+        due_s.append(adaptation.status().next_s)
+        now_s += 500.0
+    assert due_s == pytest.approx([600.0, 100.0, 800.0, 300.0])
     adaptation.close()
 
 
@@ -150,6 +223,7 @@ def test_after_a_rollback_the_version_that_answers_is_the_one_that_is_renewed(tm
     settings = AdaptationSettings(models=(model,), interval_s=600.0)
     adaptation = ModelAdaptation(model, settings, now=lambda: now_s, clock=lambda: now_s)
     adaptation._store.window = lambda *_, **__: list(kept)  # type: ignore[method-assign]
+    adaptation._store.outcomes = lambda *_: list(kept)  # type: ignore[method-assign]
 
     def renews(current: Deployed, *given: Any, unproven: Any) -> RenewalOutcome:
         renewed.append(current.number)

@@ -166,4 +166,6 @@ def test_a_page_of_another_site_stops_no_model(serving: Serving, folder: Path) -
     foreign = serving.client.get("/v2/models/small", headers={"Host": "rebound.example"})
     assert (foreign.status_code, list(foreign.json())) == (403, ["error"])
     assert serving.client.post("/v2/models/small/infer", json=request()).status_code == 200
-    assert 'gati_rejected_total{reason="forbidden"}' in serving.client.get("/metrics").text
+    assert (
+        'gati_rejected_total{model="",pipeline="",reason="forbidden"}' in serving.client.get("/metrics").text
+    )

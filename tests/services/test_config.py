@@ -333,6 +333,13 @@ def test_a_model_of_a_pipeline_has_a_valid_name_whatever_its_folder_is_called(
     assert set(scheduler.models) == {name} and set(scheduler.pipelines) == {"line"}
 
 
+def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    file = tmp_path / "serve.toml"
+    file.write_text('[models.m]\naddress = "a:1"\n', encoding="utf-8-sig")
+    assert read_config(file, {}, {}).config.models["m"].address == "a:1"
+
+
 def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
     """One of them was not served."""
     for name in ("a.toml", "b.toml"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,8 +26,67 @@ def test_only_the_cores_that_it_may_use_count(
         pytest.skip("needs Linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(40, 48)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(cores, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path)
+    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "cgroup")
     if quota is not None:
         (tmp_path / "cpu.max").write_text(f"{quota}\n", encoding="ascii")
     assert InferenceSettings(name="m", model="x:y").thread_count == count
     assert ThisMachine().threads(1) == count and ThisMachine().threads(3) == max(1, count // 3)
+
+
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        ("0::/system.slice/gati.service\n", 2),
+        ("1:cpu:/elsewhere\n0::/system.slice/gati.service\n", 2),
+        ("0::/system.slice/other.service\n", 4),  # that of the slice
+        ("0::/\n", 8),
+        ("", 8),
+    ],
+)
+def test_the_quota_of_a_unit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, count: int
+) -> None:
+    """With `CPUQuota=200%` each model had as many threads as the machine has cores."""
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("needs Linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "cgroup")
+    unit = tmp_path / "groups" / "system.slice" / "gati.service"
+    unit.mkdir(parents=True)
+    (unit / "cpu.max").write_text("200000 100000\n", encoding="ascii")
+    (unit.parent / "cpu.max").write_text("400000 100000\n", encoding="ascii")
+    (tmp_path / "cgroup").write_text(own, encoding="ascii")
+    assert cores.core_count() == count
+
+
+def test_replicas_on_one_machine_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups of all replicas were pinned to the same last cores, and their networks to the same others."""
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("needs Linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 2, 3, 5, 7, 8, 9})
+    parts = [cores.own_cores(replica, 3) for replica in range(3)]
+    assert parts == [(1, 2), (3, 5), (7, 8, 9)]
+    assert cores.own_cores(0, 1) == (1, 2, 3, 5, 7, 8, 9) and cores.own_cores(0, 8) is None
+    settings = [InferenceSettings(name="m", model="x:y", replica=replica, replicas=3) for replica in (0, 2)]
+    given = [vars(ThisMachine().host(each))["_settings"].cores for each in settings]
+    assert given == [(1, 2), (7, 8, 9)]
+    assert vars(ThisMachine().host(InferenceSettings(name="m", model="x:y")))["_settings"].cores is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "threads", "pinned"),
+    [("overlapped", 2, [{4, 5}]), ("overlapped", 3, []), ("inline", 2, [])],
+)
+def test_engines_that_reserve_cores_for_lookups_keep_to_those_of_their_replica(
+    monkeypatch: pytest.MonkeyPatch, placement: str, threads: int, pinned: list[set[int]]
+) -> None:
+    from services.inference import opening  # slow: brings in torch
+
+    found: list[set[int]] = []
+    monkeypatch.setattr(opening, "pin", found.append)
+    settings = InferenceSettings(name="m", model="x:y", threads=threads, cores=(4, 5))
+    chosen: Any = SimpleNamespace(placement=placement)
+    opening.Opener(settings)._use_own_cores(chosen)
+    assert found == pinned

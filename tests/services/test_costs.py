@@ -33,7 +33,8 @@ from services.scheduler.bodies import read_body
 from services.scheduler.budget import ByteBudget, check_json
 from services.scheduler.images import decode_image
 from services.scheduler.nested import array_of
-from services.scheduler.protocol import parse_request, positive, priority, split
+from services.scheduler.parameters import positive, priority
+from services.scheduler.protocol import parse_request, split
 from services.wire.codec import Limits, Service, encode_parts
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import InferRequest, Tensor

@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 
-from gati.errors import ConfigError
+from gati.errors import ConfigError, UnavailableError
+from services import process
 from services.config import read_config
-from services.listening import listen
-from services.process import ProcessSettings, on_signals
+from services.inference.settings import InferenceSettings
+from services.listening import listen, renew_certificate
+from services.process import ProcessSettings, ended, on_signals
 from services.web import answering
 from services.wire.client import connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference
+from services.wire.handshake import client_tls, read_secret
 from tests.conftest import REPOSITORY
+from tests.services.certificates import certify
 from tests.test_architecture import MODULES, name_of
 from tests.waiting import LONG_S
 
@@ -89,6 +93,127 @@ def test_each_signal_is_a_call_in_the_event_loop() -> None:
 
     asyncio.run(main())
     assert told == ["end", "end", "reload"]
+
+
+IN_TERMINAL = """
+import asyncio, fcntl, sys, termios
+from services.process import on_signals
+
+async def main() -> None:
+    ended = asyncio.Event()
+    if sys.argv[1] == "foreground":
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    on_signals(lambda: ended.set() or print("end", flush=True), reload=lambda: print("reload", flush=True))
+    print("ready", flush=True)
+    await ended.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("place", "then"), [("foreground", "end"), ("elsewhere", "reload")])
+def test_who_runs_in_a_terminal_ends_when_that_is_closed(place: str, then: str) -> None:
+    """It went on without one, and kept its port; who was started there but is detached must not end."""
+    terminal, stdin = os.openpty()
+    program = [sys.executable, "-c", IN_TERMINAL, place]
+    with subprocess.Popen(
+        program, stdin=stdin, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        said = iter(process.stdout)
+        os.close(stdin)
+        assert next(said) == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert next(said) == "reload\n"
+        os.close(terminal)
+        if place == "elsewhere":  # otherwise the system sends it
+            process.send_signal(signal.SIGHUP)
+        assert next(said) == f"{then}\n"
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            '{"name": "cars", "libary": "runs"}',
+            "setting 'libary': there is no such setting; did you mean 'library'?",
+        ),
+        ('{"name": "cars", "records": 3, "port": 8}', "setting 'records': input should be a valid string"),
+        ('{"library": "runs"}', "setting 'name': field required"),
+        ("postgresql://me:secret@host", "give the settings as JSON (invalid JSON: "),
+        ("", "give the settings as JSON (invalid JSON: "),
+    ],
+)
+def test_settings_that_are_wrong_are_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, why: str
+) -> None:
+    async def serve(settings: Any) -> None:
+        raise AssertionError("it must not start")
+
+    monkeypatch.setattr(sys, "argv", ["x", given] if given else ["x"])
+    assert process.run(InferenceSettings, lambda settings: "x", serve) == process.USAGE
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {why}") and said.count("\n") == 1 and "secret" not in said
+
+
+@pytest.mark.parametrize("with_stdin", [False, True])
+def test_a_service_reloads_at_a_hangup_and_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, with_stdin: bool
+) -> None:
+    """It was killed, with its requests, also when the signal was for the server that had started it."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        async def main() -> None:
+            told = asyncio.Event()
+            ending = asyncio.create_task(ended(with_stdin=with_stdin, reload=told.set))
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await told.wait()
+            assert not ending.done()
+            if with_stdin:
+                os.close(writing)
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+            await ending
+
+        asyncio.run(main())
+    if not with_stdin:
+        os.close(writing)
+
+
+def test_a_service_reads_its_certificate_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    certificate, key = certify(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef", encoding="ascii")
+    settings = ProcessSettings(secret_file=secret, certificate=certificate, certificate_key=key)
+
+    async def main() -> None:
+        server, address = await listen(Service(Inference), {}, settings)
+
+        async def is_trusted() -> bool:
+            tls = client_tls(certificate)
+            client = connect_to(Service(Inference), address, secret=read_secret(secret), tls=tls)
+            try:
+                await client.connect()
+            except UnavailableError:
+                return False
+            await client.close()
+            return True
+
+        assert await is_trusted()
+        certify(tmp_path)
+        assert not await is_trusted(), "the file has another one"
+        renew_certificate(server, settings)
+        assert await is_trusted()
+        certificate.write_text("nothing", encoding="ascii")
+        renew_certificate(server, settings)
+        assert "invalid certificate; the old one stays" in caplog.text
+        await server.drain(0.0)
+
+    asyncio.run(main())
 
 
 def test_signals_of_services_are_handled_in_one_place() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 from typer.main import get_command
@@ -33,6 +34,23 @@ def test_what_the_unit_and_the_container_start_is_understood(repository: Path) -
         (stop_s,) = map(int, re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE))
         assert stop_s > 10.0 + 2 * ServeConfig().drain_timeout_s
     assert f"RestartPreventExitStatus={ConfigError.exit_status}" in unit
+    assert "OOMPolicy=continue" in unit, "systemd would end all models when one runs out of memory"
+
+
+def test_the_image_has_what_is_installed_and_not_the_checkout(repository: Path) -> None:
+    container = (repository / "examples" / "deploy" / "Containerfile").read_text(encoding="utf-8")
+    copied = {
+        word for line in re.findall(r"^COPY (.+) \S+$", container, re.MULTILINE) for word in line.split()
+    }
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {
+        "pyproject.toml",
+        "setup.py",
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+    }
+    packages = {each.rstrip("*") for each in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert copied == needed | packages
 
 
 def test_the_dashboard_shows_metrics_that_exist(repository: Path, serving: Serving) -> None:

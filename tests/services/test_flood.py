@@ -25,6 +25,7 @@ from services.wire.gen.ttypes import Answer, InferResponse
 from tests.waiting import LONG_S, Clock, in_the_end
 
 PLACES = 20
+REJECTED = "gati_rejected_total"
 
 
 class Slow(Model):
@@ -104,7 +105,10 @@ def test_a_flood_is_refused_before_it_is_read_and_the_other_model_is_answered(
         assert refused.status_code == 429 and refused.headers["Retry-After-Ms"] == "250"
         assert f"{PLACES} requests are in progress" in refused.json()["error"]
         page = (await server.get("/metrics")).text
-        assert f'gati_rejected_total{{reason="resource_exhausted"}} {300 - PLACES + 1}.0' in page
+        assert (
+            f'{REJECTED}{{model="flooded",pipeline="",reason="resource_exhausted"}} {300 - PLACES + 1}.0'
+            in page
+        )
         lines = [each for each in caplog.records if each.msg in ("http", "refused before reading")]
         assert len(lines) < 100  # thousands a second would cost more than to refuse them
         spared.go.set()

@@ -25,12 +25,15 @@ from services.scheduler.entrance import Demand
 from services.scheduler.front import Front, _FastRequest
 from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.models import Model
-from services.scheduler.protocol import parse_request, priority
+from services.scheduler.parameters import priority
+from services.scheduler.protocol import parse_request
 from services.scheduler.reasons import without_folders
+from services.scheduler.replicas import Asked
 from services.scheduler.scheduler import Scheduler
 from services.web import web_server
+from services.wire.gen.ttypes import Answer, InferResponse
 from tests.services.engines import reply_of, served
-from tests.waiting import in_the_end
+from tests.waiting import LONG_S, Clock, in_the_end
 
 CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
 WAS_READY = SimpleNamespace(inputs=None, largest_batch=1, versions=[])  # what a model said of itself
@@ -122,7 +125,7 @@ def test_who_is_not_let_in_is_counted() -> None:
         for _ in range(3):
             assert (await client.post("/v2/models/m/infer", json=BODY)).status_code == 401
         page = (await client.get("/metrics")).text
-        assert 'gati_rejected_total{reason="not_allowed"} 3.0' in page
+        assert 'gati_rejected_total{model="",pipeline="",reason="not_allowed"} 3.0' in page
 
     run(test, api_key="one")
 
@@ -475,10 +478,135 @@ def test_who_waited_too_long_to_be_accepted_is_told_that_it_is_late(waited_s: fl
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2",
+        "/v2/health/ready",
+        "/v2/models/m/ready",
+        "/metrics",
+        "/docs",
+        "/dashboard",
+        "/dashboard/m/",
+        "/none",
+    ],
+)
+def test_a_head_request_gets_the_head_of_what_get_gets(path: str) -> None:
+    """It was 405 for all but health."""
+
+    async def test(client: httpx.AsyncClient) -> None:
+        head, whole = await client.head(path), await client.get(path)
+        assert head.status_code == whole.status_code != 405 and head.content == b""
+        assert head.headers.get("content-type") == whole.headers.get("content-type")
+
+    run(test)
+
+
+def test_a_head_request_for_a_stream_ends() -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.head("/dashboard/m/events")
+        assert reply.headers["content-type"].startswith("text/event-stream")
+
+    run(test)
+
+
+def test_a_proxy_may_add_a_prefix_to_the_live_page() -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/dashboard")).headers["location"] == "dashboard/m/"
+
+    run(test)
+
+
+def test_a_server_that_leaves_closes_connections_and_then_ends_live_pages() -> None:
+    """Clients that keep their connections came back until they were refused; each viewer cost a traceback."""
+
+    async def main() -> None:
+        dead: Any = Dead()
+        scheduler = Scheduler(ServeConfig(), {"m": Model("m", host=lambda number: dead)}, {})
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in ("/v2", "/v2/models/none/infer"):
+                before = await client.post(path)
+                scheduler.leaving = True
+                after = await client.post(path)
+                scheduler.leaving = False
+                assert before.status_code == after.status_code
+                assert [each.headers.get("connection") for each in (before, after)] == [None, "close"]
+            watching = asyncio.create_task(client.get("/dashboard/m/events"))
+            await asyncio.sleep(0)
+            await scheduler.drain()
+            assert (await watching).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_requests_have_the_time_to_drain_once(monkeypatch: pytest.MonkeyPatch, under_way: bool) -> None:
+    """Those that it was too short for had it twice, and the unit killed the server meanwhile."""
+    told: list[tuple[float, float]] = []
+
+    async def stop(self: Model, timeout_s: float, *, answers_s: float) -> None:
+        told.append((timeout_s, answers_s))
+
+    async def main() -> None:
+        dead: Any = Dead()
+        models = {"m": Model("m", host=lambda number: dead)}
+        scheduler = Scheduler(ServeConfig(drain_timeout_s=0.01 if under_way else LONG_S), models, {})
+        with scheduler.under_way() if under_way else ExitStack():
+            await scheduler.drain()
+        ((timeout_s, answers_s),) = told
+        assert timeout_s == scheduler.config.drain_timeout_s
+        assert answers_s == 0.0 if under_way else answers_s > 0.0
+
+    monkeypatch.setattr(Model, "stop", stop)
+    asyncio.run(main())
+
+
+class Late(Model):
+    """Its answers come `late_s` after they were asked for."""
+
+    def __init__(self, clock: Clock, late_s: float) -> None:
+        super().__init__("m", address="127.0.0.1:1")
+        self.info = SimpleNamespace(inputs=None, largest_batch=64, class_names=None)
+        self._clock, self._late_s = clock, late_s
+
+    async def infer(self, tensor: Any, asked: Asked, version: str | None = None) -> Any:
+        self._clock.now_s += self._late_s
+        return InferResponse([Answer(0, b"\0" * 4, "base")], "v", 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "late_s", "missed"), [(500.0, 0.6, 1.0), (500.0, 0.1, 0.0), (None, 9.0, 0.0)]
+)
+def test_an_slo_that_is_missed_is_counted(
+    monkeypatch: pytest.MonkeyPatch, slo_ms: float | None, late_s: float, missed: float
+) -> None:
+    """It was for pipelines only."""
+    clock = Clock()
+    monkeypatch.setattr("services.scheduler.timing.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("services.scheduler.scheduler.time", SimpleNamespace(monotonic=clock))
+
+    async def main() -> None:
+        scheduler = Scheduler(ServeConfig(), {"m": Late(clock, late_s)}, {})
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        body = {**BODY, "parameters": {"latency_slo_ms": slo_ms}}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            reply = await client.post("/v2/models/m/infer", json=body)
+        assert reply.json()["parameters"].get("slo_met") is (None if slo_ms is None else not missed)
+        page = scheduler.metrics.render({}, {}, {}).decode()
+        assert (f'gati_request_slo_missed_total{{model="m"}} {missed}' in page) is bool(missed)
+
+    asyncio.run(main())
+
+
 def test_what_is_refused_while_the_server_ends_is_counted() -> None:
-    scheduler = Scheduler(ServeConfig(), {}, {})
+    dead: Any = Dead()
+    scheduler = Scheduler(ServeConfig(), {"m": Model("m", host=lambda number: dead)}, {})
     scheduler.draining = True
-    with pytest.raises(UnavailableError, match="shutting down"):
-        scheduler.under_way("models/m")
+    for name in ("models/m", "models/none", "pipelines/m", ""):
+        with pytest.raises(UnavailableError, match="shutting down"):
+            scheduler.under_way(name)
     page = scheduler.metrics.render({}, {}, {}).decode()
-    assert 'gati_rejected_total{reason="unavailable"} 1.0' in page
+    for model, count in (("m", 1), ("", 3)):  # unknown names are no labels: clients choose them
+        told = f'gati_rejected_total{{model="{model}",pipeline="",reason="unavailable"}} {count}.0'
+        assert told in page

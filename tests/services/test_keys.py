@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from gati.errors import ConfigError, OverloadError
-from services.config import ServeConfig
+from services.config import ServeConfig, validated
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.keys import KeyRing
@@ -89,7 +90,8 @@ def test_who_has_used_up_a_quota_is_refused_and_counted(tmp_path: Path) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             found = [await client.get("/v2", headers={"X-API-Key": "one camera"}) for _ in range(4)]
         assert [each.status_code for each in found] == [200, 200, 429, 429]
-        assert scheduler.metrics.rejected.labels("quota")._value.get() == 2
+        page = scheduler.metrics.render({}, {}, {}).decode()
+        assert 'gati_rejected_total{model="",pipeline="",reason="quota"} 2.0' in page
 
     asyncio.run(main())
 
@@ -140,6 +142,7 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
         ("x = 1\n[keys.a]\nkey='12345678'", "must have a table"),
         ("[keys.a]", "keys.a: give exactly one of `key` and `sha256`"),
         ("[keys.a]\nkey = 'short'", "keys.a.key: string should have at least 8"),
+        ("[keys.a]\nkey = 'short   '", "keys.a.key: string should have at least 8"),
         ("[keys.a]\nkey = 'secret-word'\nsha256='0'", "keys.a.sha256: give 64 hexadecimal digits"),
         ("[keys.a]\nkey = 'secret-word'\nrights = ['all']", "keys.a.rights"),
         ("[keys.'a b']\nkey = 'secret-word'", "cannot be a name"),
@@ -201,9 +204,35 @@ def test_what_is_under_way_is_counted_and_given_back() -> None:
     assert all(ask(quota) for _ in range(10))
 
 
+def test_a_file_with_a_byte_order_mark_is_read(file: Path) -> None:
+    """Editors on Windows write one."""
+    file.write_text(FILE, encoding="utf-8-sig")
+    assert KeyRing(ServeConfig(keys_file=file)).find("camera's key") is not None
+
+
 def test_keys_may_be_all_that_is_asked_for(file: Path) -> None:
     from services.scheduler.admission import check_exposure
 
     config: Any = ServeConfig(host="0.0.0.0", keys_file=file)
     check_exposure(config)
     assert KeyRing(config).asks
+
+
+@pytest.mark.parametrize("kind", ["api_key", "management_key"])
+def test_the_newline_after_a_secret_is_no_part_of_the_key(kind: str) -> None:
+    """Kubernetes passes on that of the file that a secret was made from; no header could match the key."""
+    config = ServeConfig.model_validate({kind: " one key\n"})
+    assert getattr(config, kind) == "one key"
+    assert KeyRing(config).find("one key") is not None
+
+
+@pytest.mark.parametrize("key", ["", " \n", "sch\u00f6n", "two\nlines", "tab\there"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="api_key: a key has printable ASCII characters") as refused:
+        validated(ServeConfig, api_key=key)
+    assert not key.strip() or key not in str(refused.value)
+    file = tmp_path / "keys.toml"
+    file.write_text(f"[keys.a]\nkey = {json.dumps('long enough' + key + 'x')}", encoding="utf-8")
+    if key.strip():
+        with pytest.raises(ConfigError, match=r"keys\.a\.key: a key has printable ASCII characters"):
+            KeyRing(ServeConfig(keys_file=file))

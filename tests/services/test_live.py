@@ -25,7 +25,7 @@ from gati.evaluation.by_class import exact_interval
 from gati.video import Frame, Region, Result
 from services.live import LiveSink, LiveState, RunningPage, live_router, serve_page
 from services.live.pictures import NewestPicture
-from tests.services.living import EXITS, picture, scene
+from tests.services.living import EXITS, Clock, picture, scene
 from tests.waiting import LONG_S, returns, until
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,26 @@ def test_exits_stand_in_the_order_of_the_network_and_the_base_model_is_last() ->
     for name in ("base", "late", "a"):
         state.publish({**ANSWER, "exit": name})
     assert [name for name, _ in state.since()["exits"]] == ["b", "a", "late", "base"]
+
+
+def test_answers_that_left_at_exits_of_earlier_versions_still_count() -> None:
+    """After a change of version, the page counted fewer answers "since the start"."""
+    state = LiveState()
+    state.exits(["b"])
+    for name in ("b", "b", "recall", "base"):
+        state.publish({**ANSWER, "exit": name})
+    state.exits(["a"])
+    assert state.since()["exits"] == [("recall", 1), ("a", 0), ("b", 2), ("base", 1)]
+
+
+def test_it_is_known_since_when_a_version_answers() -> None:
+    """Its event is forgotten after a hundred others: then it was "since the start"."""
+    now_s = 1000.0
+    state = LiveState(clock=lambda: now_s)
+    for version, since_s in (("v1", None), ("v1", None), ("v2", 1002.0), ("v2", 1002.0), ("v1", 1004.0)):
+        state.publish({**ANSWER, "version": version})
+        assert state.since()["version_since_s"] == since_s
+        now_s += 1.0
 
 
 def test_only_what_is_new_is_told() -> None:
@@ -435,7 +455,8 @@ def test_every_state_can_be_seen(browser: Any, name: str, width: int) -> None:
         assert page.locator("#version").text_content() == "v3"
         assert [each.split(" ")[0] for each in page.locator("#exits li").all_text_contents()][-1] == "base"
         assert page.locator("#exits li").count() == 4
-        assert "promise 97 %" in (page.locator("#interval").text_content() or "")
+        promised = "promise 97 %" in (page.locator("#interval").text_content() or "")
+        assert promised == (name != "alarm"), "the caches stopped, and there is no memory"
         assert page.locator("#marks .tag").count() == 2 and page.locator("#marks .box").count() == 2
         assert page.locator("#answers td:nth-child(2)").all_text_contents() == ["automobile", "truck"]
         assert ("Alarm" in page.locator("#log .kind").all_text_contents()) == (name == "alarm")
@@ -516,6 +537,19 @@ def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> 
         page.wait_for_selector(".banner.good")
 
 
+def test_memory_answers_where_caches_do_not(browser: Any) -> None:
+    """The page said that the base model answers, and that nothing is promised, next to its share."""
+    state = LiveState("small", pictures=False, promise=0.97)
+    state.publish({**ANSWER, "exit": "recall"})
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        state.proof("7", 58, 1, 150)
+        page.wait_for_selector(".banner:has-text('On probation: memory or the base model answers')")
+        assert "memory or the base model answers: 58" in (page.locator("#proof").text_content() or "")
+        state.event("alarm", "losses")
+        page.wait_for_selector(".banner:has-text('ALARM: caches stopped, memory or the base model answers')")
+        page.wait_for_selector("#verdict:has-text('At least 97 % is promised')")
+
+
 def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
     state = scene("running")
     with serve_page(state) as running, visit(browser, running.url) as page:
@@ -557,6 +591,38 @@ def test_a_lost_server_is_told_and_found_again(browser: Any, tmp_path: Path) -> 
     assert "Connection to Gati lost" in page.locator("#banners").text_content()
     with serve_page(state, port=running.port):
         page.wait_for_selector(".banner.good")
+        context.close()
+
+
+def test_the_chart_has_no_answers_of_the_time_before_the_clock_was_set_back(browser: Any) -> None:
+    """They were drawn beyond its edges, and the others before its beginning."""
+    clock = Clock(0.0)
+    state = LiveState("small", pictures=False, clock=clock)
+    for clock.now_s in (5000.0, 5001.0, 1400.0, 1401.0, 1402.0):
+        state.publish(ANSWER)
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.wait_for_selector("#latency[aria-label^='Latency of the last 3 answers.']")
+
+
+def test_nothing_of_the_run_before_is_shown_of_a_new_one(browser: Any) -> None:
+    """Until its first answer, it had the gain, events, picture and exits of the one before."""
+    running = serve_page(scene("alarm"))
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(1e3 * LONG_S)
+    page.goto(running.url)
+    page.wait_for_selector("#frame:not([hidden])")
+    page.wait_for_selector("#log li")
+    running.close()
+    with serve_page(LiveState("another"), port=running.port):
+        page.wait_for_selector("#title:text-is('another')")
+        page.wait_for_selector("#log-empty:not([hidden])")
+        assert page.locator("#log li").count() == 0 and page.locator("#marks .tag").count() == 0
+        assert not page.locator("#frame").is_visible() and page.locator("#empty").is_visible()
+        for name in ("gain", "hits", "agreement", "version"):
+            assert page.locator(f"#{name}").text_content() == "-"
+        assert page.locator("#gain-note").text_content() == "no answers yet"
+        assert page.locator("#latency-note").text_content() == ""
         context.close()
 
 

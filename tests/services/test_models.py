@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from services.scheduler.replicas import Link
 from services.scheduler.scheduler import Scheduler
 from services.states import STUCK
 from services.wire.client import WireClient
-from services.wire.gen.ttypes import Tensor
+from services.wire.gen.ttypes import MemoryInfo, ProofProgress, Tensor, VersionInfo
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine, reply_of, served
 from tests.waiting import LONG_S, in_the_end
@@ -356,6 +357,56 @@ def test_the_page_shows_every_audit_since_the_last_look_and_none_from_before_the
         dashboard._audited(audits, losses)
         known = dashboard.state.since()["audits"]
         assert (known["n"], known["losses"], known["outcomes"]) == (audits, losses, shown)
+
+
+@pytest.mark.parametrize(
+    ("state", "proof", "shown"),
+    [
+        ("probation", ProofProgress(10, 0, 150), {"version": "3", "audits": 10, "waits": False}),
+        ("stopped", ProofProgress(10, 1, 190), {"version": "3", "audits": 10, "waits": False}),
+        ("serving", ProofProgress(10, 0, 150), None),  # of a looser setting: its caches answer
+        ("serving", None, None),
+    ],
+)
+def test_the_page_calls_no_caches_that_answer_on_probation(
+    state: str, proof: Any, shown: dict[str, Any] | None
+) -> None:
+    dashboard = Dashboard(Model("m", address="127.0.0.1:1"))
+    dashboard._on_trial(VersionInfo("3", True, "torch", state=state, proof=proof))
+    told = dashboard.state.since()["proof"]
+    assert (told and {name: told[name] for name in ("version", "audits", "waits")}) == shown
+
+
+def test_the_page_tells_a_version_on_trial_from_a_new_one() -> None:
+    model = Model("m", address="127.0.0.1:1")
+    serving = VersionInfo("1", True, "torch", state="serving")
+    trial = VersionInfo("3", False, "torch", state="probation", pending=True, proof=ProofProgress(10, 0, 150))
+    model.info = SimpleNamespace(versions=[serving, trial])
+    dashboard = Dashboard(model)
+    dashboard._on_trial(serving)
+    told = dashboard.state.since()
+    assert (told["proof"]["version"], told["proof"]["waits"]) == ("3", True)
+    assert "trial" in told["events"][0] and len(told["events"]) == 1
+
+
+@pytest.mark.parametrize(("level", "promised"), [(1, 0.97), (0, None)])
+def test_the_page_shows_the_promise_of_memory_while_caches_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch, level: int, promised: float | None
+) -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        found = await model.statistics()
+        found.memory = MemoryInfo(1, 0, 5, 3, level, 0.97)
+
+        async def statistics() -> Any:
+            return found
+
+        monkeypatch.setattr(model, "statistics", statistics)
+        dashboard = Dashboard(model)
+        await dashboard._look()
+        assert dashboard.state.since()["promise"] == promised
+
+    run(test)
 
 
 class Certified(Engine):

@@ -78,8 +78,11 @@ def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Pat
             certify(tmp_path, kind=RSA)  # the same files; OpenSSL would prefer the old key, had it both
             running.process.send_signal(signal.SIGHUP)
             until(lambda: shown() == ssl.PEM_cert_to_DER_cert(certificate.read_text(encoding="ascii")))
+        trusting = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(base_url=running.url, verify=trusting, timeout=LONG_S) as client:
             running.process.send_signal(signal.SIGTERM)
             until(lambda: client.get("/v2/health/ready").status_code == 503)
+            assert client.get("/v2/health/ready").headers["Connection"] == "close"
             assert status("other key") == 200
         assert running.stop() == 0  # told twice, it goes now
     lines = [line for line in running.said if '"message": "http"' in line]

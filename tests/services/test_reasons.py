@@ -64,6 +64,19 @@ def test_it_says_when_it_skips_and_how_much_it_needs() -> None:
     assert said.endswith("1196 are needed, but only 700 are kept: set window_inputs to 1196 or more")
 
 
+def test_an_alarm_that_was_looked_into_waits_for_further_samples() -> None:
+    """Where requests stopped after an alarm, the same samples were trained on every minute."""
+    latest = Latest("default", promised=0.8, since_s=START_S, seen=True)
+    wrong = records("default", 400, hits=0.9, losses=0.2)
+    assert RULES.due(wrong, latest, START_S, START_S + 100.0).reason == "alarm"
+    began_s, tried_s, now_s = START_S + 200.0, START_S + 220.0, START_S + 300.0
+    assert RULES.due(wrong, latest, tried_s, now_s, began_s).reason is None
+    for more, reason in ((74, None), (75, "alarm")):
+        later = records("default", more, hits=0.9, losses=0.2, from_s=began_s)
+        assert RULES.due(wrong + later, latest, tried_s, now_s, began_s).reason == reason
+    assert RULES.due(wrong, latest, tried_s, now_s).reason == "alarm", "no attempt has had these samples"
+
+
 def test_with_enough_samples_it_renews_every_interval() -> None:
     latest = Latest("default", promised=0.8, since_s=START_S, seen=True)
     enough = records("default", 400, hits=0.9)

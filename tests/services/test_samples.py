@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from gati.engine.exits import BASE
@@ -37,9 +38,10 @@ class Sampled:
         base: Any = house.base
         self._following = Following(version, self.post, base, replace(house.shared, writer=writer))
 
-    async def ask(self, *, new_scene: bool = False) -> Record:
+    async def ask(self, *, new_scene: bool = False, repeated: bool = False) -> Record:
         """Let the reference answer a request; returns its sample."""
-        drawn = self._following.draw(None, new_scene=new_scene)
+        looked: Any = SimpleNamespace(new_scene=new_scene, repeated=repeated)
+        drawn = self._following.draw(None, looked)
         assert not drawn.decided.may_hit
         before = len(self.kept)
         self._following.answered(drawn, X, GIVEN, prediction(BASE, 0), None)
@@ -49,6 +51,23 @@ class Sampled:
 
 def said(record: Record) -> Sequence[Any]:
     return record.exit, record.agreed
+
+
+def test_a_request_that_shows_the_same_as_the_one_before_proves_nothing() -> None:
+    """Copies of one picture released a setting, as a frozen camera sends them."""
+
+    async def test() -> None:
+        sampled, asked = Sampled(), 0
+        while not sampled.watch.level:
+            await sampled.ask()
+            asked += 1
+        sampled = Sampled()
+        for _ in range(asked):
+            await sampled.ask(repeated=True)
+        assert sampled.watch.level == 0 and sampled.watch.proof is not None
+        assert sampled.watch.proof.audits == 0
+
+    run(test)
 
 
 def test_before_anything_is_proven_they_say_what_the_setting_to_prove_would_have() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gati.errors import StorageError
 from services.scratch import Scratch
 from tests.conftest import REPOSITORY
 
@@ -24,6 +26,17 @@ scratch = Scratch("test")
 print(scratch.path, flush=True)
 time.sleep(3600)
 """
+
+
+def is_locked(folder: Path) -> bool:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(
@@ -39,6 +52,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
         mine, another = Scratch("test"), Scratch("elsewhere")
         assert (folder / "large").is_file(), "somebody holds it"
         assert mine.path.stat().st_mode & 0o777 == 0o700
+        assert is_locked(mine.path), "or systemd-tmpfiles would remove what is in it after some days"
         other.send_signal(signal.SIGKILL)
     young = tmp_path / "gati-test-young"
     young.mkdir()
@@ -46,7 +60,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     assert folder.exists(), "of another kind"
     Scratch("test").close()
     assert not folder.exists() and mine.path.is_dir() and another.path.is_dir() and young.is_dir()
-    for each in (mine, another):
+    for each in (mine, another, mine):
         each.close()
         assert not each.path.exists()
 
@@ -72,3 +86,14 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
     assert (mine.path / "used").is_file(), "it is locked by now"
     mine.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_where_no_folder_can_be_made_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the root file system was read-only, each start of a process was a traceback in the log."""
+
+    def no_folder() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    with pytest.raises(StorageError, match=r"\(No usable .*\); set TMPDIR to a folder with free space"):
+        Scratch("test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Model:
             raise MemoryError("too large")
 
     def status(self) -> Any:
-        return AdaptationStatus(self.name, 3, 10, False, "kept", "as good", 0.5, 0.6)
+        return AdaptationStatus(self.name, 3, 10, False, "kept", "as good", 0.5, 0.6, changed_s=1000.0)
 
     def close(self) -> None:
         self.closed = True
@@ -74,16 +75,20 @@ def test_a_model_that_fails_or_cannot_be_opened_holds_up_no_other() -> None:
         return AdaptedModel(name=name, library=Path(name), composition="default", records="r", repository="v")
 
     async def body() -> None:
+        began_s = time.time()
         models = tuple(map(described, ("broken", "failing", "good")))
         adaptations = Adaptations(AdaptationSettings(models=models, look_every_s=0.001), open_model)
         adaptations.start()
         assert (await adaptations.health()).ready
+        assert await adaptations.status() == [], "nothing is known of what is not open"
         looking = asyncio.create_task(adaptations.keep_looking())
         while "good" not in made or made["good"].looks < 20:
             await asyncio.sleep(0.001)
         told = {each.model: (each.outcome, each.message) for each in await adaptations.status()}
         assert told["good"] == ("kept", "as good") and told["failing"] == ("failed", "too large")
         assert told["broken"] == ("failed", "no such library")
+        ended = {each.model: each.changed_s for each in await adaptations.status()}
+        assert ended["good"] == 1000.0 and ended["broken"] >= began_s and ended["failing"] >= began_s
         assert [each.share for each in await adaptations.status()] == pytest.approx([1 / 3] * 3)
         assert (await adaptations.adapt("good")).version == 3
         with pytest.raises(UnavailableError, match="no such library"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gati.adaptation.recall import Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
 from gati.engine.exits import Prediction
@@ -144,9 +144,9 @@ def test_no_row_of_a_batch_is_answered_by_caches_proven_elsewhere_when_a_scene_b
     told: list[bool] = []
     draw = Following.draw
 
-    def told_of(self: Following, trial: Any, *, places: bool = False, new_scene: bool = False) -> Any:
-        told.append(new_scene)
-        return draw(self, trial, places=places, new_scene=new_scene)
+    def told_of(self: Following, trial: Any, looked: Looked | None = None, *, places: bool = False) -> Any:
+        told.append(looked is not None and looked.new_scene)
+        return draw(self, trial, looked, places=places)
 
     monkeypatch.setattr(Following, "draw", told_of)
 
@@ -183,10 +183,10 @@ def test_a_new_scene_is_noticed_also_where_memory_must_not_answer(
     told: list[bool] = []
     draw = Following.draw
 
-    def told_of(self: Following, trial: Any, *, places: bool = False, new_scene: bool = False) -> Any:
+    def told_of(self: Following, trial: Any, looked: Looked | None = None, *, places: bool = False) -> Any:
         assert not places, "no work for a memory that must not answer"
-        told.append(new_scene)
-        return draw(self, trial, places=places, new_scene=new_scene)
+        told.append(looked is not None and looked.new_scene)
+        return draw(self, trial, looked, places=places)
 
     monkeypatch.setattr(Following, "draw", told_of)
 

@@ -1,0 +1,46 @@
+"""What the HTTP server of `gati serve` may open, and what it logs."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+import pytest
+
+from gati.errors import ConfigError
+from services import web
+from services.config import ModelConfig, ServeConfig
+
+
+@pytest.mark.parametrize(("hard", "connections"), [(100_000, 1000), (1000, 372)])
+def test_processes_of_replicas_have_files_next_to_connections(
+    monkeypatch: pytest.MonkeyPatch, hard: int, connections: int
+) -> None:
+    """With many replicas and clients, no process could be started any more."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
+    models = {"a": ModelConfig(model="x:y", replicas_max=40), "b": ModelConfig(model="x:y")}
+    config = ServeConfig(models=models, replicas=10)
+    assert web._limits(config).connections == connections
+    assert given == [(min(hard, 1000 + 128 + 500), hard)]
+    assert web._limits(config.model_copy(update={"ray": "auto"})).connections == min(1000, hard - 128 - 50)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    with pytest.raises(ConfigError, match="only 256 files may be open, 629 are needed"):
+        web._limits(config)
+
+
+def test_clients_that_do_not_speak_http_cannot_fill_the_log() -> None:
+    """Each cost a line, without a key."""
+    for _ in range(2):
+        web.web_server(ServeConfig(), lambda *_: None)  # type: ignore[arg-type]
+    logger = logging.getLogger("uvicorn.error")
+
+    def logged(level: int, at_s: float) -> bool:
+        record = logger.makeRecord(logger.name, level, "", 0, "Invalid HTTP request received.", (), None)
+        record.created = at_s
+        return bool(logger.filter(record))
+
+    found = [logged(logging.WARNING, at_s) for at_s in (100.0, 100.5, 100.9, 101.0, 101.5, 7.0, 7.5)]
+    assert found == [True, False, False, True, False, True, False]
+    assert all(logged(logging.ERROR, 7.6) for _ in range(3))
