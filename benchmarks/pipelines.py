@@ -2,7 +2,7 @@
 
     python -m benchmarks.pipelines collect LIBRARIES --known KNOWN.npz --unseen UNSEEN.npz --out FOLDER
     python -m benchmarks.pipelines table FOLDER
-    python -m benchmarks.pipelines live FOLDER LIBRARIES --unseen UNSEEN.npz --slo 5.0
+    python -m benchmarks.pipelines live FOLDER --unseen UNSEEN.npz --slo 5.0
 
 LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`.
 `collect` runs every engine on every image of KNOWN and UNSEEN twice, alternately and in shuffled order.

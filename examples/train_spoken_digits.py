@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gati import GatiError
+from gati.errors import DataError, GatiError
 from gati.model.data import Data, load_data
 from gati.zoo import PRESETS, spectrogram_vgg
 
@@ -56,10 +56,12 @@ def main() -> int:
 
 def divide(recordings: Path, out: Path) -> None:
     """Copy each recording into the folder of its part, by the take at the end of its name."""
-    for path in sorted(recordings.glob("*_*.wav")):
-        take = re.search(r"_(\d+)$", path.stem)
+    takes = [(path, re.search(r"_(\d+)$", path.stem)) for path in sorted(recordings.glob("*_*.wav"))]
+    if not any(take for _, take in takes):
+        raise DataError(f"no recordings called DIGIT_SPEAKER_TAKE.wav in {recordings}; check the path")
+    for path, take in takes:
         if take is not None:
-            part = next(name for name, takes in PARTS.items() if int(take[1]) in takes)
+            part = next(name for name, numbers in PARTS.items() if int(take[1]) in numbers)
             (out / part).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, out / part / path.name)
 

@@ -13,6 +13,8 @@ verbs are functions (`gati.compose`), so that neither hides the other.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
     from gati.exploration.library import Library as Library
     from gati.formats.export import Exported as Exported
     from gati.formats.export import export as export
+
+# ONNX Runtime, OpenVINO and NNCF would report to their makers how they are used; the last two fork for that.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 __all__ = [
     "Bench",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from gati.errors import CompositionError, StorageError
 from gati.files import atomic_write_text
 from gati.types import TrialId
 from tests.composition.libraries import make_library
+from tests.conftest import REPOSITORY
 
 VERBS = [
     "blocks", "doctor", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query",
@@ -167,6 +169,53 @@ def test_an_error_of_ours_prints_its_message_and_gives_its_status(
     assert one_line(capsys) == "error: no caches: none pays"
 
 
+@pytest.mark.parametrize(
+    ("variables", "is_red"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_errors_are_red_in_a_terminal_that_wants_colours(
+    variables: dict[str, str],
+    is_red: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert run(["bake"]) == 2
+    assert ("\x1b[31m" in one_line(capsys)) == is_red
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_characters_that_the_locale_lacks_are_shown_by_number(encoding: str, tmp_path: Path) -> None:
+    """A class name in another script, or a file name that is no text, ended in a report of a defect."""
+    file = tmp_path / "p\udcff.toml"
+    one = '{ library = "lib", accuracy = 0.5, latency_ms = 1.0 }'
+    file.write_text(f'name = "p"\nclass_names = ["猫"]\nstages.only.options.one = {one}\n', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "gati", "pipeline", "check", str(file)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    shown = done.stdout.decode(encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert ("猫" if encoding == "utf-8" else r"\u732b") in shown and r"p\udcff.toml" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("closed", "asked"), [(">&-", "check p.toml"), ("2>&-", "check missing.toml")])
+def test_a_stream_that_is_closed_ends_no_verb(closed: str, asked: str, tmp_path: Path) -> None:
+    one = '{ library = "lib", accuracy = 0.5, latency_ms = 1.0 }'
+    (tmp_path / "p.toml").write_text(f'class_names = ["a"]\nstages.only.options.one = {one}\n')
+    command = f"{sys.executable} -m gati pipeline {asked} {closed}"
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=env, check=False)
+    assert done.returncode == (2 if "missing" in asked else 0)
+
+
 def test_a_full_disk_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "runs/x/trials.csv")
     monkeypatch.setattr(gati, "compose", failing(full))
@@ -174,12 +223,13 @@ def test_a_full_disk_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert one_line(capsys).startswith("error: disk full while writing runs/x/trials.csv: free some space")
 
 
-def test_an_interrupted_explore_says_that_it_can_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [["explore", "m:f", "--data", "v.npz", "--out", "o"], ["demo"]])
+def test_what_resumes_says_so_when_it_is_interrupted(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gati, "explore", failing(KeyboardInterrupt()))
-    assert run(["explore", "m:f", "--data", "v.npz", "--out", "o"]) == 130
-    assert "run the same gati explore command again" in one_line(capsys)
+    monkeypatch.setattr(gati, command[0], failing(KeyboardInterrupt()))
+    assert run(command) == 130
+    assert f"run the same gati {command[0]} command again to resume" in one_line(capsys)
 
 
 def test_an_interrupt_elsewhere_is_one_line_too(

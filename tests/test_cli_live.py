@@ -12,12 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gati.adaptation.settings import Audit, OnTrial, Status
+from gati.adaptation.streaming import Streamed, Tally
 from gati.cli import run
-from gati.cli.live import LineView, TerminalView, open_page, posted, source_shown
-from gati.video import SourceState
+from gati.cli.live import LineView, TerminalView, open_page, posted, source_shown, summary
+from gati.video import Frame, Result, SourceState, SourceStatistics
 from gati.video.webhook import WebhookStatistics
 from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays, refuses
@@ -90,6 +92,42 @@ def test_a_terminal_shows_a_lost_source_before_its_next_picture() -> None:
         heard = source_shown(view, open_page(stack, "camera", None, []))
         heard(SourceState.RECONNECTING, "no picture came for 10 s")
     assert "reconnecting: no picture came for 10 s" in told.getvalue()
+
+
+def streamed(state: SourceState = SourceState.RUNNING, **changes: Any) -> Streamed:
+    """A picture that was answered, and the counts after it."""
+    frame = Frame(np.zeros((8, 8, 3), np.uint8), 0, 1.0, "camera:0")
+    result = Result(1.0, 0, "camera:0", None, 4, "car", 0.9, "base", 1.0, 2.0, "1")
+    return Streamed(frame, [result], Tally(pictures=1, requests=1), status(**changes), state)
+
+
+def test_a_terminal_that_says_that_a_source_is_lost_does_not_say_that_it_runs() -> None:
+    """Its first line was that of the last picture."""
+    told = io.StringIO()
+    with TerminalView(told) as view:
+        view.show(streamed())
+        view.note("source lost at 12:00:00, reconnecting: gone")
+    assert "camera:0  1.0 s" in told.getvalue() and "reconnecting: gone" in told.getvalue()
+    assert "running" not in told.getvalue()
+
+
+def test_hits_and_the_share_of_memory_are_of_the_same_requests() -> None:
+    """The hits were of the last hundred: of 10 % that left early, memory had answered 60 %."""
+    told = io.StringIO()
+    LineView(told).show(streamed(requests=1000, hits=700, recalled=600, hit_rate=0.1))
+    assert "hits 70% (60% from memory)" in told.getvalue()
+
+
+def test_a_camera_that_sent_only_damaged_pictures_is_told_from_one_that_sent_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counted = SourceStatistics(None, None, 0, 0, corrupt=31, frame_age_s=None, reconnects=2)
+    source = SimpleNamespace(state=SourceState.ENDED, reason="the stream ended", statistics=counted)
+    summary(Tally(), status(), source)
+    assert capsys.readouterr().err.splitlines() == [
+        "the source sent no pictures",
+        "source ended: 0 dropped, 31 corrupt, 2 reconnections (the stream ended)",
+    ]
 
 
 def test_a_page_shows_why_a_source_was_lost(shown: list[Any]) -> None:

@@ -287,6 +287,31 @@ def test_a_pipeline_is_asked_for_by_its_whole_name(monkeypatch: pytest.MonkeyPat
     assert asked == ["http://127.0.0.1:8000/v1/pipelines/a%2Fb%3Fc"]
 
 
+def test_what_is_asked_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a space in its name was sent as a text; a long text without spaces is no name of a file."""
+    httpx = pytest.importorskip("httpx")
+    monkeypatch.chdir(tmp_path)
+    Path("my cat.png").write_bytes(b"picture")
+    asked: list[tuple[str, object]] = []
+
+    def request(
+        method: str, url: str, *, content: bytes | None, headers: dict[str, str], **_: object
+    ) -> object:
+        asked.append((headers.get("Content-Type", ""), content))
+        if method == "GET":
+            return httpx.Response(200, json={"pipelines": [{"name": "cats"}]})
+        return httpx.Response(503, json={"error": "enough seen"})
+
+    monkeypatch.setattr(httpx, "request", request)
+    for given in ("my cat.png", "my dog.png", "字" * 200):
+        assert run(["query", "cats", given]) == 1
+    assert [each for each in asked if each[1]] == [
+        ("application/octet-stream", b"picture"),
+        ("text/plain", b"my dog.png"),
+        ("text/plain", ("字" * 200).encode()),
+    ]
+
+
 def test_a_query_needs_nothing_that_only_servers_need(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

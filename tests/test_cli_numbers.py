@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gati
-from gati.cli import render, run
+from gati.cli import query, render, run
 from gati.composition.composition import Exit
 from gati.composition.headroom import ExitHeadroom, Headroom, Prospect
 from gati.errors import CompositionError
@@ -26,6 +26,16 @@ def test_a_target_is_not_rounded_up(target: float, shown: str, capsys: pytest.Ca
     """compose --latency certified 97.15 % and showed 97.2 %."""
     render.composition(replace(PLAIN, accuracy_target=target), Path("runs/mine"))
     assert f"(target {shown})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slo_ms", "shown"), [(7.4, "7.4"), (0.5, "0.5"), (80.0, "80")])
+def test_an_slo_is_shown_as_it_was_asked_for(
+    slo_ms: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer after 7.2 ms had met an SLO of 7 ms."""
+    answer = {"label": "cat", "latency_ms": 7.2, "latency_slo_ms": slo_ms, "slo_met": slo_ms > 7.2}
+    query._show_answer({**answer, "stages": [], "skipped": []})
+    assert f"7.2 ms of {shown} ms, SLO {'met' if slo_ms > 7.2 else 'missed'}" in capsys.readouterr().out
 
 
 def test_a_gain_without_a_limit_has_no_digits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,8 +87,8 @@ def test_what_is_learned_is_not_kept_in_a_folder_that_cannot_be_locked(
 
     locked = fcntl.flock
 
-    def without_locks(file: IO[bytes], operation: int) -> None:
-        if Path(file.name).parent == tmp_path:
+    def without_locks(file: IO[bytes] | int, operation: int) -> None:
+        if not isinstance(file, int) and Path(file.name).parent == tmp_path:
             raise OSError(errno.ENOSYS, "Function not implemented")
         locked(file, operation)
 
@@ -234,6 +234,16 @@ def test_ctrl_c_ends_a_stream_with_a_summary(
         signal.signal(signal.SIGINT, before)
     said = capsys.readouterr().err
     assert "ended by Ctrl-C or SIGTERM" in said and "answers" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_what_a_stream_has_done_is_told_although_it_fails(
+    library: Path, video: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After days, there was nothing but the error."""
+    assert run(["stream", str(library), "--source", str(video), "--json", "/dev/full"]) == 2
+    *_, source, error = capsys.readouterr().err.splitlines()
+    assert source.startswith("source ended: 0 dropped") and error.startswith("error: cannot write /dev/full")
 
 
 def test_sigterm_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> None:

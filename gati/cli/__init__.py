@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ __all__ = ["app", "main", "run"]
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
+    _open_streams()
     try:
         from gati.cli.running import run
     except KeyboardInterrupt:  # imports take long enough for a Ctrl-C
@@ -23,6 +26,16 @@ def main() -> None:
     status = run(sys.argv[1:])
     gc.freeze()  # at exit, the interpreter would spend a second collecting garbage in torch
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Let neither a closed stream nor a character that the locale lacks end a verb."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def __getattr__(name: str) -> Any:

@@ -244,7 +244,7 @@ def evaluate(
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
     json_file: options.JsonFile = None,
     composition: options.CompositionName = "default",
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
+    limit: options.Limit = None,
     device: options.LibraryDevice = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Also show agreement and hit rate of every class.")

@@ -16,7 +16,7 @@ def bench(
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
     json_file: options.JsonFile = None,
     composition: options.CompositionName = "default",
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
+    limit: options.Limit = None,
     repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
     clients: Annotated[int, typer.Option(metavar="N", help="Concurrent clients, for the throughput.")] = 8,
     seconds: Annotated[

@@ -92,9 +92,11 @@ class TerminalView:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(file=stream, highlight=False, markup=False), refresh_per_second=8)
         self._changes: deque[str] = deque(maxlen=_CHANGES)
-        self._shown: tuple[RenderableType, ...] = ()  # of the last picture
+        self._last: Streamed | None = None
+        console = Console(file=stream, highlight=False, markup=False)
+        # only what is painted is made: a table for each picture would take time from the stream
+        self._live = Live(get_renderable=self._painted, console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -105,23 +107,24 @@ class TerminalView:
 
     def show(self, streamed: Streamed) -> None:
         """Show the results of one picture."""
-        header = f"{streamed.frame.source}  {streamed.source}  {streamed.frame.time_s:.1f} s"
-        self._shown = header, _counts(streamed.tally, streamed.status), _answers(streamed.results)
-        self._repaint()
+        self._last = streamed
 
     def change(self, change: Change) -> None:
-        """Show the change from the next repaint on."""
+        """Show the change."""
         self._changes.append(_sentence(change))
 
     def note(self, line: str) -> None:
-        """Show what happened to the source, without waiting for its next picture."""
+        """Show what happened to the source."""
         self._changes.append(line)
-        self._repaint()
 
-    def _repaint(self) -> None:
+    def _painted(self) -> RenderableType:
         from rich.console import Group
 
-        self._live.update(Group(*self._shown, *self._changes))
+        last, changes = self._last, tuple(self._changes)
+        if last is None:
+            return Group(*changes)
+        header = f"{last.frame.source}  {last.frame.time_s:.1f} s"
+        return Group(header, _counts(last.tally, last.status), _answers(last.results), *changes)
 
 
 def _answers(results: Sequence[Result]) -> Table:
@@ -142,7 +145,7 @@ def _label(result: Result) -> str:
 
 
 def _counts(tally: Tally, status: Status) -> str:
-    hit_rate = "-" if status.hit_rate is None else f"{status.hit_rate:.0%}"
+    hit_rate = f"{status.hits / status.requests:.0%}" if status.requests else "-"
     gain = "" if tally.gain is None else f" ({tally.gain:.1f}x)"
     recalled = f" ({status.recalled / status.requests:.0%} from memory)" if status.recalled else ""
     word = "on probation" if status.state == "probation" else status.state
@@ -161,10 +164,14 @@ def _sentence(change: Change) -> str:
 
 def summary(tally: Tally, status: Status, source: Any) -> None:
     """Print the summary of a stream."""
-    if tally.requests == 0:
-        print("the source sent no pictures", file=sys.stderr)
-        return
     counted, base_ms = source.statistics, tally.mean_base_latency_ms
+    ended = (
+        f"source {source.state}: {counted.dropped} dropped, {counted.corrupt} corrupt, "
+        f"{counted.reconnects} reconnections" + (f" ({source.reason})" if source.reason else "")
+    )
+    if tally.requests == 0:
+        print(f"the source sent no pictures\n{ended}", file=sys.stderr)
+        return
     lines = [
         f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early"
         + (f", {status.recalled / status.requests:.1%} from memory" if status.recalled else ""),
@@ -172,8 +179,7 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
         + (f" against {base_ms:.3f} ms" if base_ms else "")
         + (f", gain {tally.gain:.2f}x" if tally.gain is not None else ""),
         f"{status.losses} of {status.audits} audits disagreed; version {status.version}, {status.state}",
-        f"source {source.state}: {counted.dropped} dropped, {counted.corrupt} corrupt, "
-        f"{counted.reconnects} reconnections" + (f" ({source.reason})" if source.reason else ""),
+        ended,
     ]
     print("\n".join(lines), file=sys.stderr)
 

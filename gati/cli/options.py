@@ -86,6 +86,9 @@ LibraryDevice = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, or cuda:1 and so on; the one the library was measured on unless given."),
 ]
+Limit = Annotated[
+    int | None, typer.Option(metavar="N", help="Only N inputs, drawn from all parts of the data.")
+]
 Slowdown = Annotated[
     float | None,
     typer.Option(

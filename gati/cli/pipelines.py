@@ -11,7 +11,7 @@ import typer
 
 from gati.cli import render
 from gati.cli.asking import AskedServer
-from gati.cli.options import SERVER_URL, Device, ServerKey, ServerUrl, examples_below
+from gati.cli.options import SERVER_URL, Device, Limit, ServerKey, ServerUrl, examples_below
 from gati.cli.words import counted, quoted
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def measure(
     data: Annotated[
         str, typer.Option(metavar="DATA", help="Inputs with labels that no option's training has seen.")
     ],
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Only N inputs, drawn from all parts of DATA (evaluate takes the first N)."
-        ),
-    ] = None,
+    limit: Limit = None,
     device: Device = "cpu",
     threads: Annotated[
         int | None, typer.Option(metavar="N", help="Threads that torch uses; default: PyTorch's number.")

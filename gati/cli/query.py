@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,8 +135,8 @@ def _query_of(pipeline: str) -> str:
 
 
 def _names_a_file(given: str) -> bool:
-    """Whether an argument is a path, not a text: one word that has a suffix or names an existing file."""
-    return len(given.split()) == 1 and (Path(given).suffix != "" or Path(given).is_file())
+    """Whether an argument is a path, not a text: it names an existing file, or is one word with a suffix."""
+    return os.path.isfile(given) or (len(given.split()) == 1 and Path(given).suffix != "")
 
 
 def _read(path: Path) -> bytes:
@@ -159,7 +160,7 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
     from rich.tree import Tree
 
     met = {True: "SLO met", False: "SLO missed", None: "no SLO"}[answer["slo_met"]]
-    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:.0f} ms"
+    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:g} ms"
     tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
     for stage in answer["stages"]:
         left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"

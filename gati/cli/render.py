@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,9 +31,10 @@ _LARGEST_GAIN = 100  # larger ones say only that nothing is left to compute
 
 
 def error(message: str) -> None:
-    """Print one line on stderr, red in a terminal."""
+    """Print one line on stderr, red in a terminal, unless NO_COLOR is set."""
     line = "error: " + " ".join(message.split())
-    print(f"\x1b[31m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    red = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(f"\x1b[31m{line}\x1b[0m" if red else line, file=sys.stderr)
 
 
 def blocks(found: ModelBlocks) -> None:

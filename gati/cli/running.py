@@ -108,8 +108,9 @@ def _asked(arguments: Sequence[str]) -> list[str]:
 
 
 def _interrupted(arguments: Sequence[str]) -> str:
-    if _asked(arguments) == ["gati", "explore"]:
-        return "interrupted: run the same gati explore command again to resume"
+    asked = " ".join(_asked(arguments))
+    if asked in ("gati explore", "gati demo"):
+        return f"interrupted: run the same {asked} command again to resume"
     return "interrupted"
 
 

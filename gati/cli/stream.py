@@ -23,7 +23,7 @@ from gati.cli.options import (
     threads_as_measured,
     to_standard_output,
 )
-from gati.errors import AdaptError
+from gati.errors import AdaptError, GatiError
 from gati.units import parse_duration
 from gati.variants import SCENE
 
@@ -194,8 +194,13 @@ def _run(
                     shown_on.exits([each.block for each in adaptation.served.engine.exits])
     except KeyboardInterrupt:  # the way to end an endless stream
         typer.echo("ended by Ctrl-C or SIGTERM", err=True)
-    if adaptation.status.retraining:
-        typer.echo("waiting for a retraining to finish; the next run will use its version", err=True)
+    except GatiError:
+        if tally.requests:  # of days, perhaps, before the disk was full
+            live.summary(tally, adaptation.status, source)
+        raise
+    finally:
+        if adaptation.status.retraining:
+            typer.echo("waiting for a retraining to finish; the next run will use its version", err=True)
     live.summary(tally, adaptation.status, source)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ def texts(value: Any, where: str) -> tuple[str, ...]:
 
 def number(value: Any, where: str, low: float, high: float) -> float:
     """A finite number from `low` to `high`. Raises `PipelineError`."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not good or not low <= value <= high:
         allowed = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
         raise PipelineError(f"{where} is {value!r}; give a number {allowed}")

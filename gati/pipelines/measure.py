@@ -91,6 +91,7 @@ def measure_outcomes(
     What does not fit together is reported before anything is measured.
     """
     from gati.costs.profile import quiet
+    from gati.evaluation.limit import drawn_inputs
     from gati.model.data import load_data
 
     if limit is not None and limit < 2:
@@ -102,7 +103,7 @@ def measure_outcomes(
     for source in sources:
         engine = open_engine(source, images, device=device, threads=threads)
         found = load_data(data, engine.preprocessing, what="pipeline data")
-        turns.append(_Turn(engine, found if limit is None else _spread(found, limit)))
+        turns.append(_Turn(engine, drawn_inputs(found, limit)))
     count = len(turns[0].data)
     labels = _labels(pipeline, turns[0].data)
     for stage in stages:
@@ -212,13 +213,6 @@ def _check_classes(stage: Stage, option: Option, classes: int) -> None:
             f"stage '{stage.name}', option '{option.name}': {classes} classes, but the pipeline names "
             f"{option.label_map.classes}; correct class_names"
         )
-
-
-def _spread(data: Data, limit: int) -> Data:
-    """At most `limit` inputs, one drawn from each equal part: a fixed step may always find the same class."""
-    count = min(limit, len(data))
-    bounds = np.arange(count + 1) * len(data) // count
-    return data.subset(np.random.default_rng(0).integers(bounds[:-1], bounds[1:]))
 
 
 def _summarize_stage(

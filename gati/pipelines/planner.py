@@ -54,7 +54,7 @@ class EngineReport(NamedTuple):
 class Planner:
     """Plans queries through one measured pipeline under one policy.
 
-    Building one may take a second (`dynamic` computes its tables); `begin`, `start` and `finish` take
+    Building one may take seconds (`dynamic` computes its tables); `begin`, `start` and `finish` take
     microseconds. A planner may be shared between threads; a `Run` belongs to one query.
 
     **Raises:** `PipelineError` for an unknown policy, an `attainment` outside (0, 1), an option without
@@ -226,7 +226,9 @@ class Run:
         needed_ms = times_to_answer(self._pipeline)
         in_time = [each for each in options if needed_ms[stage, each.name] <= remaining_ms]
         if in_time:
-            return max(in_time, key=lambda each: each.measured_accuracy).name
+            return max(
+                in_time, key=lambda each: (each.measured_accuracy, -each.measured_latency.mean_ms)
+            ).name
         return min(options, key=lambda each: each.measured_latency.mean_ms).name
 
     def _finding_for(self, stage: str) -> Finding | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
     """
     file = Path(path)
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise PipelineError(f"no pipeline file {file}; check the path") from None
+    except IsADirectoryError:
+        raise PipelineError(f"{file} is a folder; give the pipeline's TOML file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PipelineError(f"{file}: not readable as TOML ({error}); correct it") from error
     found = (
@@ -76,9 +78,10 @@ def parse_pipeline(
     )
     ordered, outputs = {key: stages[key] for key in order}, outputs_of(order, edges)
     found = Pipeline(name, ordered, edges, first, outputs, classes, file)
-    if measurements is not None:
-        _check_edges(found, measurements, str(file))
-    return found
+    if measurements is None:
+        return found
+    _check_edges(found, measurements, str(file))
+    return _with_known_findings(found)
 
 
 def _check_edges(pipeline: Pipeline, measurements: Measurements, where: str) -> None:
@@ -94,6 +97,35 @@ def _check_edges(pipeline: Pipeline, measurements: Measurements, where: str) -> 
                 f"{where}: stage '{name}' was measured after {then} but now follows {afterwards or 'none'}; "
                 "run gati pipeline measure"
             )
+
+
+def _with_known_findings(pipeline: Pipeline) -> Pipeline:
+    """The pipeline without behaviours after findings that it cannot tell apart.
+
+    An option whose figures are in the file has no levels: all of its answers would count as its surest ones.
+    """
+    stages = dict(pipeline.stages)
+    for name, stage in stages.items():
+        edges = pipeline.edges_to[name]
+        if len(edges) == 1:
+            before = stages[edges[0].source].options
+            told = {each for each, option in before.items() if option.levels}
+            options = {
+                key: replace(option, behaviours=_after(told, option.behaviours))
+                for key, option in stage.options.items()
+            }
+            stages[name] = replace(stage, options=options)
+    return replace(pipeline, stages=stages)
+
+
+def _after(
+    options: Collection[str], behaviours: Mapping[Finding | None, Behaviour]
+) -> dict[Finding | None, Behaviour]:
+    return {
+        finding: behaviour
+        for finding, behaviour in behaviours.items()
+        if finding is None or finding.option in options
+    }
 
 
 def _stage(

@@ -31,6 +31,15 @@ class Batch(NamedTuple):
     number: int  # rising from batch to batch
 
 
+class Outcome(NamedTuple):
+    """What became of a sampled request; the fields are those of `Record`."""
+
+    time_s: float
+    source: str
+    exit: str | None
+    agreed: bool | None
+
+
 class RecordStore:
     """Bounded storage of records; safe to use from several threads and, each with its own, processes.
 
@@ -154,6 +163,23 @@ class RecordStore:
             with self._engine.connect() as connection:
                 rows = connection.execute(kept).mappings().all()
         return [decode(dict(row)) for row in rows]
+
+    def outcomes(self, model: str, limit: int | None = None) -> list[Outcome]:
+        """What became of the requests in `window`, whose inputs are not read: these may take a gigabyte.
+
+        **Raises:** `StorageError` when the database is away.
+        """
+        self._prepare()
+        columns = sql.records.c
+        newest = (
+            sa.select(columns.time_s, columns.source, columns.left_at, columns.agreed)
+            .where(*self._where(model, None, None))
+            .order_by(columns.id.desc())
+            .limit(limit)
+        )
+        with sql.translated(self.where), self._engine.connect() as connection:
+            rows = connection.execute(newest).all()
+        return [Outcome(*row) for row in reversed(rows)]
 
     def count(self, model: str | None = None, since_s: float | None = None, kind: str | None = None) -> int:
         """Number of records no older than `max_age_s`, of `model` or of all.

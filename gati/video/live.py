@@ -112,7 +112,8 @@ class Live(Feed):
             if line.pictures:
                 waits_s = rule.waits_s(self._draw)
             with self._changed:
-                if not self._closed:
+                # an address of one picture, such as that of a snapshot, is not lost after each
+                if not self._closed and (line.failed or line.pictures != 1):
                     self._enter(SourceState.RECONNECTING, line.reason)
             self._sleep(next(waits_s))
             self.reconnects += not self._closed

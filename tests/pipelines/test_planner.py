@@ -180,6 +180,12 @@ def test_without_enough_time_the_fastest_usable_option_is_taken() -> None:
     assert Planner(found, "static").begin(1.2).start("a", 0.0, names[1:]).option == names[2]
 
 
+def test_of_equally_accurate_options_the_faster_takes_the_place_of_another() -> None:
+    """The first one of the file did, though it took longer."""
+    found = pipeline({"a": stage(option(0.9, 2.0), option(0.8, 3.0), option(0.8, 1.0))}, *[])
+    assert Planner(found, "static").begin(20.0).start("a", 0.0, ("o1", "o2")).option == "o2"
+
+
 def test_what_takes_the_place_of_an_option_leaves_time_for_later_stages() -> None:
     """8 ms of 10 were taken for the first stage, though the second one needs 5."""
     first = stage(option(0.7, 2.0), option(0.8, 8.0), option(0.9, 3.0))

@@ -200,6 +200,11 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
             id="accuracy above 1",
         ),
         pytest.param(
+            [put(10**400, *SMALL, "accuracy")],
+            f"{IN_SMALL}: accuracy is 1{400 * '0'}; give a number from 0 to 1",
+            id="accuracy beyond all numbers",
+        ),
+        pytest.param(
             [put([1.0, 0.0], *SMALL, "latency_ms")],
             f"{IN_SMALL}: latency_ms: latency 0 ms is not a number above zero; measure again",
             id="latency of zero",
@@ -260,6 +265,8 @@ def test_what_is_wrong_is_said_in_one_line(changes: list[Callable[[Document], No
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no pipeline file .*missing.toml; check the path"):
         load_pipeline(tmp_path / "missing.toml")
+    with pytest.raises(PipelineError, match=r" is a folder; give the pipeline's TOML file$"):
+        load_pipeline(tmp_path)
     file = tmp_path / "p.toml"
     file.write_text("stages = [", encoding="utf-8")
     with pytest.raises(PipelineError, match="not readable as TOML"):
@@ -369,6 +376,41 @@ def test_measurements_after_another_stage_do_not_count(tmp_path: Path) -> None:
     assert str(raised.value) == (
         f"{file}: stage 'c' was measured after 'b' but now follows 'a'; run gati pipeline measure"
     )
+
+
+@pytest.mark.parametrize("given", ["latency_ms = 1.0", "accuracy = 0.85", "accuracy = 0.9, latency_ms = 1.0"])
+def test_figures_in_the_file_do_not_make_every_answer_a_sure_one(tmp_path: Path, given: str) -> None:
+    """An option with them has no levels, so the next stage's was what it is after the surest answers."""
+    file = tmp_path / "p.toml"
+    one = '{ library = "lib", composition = "c" }'
+    stages = "".join(f"[stages.{name}.options]\none = {one}\ntwo = {one}\n" for name in "ab")
+    file.write_text(f'class_names = ["x", "y"]\n{_edges("ab")}\n{stages}', encoding="utf-8")
+    only = measured().stages["only"]
+    overall = only.options["one"].behaviours[0]
+    after = [replace(overall, after=name, level=level) for name in ("one", "two") for level in (0, 1)]
+    first = replace(only.options["one"], behaviours=(overall,))
+    second = replace(first, behaviours=(overall, *after))
+    kept = {
+        name: replace(only, options=dict.fromkeys(("one", "two"), option), after=tuple(before))
+        for name, option, before in (("a", first, ""), ("b", second, "a"))
+    }
+    replace(measured(), stages=kept).save(measurements_file(file))
+    every = [Finding(name, level) for name in ("one", "two") for level in (0, 1)]
+    assert [*load_pipeline(file).stages["b"].options["one"].behaviours] == [None, *every]
+    file.write_text(file.read_text().replace('"c" }', f'"c", {given} }}', 1), encoding="utf-8")
+    found = load_pipeline(file).stages
+    assert found["a"].options["one"].level(0.1) == 0, "the only one"
+    for option in found["b"].options.values():
+        assert [*option.behaviours] == [None, *every[2:]]
+        assert option.behaviour(Finding("one", 0)) == option.behaviour()
+
+
+def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
+    """Its invisible first character was an invalid statement."""
+    file = tmp_path / "p.toml"
+    text = TOML.replace('"c" }', '"c", accuracy = 0.5, latency_ms = 1.0 }')
+    file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_pipeline(file).stages["only"].options["one"].accuracy == 0.5
 
 
 def _edges(*pairs: str) -> str:

@@ -103,6 +103,21 @@ def test_the_window_is_the_newest_records_oldest_first(store_url: str) -> None:
         assert store.count("m", since_s=NOW - 95) == 3
 
 
+def test_outcomes_are_those_of_the_window(store_url: str) -> None:
+    with RecordStore.open(store_url, clock=Clock(), max_age_s=60.0) as store:
+        store.add([record(0, time_s=NOW - 61), record(1, model="other")])
+        store.add([record(2, source="v2"), record(3, time_s=NOW - 5, exit="layer1", agreed=False)])
+        store.add([record(4, exit="layer2", agreed=True), record(5, exit="layer2")])
+        assert store.outcomes("m") == [
+            (NOW, "v2", None, None),
+            (NOW - 5, "", "layer1", False),
+            (NOW, "", "layer2", True),
+            (NOW, "", "layer2", None),
+        ]
+        assert store.outcomes("m")[1].agreed is False, "not 0"
+        assert store.outcomes("m", 2) == store.outcomes("m")[2:] and store.outcomes("nobody") == []
+
+
 def test_the_oldest_go_when_bytes_run_out(store_url: str) -> None:
     each = record().nbytes
     with RecordStore.open(store_url, limit_bytes=5 * each + 1, clock=Clock()) as store:

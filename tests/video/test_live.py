@@ -146,15 +146,31 @@ def test_a_stream_that_ends_is_connected_anew_and_counts_on() -> None:
     one, other = Scripted(), Scripted()
     source, _, slept = live(one, other)
     with source:
-        one.give(0)
-        assert next(source).index == 0
+        for number in (0, 1):
+            one.give(number)
+            assert next(source).index == number
         one.give(None)
-        other.give(1)
-        assert next(source).index == 1
+        other.give(2)
+        assert next(source).index == 2
         assert source.statistics.reconnects == 1
         assert source.reason == "the stream ended"
     assert len(slept) == 1 and 0.005 <= slept[0] <= 0.01
     assert one.closed.is_set()
+
+
+def test_an_address_of_one_picture_is_asked_again_and_not_lost() -> None:
+    """Of a camera's `snapshot.jpg`, each picture was a loss, and displaced all other events."""
+    streams = [Scripted() for _ in range(3)]
+    source, _, _ = live(*streams)
+    heard: list[tuple[str, str]] = []
+    source.listen(lambda state, reason: heard.append((state.value, reason)))
+    with source:
+        for number, stream in enumerate(streams):
+            stream.give(number)
+            assert next(source).index == number
+            stream.give(None)
+        until(lambda: len(heard) == 2)
+    assert heard == [("running", ""), ("reconnecting", "nothing is left"), ("ended", "")]
 
 
 def test_a_listener_hears_of_a_loss_while_there_are_no_pictures() -> None:
