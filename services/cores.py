@@ -21,9 +21,12 @@ def core_count() -> int:
 
 
 def own_cores(replica: int, replicas: int) -> tuple[int, ...] | None:
-    """The part of the cores for one of several replicas on this machine; None if there are fewer cores."""
+    """The part of the cores for one of several replicas on this machine.
+
+    None if a part would have fewer than two: a network and the lookups next to it need one each.
+    """
     cores = sorted(_usable())
-    if replicas > len(cores):
+    if 2 * replicas > len(cores):
         return None
     return tuple(cores[len(cores) * replica // replicas : len(cores) * (replica + 1) // replicas])
 

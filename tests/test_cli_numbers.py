@@ -28,7 +28,7 @@ def test_a_target_is_not_rounded_up(target: float, shown: str, capsys: pytest.Ca
     assert f"(target {shown})" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("slo_ms", "shown"), [(7.4, "7.4"), (0.5, "0.5"), (80.0, "80")])
+@pytest.mark.parametrize(("slo_ms", "shown"), [(7.4, "7.4"), (0.5, "0.5"), (80.0, "80"), (3.6e6, "3600000")])
 def test_an_slo_is_shown_as_it_was_asked_for(
     slo_ms: float, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

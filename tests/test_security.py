@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -41,8 +40,6 @@ onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": numpy.on
 import openvino
 openvino.convert_model
 """
-    skipped = ("CI", "ORT_DISABLE_TELEMETRY")
-    environment = {name: value for name, value in os.environ.items() if name not in skipped}
-    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(repository)}
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": str(repository)}  # they look for CI and caches
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path, check=True)
     assert not list(tmp_path.iterdir()), "they note there who they say it is"

@@ -52,7 +52,6 @@ class Memory:
         self._squared = np.empty(_CAPACITY, dtype=np.float32)
         self._known: list[tuple[int, float, Prediction, int]] = []  # class, evidence, answer, scene
         self._newest = -1
-        self._shown: NDArray[np.float32] | None = None  # last
 
     def __len__(self) -> int:
         return len(self._known)
@@ -61,11 +60,6 @@ class Memory:
     def newest_scene(self) -> int:
         """The scene of the input remembered last."""
         return self._known[self._newest][3] if self._known else 0
-
-    def shows_again(self, sketched: NDArray[np.float32]) -> bool:
-        """Record what the place shows now; returns whether it showed exactly that just before."""
-        before, self._shown = self._shown, sketched
-        return before is not None and np.array_equal(before, sketched)
 
     def add(self, sketched: NDArray[np.float32], answer: Prediction, scene: int = 0) -> None:
         """Remember the base model's answer to an input of that scene, replacing the oldest one when full."""
@@ -104,6 +98,22 @@ class Memory:
         features.append(1.0 if self._known[self._newest][0] == wanted else 0.0)
         features.append(min(evidence, _CLEAR))
         return Seen(np.array(features), answer, scene)
+
+
+class LastShown:
+    """What places showed last: at most `limit`, more than are remembered, as clients choose their names."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._shown: dict[str, int] = {}  # hashes of sketches; most recent last
+
+    def again(self, place: str, sketched: NDArray[np.float32]) -> bool:
+        """Record what a place shows now; returns whether it showed exactly that just before."""
+        before, now = self._shown.pop(place, None), hash(sketched.tobytes())
+        self._shown[place] = now
+        if len(self._shown) > self._limit:
+            del self._shown[next(iter(self._shown))]
+        return before == now
 
 
 class FeatureRows:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.memory import FEATURES, FURTHER, FeatureRows, Memory, Seen, sketch
+from gati.adaptation.memory import FEATURES, FURTHER, FeatureRows, LastShown, Memory, Seen, sketch
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
 from gati.adaptation.recall_scenes import Scenes
@@ -142,6 +142,7 @@ class Recall:
         self._most_places = places
         self._places: dict[str, Memory] = {}  # most recently used last
         self.forgotten = 0  # places
+        self._last_shown = LastShown()
         self._labelled = FeatureRows(_LABELS)
         self._looked = FeatureRows(_RECENT)
         self._since_fit = 0
@@ -218,7 +219,7 @@ class Recall:
             if memory is not None:
                 self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
-            repeated = memory is not None and memory.shows_again(sketched)
+            repeated = self._last_shown.again(place, sketched)
             risk, covered, scene = 1.0, False, self._scenes.of(place, memory, seen)
             if seen is not None:
                 self._looked.add(seen.features)

@@ -119,7 +119,7 @@ class RecallLadder:
         """Count an audit for guards and proofs; returns what changes.
 
         `wrong`: the remembered answer was wrong. `steers`: it is a regular audit, not one for proofs only.
-        `repeated`: its place showed the same just before, so it counts for guards only.
+        `repeated`: its place showed the same just before.
         """
         if intent.epoch != self._epoch:
             return None
@@ -128,7 +128,7 @@ class RecallLadder:
             for setting, would in zip(self._settings[:tested], intent.would_answer, strict=False):
                 setting.audited(would_answer=would, wrong=wrong)
         agreed = [not wrong if would else None for would in intent.would_answer]
-        found = self._ladder.audited(agreed, guards=steers, tested=self.level if repeated else tested)
+        found = self._ladder.audited(agreed, guards=steers, tested=tested, repeated=repeated)
         if found is not None and (found.kind == "withdrawn" or before == 0):
             self._epoch += 1
             for setting in self._settings[self.level :]:

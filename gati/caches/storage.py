@@ -68,7 +68,9 @@ def load_cache(path: Path | str) -> LearnedCache:
                 architecture["classes"],
                 architecture["selector"],
                 predictor=_companion(architecture, tensors, Path(path)),
-            ).float()
+            )
+        made_here = cache.selector if isinstance(cache.predictor, Companion) else cache
+        made_here.float()  # a companion has the precisions of its program
         cache.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, ModelError) as error:
         message = (

@@ -160,7 +160,7 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
     from rich.tree import Tree
 
     met = {True: "SLO met", False: "SLO missed", None: "no SLO"}[answer["slo_met"]]
-    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:g} ms"
+    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:.9g} ms"
     tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
     for stage in answer["stages"]:
         left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"

@@ -118,8 +118,7 @@ def _none(scores: Tensor) -> Tensor:
 
 
 def _answers(values: Tensor, sure: Sequence[bool], exit: str) -> dict[int, Answer]:
-    # Copies: what is kept of one answer, or pickled, must not hold those of the whole batch.
-    return {row: (values[row : row + 1].clone(), exit) for row, is_sure in enumerate(sure) if is_sure}
+    return {row: (values[row : row + 1], exit) for row, is_sure in enumerate(sure) if is_sure}
 
 
 def _rows(carried: tuple[Tensor, ...], batched: Sequence[bool], rows: Sequence[int]) -> tuple[Tensor, ...]:

@@ -192,14 +192,8 @@ def _run(
         ready.abort()  # else `start` would wait for ever
         return
     most = 1 if engine.compiled else work.largest_batch
-    while (taken := work.take(most)) is not None:
-        position, requests = taken
-        try:
-            work.advance(engine, position, requests)
-        except Exception as error:
-            for request in requests:
-                with suppress(InvalidStateError):  # it has an answer, or was cancelled just now
-                    request.answer.set_exception(error)
+    while work.step(engine, most):
+        pass
 
 
 class _Work:
@@ -214,6 +208,22 @@ class _Work:
 
     def ask(self, engine: Engine, x: Tensor) -> Prediction:
         return (engine.inline(x) if self.early else engine.base(x))[0]
+
+    def step(self, engine: Engine, most: int) -> bool:
+        """Wait for inputs, and run one segment for at most so many; False if closed and empty.
+
+        A worker that waits holds no answered request: its callbacks may refer to the `ConcurrentEngine`.
+        """
+        if (taken := self.take(most)) is None:
+            return False
+        position, requests = taken
+        try:
+            self.advance(engine, position, requests)
+        except Exception as error:
+            for request in requests:
+                with suppress(InvalidStateError):  # it has an answer, or was cancelled just now
+                    request.answer.set_exception(error)
+        return True
 
     @torch.inference_mode()
     def advance(self, engine: Engine, position: int, requests: Sequence[_Request]) -> None:

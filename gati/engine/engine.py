@@ -296,9 +296,9 @@ class Engine:
                 f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
                 "with engine.preprocessing"
             )
+        if x.layout != torch.strided:
+            raise DataError(f"the network takes dense tensors, got {x.layout}; call x.to_dense()")
         if x.requires_grad or not x.is_contiguous() or x.stride()[1:] != self._strides:
-            if x.layout != torch.strided:
-                raise DataError(f"the network takes dense tensors, got {x.layout}; call x.to_dense()")
             # For other strides, also of dimensions of size 1, kernels round differently.
             x = x.detach().clone(memory_format=torch.contiguous_format)
         if self._tensors is not None:
@@ -318,7 +318,9 @@ class Engine:
         if exit == BASE and self._path.logits:
             scores = scores.softmax(1)
         probabilities = scores[0].cpu()
-        if self.traced.changes_itself:  # they may lie in its own tensors, which the next request overwrites
+        # They may lie in the network's own tensors, which the next request overwrites, or among the answers
+        # of a batch, which whoever keeps or pickles one would keep with it.
+        if self.traced.changes_itself or probabilities.untyped_storage().nbytes() > probabilities.nbytes:
             probabilities = probabilities.clone()
         known = probabilities.float() if probabilities.dtype == torch.bfloat16 else probabilities
         index = int(known.numpy().argmax())  # torch's own takes some microseconds longer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
@@ -123,7 +123,6 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
     a variant that cannot be built or run.
     """
     known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
-    arithmetic = Arithmetic(traced)
 
     def measure(variant: str, shape: tuple[int, ...]) -> UntrainedCosts:
         if (variant, shape) not in known:
@@ -131,13 +130,13 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
             place = None if reads_input(variant) else _block_of_shape(traced, shape)
-
-            def hidden(each: TracedModel) -> Tensor:
-                return each.example() if place is None else each.hidden_example(place)
-
             with _refusing(variant, shape):
-                measured_ms = lookup_at_lengths(traced, cache, hidden, base_ms)
-                lookup_ms = max(measured_ms, arithmetic.least_ms(cache.eval(), hidden(traced), base_ms))
+                lookup_ms = lookup_at_lengths(
+                    traced,
+                    cache,
+                    lambda each: each.example() if place is None else each.hidden_example(place),
+                    base_ms,
+                )
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.errors import DataError, LibraryError
+from gati.errors import DataError, LibraryError, ModelError
 from gati.exploration.library import Library, Manifest
 from gati.exploration.network import load_network
 from gati.exploration.splits import explored_inputs
 from gati.exploration.state import RunState, by_content, places_in
+from gati.model.labels import names_of_classes
 from gati.model.load import LoadedModel
 from gati.model.sequence import Data
 from gati.version import __version__
@@ -46,11 +47,17 @@ def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
 
 
 def found_again(
-    library: Library, settings: Mapping[str, Any], loaded: LoadedModel, data: Any, train_data: Any | None
+    library: Library,
+    settings: Mapping[str, Any],
+    loaded: LoadedModel,
+    held: Data,
+    data: Any,
+    train_data: Any | None,
 ) -> Manifest | None:
     """The manifest of a finished exploration with these settings, with the present places; None for another.
 
-    Network and inputs may have moved since; then they must still be the same.
+    Network and inputs may have moved since; then they must still be the same, with the same class names.
+    `held` is what `data` is now.
     """
     known = library.manifest
     if differing(by_content(known.settings), by_content(settings)) is not None:
@@ -62,14 +69,19 @@ def found_again(
         settings={**known.settings, **places_in(settings)},
     )
     moved = {name for name in settings if now.settings.get(name) != known.settings.get(name)}
+    names = settings.get("class_names", loaded.class_names)
+    if moved and names_of_classes(known.classes, names, held, settings.get("label_map")) != known.class_names:
+        return None
     try:
         if "model" in moved:
             there = Library(library.directory)
             there.manifest = now
             load_network(there, torch.device("cpu"))
         if moved & {"data", "train_data"}:
-            explored_inputs(library, data, train_data)
-    except (DataError, LibraryError):
+            found = explored_inputs(library, data, train_data).held_out.fingerprint
+            if found != known.data["held_out"].rpartition(" ")[2]:  # with other labels, or more inputs
+                return None
+    except (DataError, LibraryError, ModelError):
         return None
     return now
 

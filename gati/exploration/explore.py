@@ -39,7 +39,7 @@ from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration, students_for
 from gati.exploration.settings import settings_of, sources_of
 from gati.exploration.stages import TrainingStages
-from gati.exploration.state import RunState, by_content, locked
+from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.load import load_model
@@ -87,10 +87,10 @@ def explore(
     inputs that the best of these caches does not answer. An interrupted exploration resumes when called again
     with the same arguments; a finished one is returned as it is, also by a newer Gati, and `explore_more`
     trains it further. If network, checkpoint or inputs have moved and are still the same, both go on with
-    their new places. A variant whose training fails is left out, with the reason in the trials table. The
-    network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
-    training short, the network is slow for it, memory is short, or other programs use the cores. Latencies
-    are measured anew, so other variants may be skipped.
+    their new places, an interrupted one once it trains. A variant whose training fails is left out, with the
+    reason in the trials table. The network is never changed. On the same machine the same seed gives the same
+    weights, unless the budget cuts training short, the network is slow for it, memory is short, or other
+    programs use the cores. Latencies are measured anew, so other variants may be skipped.
 
     **Arguments:**
 
@@ -201,9 +201,9 @@ def explore(
         library, state = Library(directory), RunState(directory)
         claim = {**settings, "families": FAMILIES}
         before = library.manifest.settings if library.manifest_path.is_file() else None
-        known = None if before is None else found_again(library, settings, loaded, data, train_data)
+        known = None if before is None else found_again(library, settings, loaded, held, data, train_data)
         if known is not None:
-            if differing(by_content(state.claimed()), by_content(claim)) is None:
+            if differing(state.claimed(), library.manifest.settings) is None:
                 state.clear()  # killed between the manifest and this, it would refuse every further round
             if known != library.manifest:
                 library.write_manifest(known)

@@ -264,8 +264,9 @@ class Library:
 
     def check_unchanged(self) -> None:
         """Raise `LibraryError` if another exploration has replaced what was read, or has begun to."""
-        now = Library(self.directory)
-        if not now.manifest_path.is_file() or now.manifest != self.manifest:
+        now, known = Library(self.directory), self.manifest
+        places = {name: getattr(known, name) for name in ("model_source", "checkpoint_path", "settings")}
+        if not now.manifest_path.is_file() or replace(now.manifest, **places) != known:
             raise LibraryError(
                 f"another gati explore has begun to replace the caches in {self.directory} meanwhile: run "
                 "this command again once that has finished"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gati.caches import LearnedCache, is_reduced
 from gati.caches.selectors import BASELINE
-from gati.costs.least import Arithmetic
 from gati.costs.lengths import lookup_at_lengths
 from gati.costs.overlap import measure_overlap
 from gati.exploration.budget import Clock
@@ -24,7 +23,7 @@ def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification],
     item = costly[len(costly) // 2]
     cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
     began = clock()
-    lookup_costs(traced, item.trial.block, cache, 1.0, Arithmetic(traced))
+    lookup_costs(traced, item.trial.block, cache, base_ms=1.0)
     return clock() - began
 
 
@@ -33,18 +32,15 @@ def lookup_costs(
     block: str,
     cache: LearnedCache,
     base_ms: float,
-    arithmetic: Arithmetic,
     notes: list[str] | None = None,
     cores: int | None = 1,
 ) -> tuple[float, float | None, float | None]:
     """Milliseconds of an inline lookup, of an overlapped one, and the delay that this causes the base model.
 
-    `base_ms` is the base model's time. Noise cannot make the first less than its `arithmetic` allows.
-    Overlapped lookups have so many `cores`; None: they are not measured. For sequences of varying length, the
-    first is the mean over the lengths; lookups are never overlapped.
+    `base_ms` is the base model's time. Overlapped lookups have so many `cores`; None: they are not measured.
+    For sequences of varying length, the first is the mean over the lengths; lookups are never overlapped.
     """
     inline_ms = lookup_at_lengths(traced, cache, lambda each: each.hidden_example(block), base_ms, notes)
-    inline_ms = max(inline_ms, arithmetic.least_ms(cache, traced.hidden_example(block), base_ms))
     if cores is None or isinstance(traced, TracedSequences):
         return inline_ms, None, None
     # As in serving, the lookup's worker takes cores from the base model; the penalty includes that.

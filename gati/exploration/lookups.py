@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gati.caches import load_cache
-from gati.costs.least import Arithmetic
 from gati.engine.cores import most_lookup_cores
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_costs
@@ -45,7 +44,6 @@ def finish_trials(
     every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)
     trained = [row.trial for row in finished.values() if row.trial.status == "trained"]
     progress.stage("measuring lookups", sum(trial.variant != ITSELF for trial in trained))
-    arithmetic = Arithmetic(prepared.traced)
     rows, unmeasured = [], 0
     for trial in every:
         row = finished.get(trial.trial_id)
@@ -64,7 +62,6 @@ def finish_trials(
                 trial.block,
                 cache,
                 prepared.profile.base_ms,
-                arithmetic,
                 notes,
                 cores=cores,
             )

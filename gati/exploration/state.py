@@ -86,7 +86,7 @@ class RunState:
         return self._json(self.directory / "settings.json") or {}
 
     def claim(self, settings: dict[str, Any]) -> None:
-        """Start or resume the exploration that these settings describe, from wherever its inputs are now.
+        """Start or resume the exploration that these settings describe, wherever its measured inputs are now.
 
         **Raises:** `LibraryError` naming the first setting that differs from those of an unfinished one.
         """
@@ -113,7 +113,8 @@ class RunState:
                 f"{library} holds an unfinished round of training (gati explore --more): repeat its command, "
                 "or choose another --out"
             )
-        asked, known = by_content(wanted), by_content(found)
+        # before its inputs are recorded, others could not be told from those that have moved
+        asked, known = (wanted, found) if self.costs() is None else (by_content(wanted), by_content(found))
         for name in sorted(wanted.keys() | found.keys()):
             if asked.get(name) == known.get(name):
                 continue

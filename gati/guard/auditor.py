@@ -200,8 +200,8 @@ class Auditor(Generic[Version]):
         `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up. `new_scene`:
         what audits have proven, they did not prove on such a request, so the reference answers. Versions on
         trial, and settings that are not proven yet, will not answer such requests either: they are no part of
-        their proofs, however they were drawn. `repeated`: its place showed the same just before, so it
-        proves nothing.
+        their proofs, however they were drawn. `repeated`: its place showed the same just before; a
+        copy is no further evidence.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
@@ -229,7 +229,7 @@ class Auditor(Generic[Version]):
                 if each is not None
                 and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
             ),
-            places and not repeated and drawn.chance < self._for_memory.share(proof, more_samples),
+            places and drawn.chance < self._for_memory.share(proof, more_samples),
             doubted,
             alone,
             after_memory,

@@ -110,10 +110,12 @@ class Ladder:
         guards: bool = True,
         tested: int | None = None,
         deployed: int = 0,
+        repeated: bool = False,
     ) -> Judgement | None:
         """Record an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
+        `repeated`: the input is a copy of the one before.
         `deployed` is the setting that answers in place of the loosest released one, counted from 1; 0 if none
         does. Returns what changes with it.
         """
@@ -125,7 +127,7 @@ class Ladder:
                 return self._withdraw(alarmed, self._guards)
         for at, each in enumerate(agreed[:tested]):
             if at >= self.level:
-                self._count(at, each)
+                self._count(at, each, repeated=repeated)
         return self._release()
 
     def in_new_scene(self, agreed: Sequence[bool], *, deployed: int = 0) -> Judgement | None:
@@ -146,12 +148,12 @@ class Ladder:
                 return level
         return None
 
-    def _count(self, at: int, agreed: bool | None) -> None:
+    def _count(self, at: int, agreed: bool | None, *, repeated: bool) -> None:
         """Add an audit to a setting's proof, if it counts for it."""
         proof = self._proofs[at]
         if agreed is not None:
-            proof.audit(agreed=agreed)
-        elif self._of_all and 2 * self._left[at] < proof.audits:
+            proof.audit(agreed=agreed, repeated=repeated)
+        elif self._of_all and not repeated and 2 * self._left[at] < proof.audits:
             self._left[at] += 1
             proof.audit(agreed=True)
 

@@ -24,9 +24,8 @@ class Counting(NamedTuple):
 
     `level` is the setting that may answer by then; 0 if none may. In a `new_scene`, the reference answers
     instead of settings that audits have proven, so it is not what these are proven on, and not what they are
-    guarded by either. Only what a certificate covers answers there, and is guarded there, too. An input that
-    is `repeated` is guarded like all others, as it is served, but proves nothing: the copies of one picture
-    would let caches answer that were right once.
+    guarded by either. Only what a certificate covers answers there, and is guarded there, too. `repeated`:
+    the input is a copy of the one before, and no further evidence that the caches are right.
     """
 
     watch: Watch
@@ -55,8 +54,8 @@ class Counting(NamedTuple):
         if self.apart:
             self.watch.in_new_scene(agreed, deployed=self.level)
         else:
-            proves = looked_up and not (self.new_scene or self.repeated)
-            self.watch.audited(agreed=agreed, proves=proves, deployed=self.level)
+            proves = looked_up and not self.new_scene
+            self.watch.audited(agreed=agreed, proves=proves, deployed=self.level, repeated=self.repeated)
 
 
 class Post(Generic[Version]):

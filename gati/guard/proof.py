@@ -11,6 +11,10 @@ the chance that it ever reaches 1/delta is at most delta (Ville's inequality). T
 lambdas. A complete proof therefore rejects this hypothesis: "every audit of the proof was a loss with
 probability at least alpha".
 
+Copies of one input are no further evidence: what follows from the first of them is no bet. But the promise is
+about all requests, and inputs that stay may be those that caches get wrong. So a complete proof has enough
+evidence twice, without copies and with them.
+
 One proof errs with probability delta; several proofs on one stream err with at most the sum of their deltas.
 `Spending` hands out shares of one delta that never add up to more: the k-th is delta / (k * (k + 1)).
 
@@ -54,7 +58,8 @@ AT_ONCE = Duration()
 class Proof:
     """Collects audits of caches that do not answer yet; `passed` if they prove agreement at level `delta`.
 
-    `lasts` is how long that takes at least. Raises AdaptError for values out of range.
+    `lasts` is how long that takes at least. `audits` and `losses` leave out `copies` of the input before, of
+    which `wrong_copies` were losses. Raises AdaptError for values out of range.
     """
 
     agreement: float
@@ -62,6 +67,8 @@ class Proof:
     lasts: Duration = AT_ONCE
     audits: int = field(default=0, init=False)
     losses: int = field(default=0, init=False)
+    copies: int = field(default=0, init=False)
+    wrong_copies: int = field(default=0, init=False)
     passed: bool = field(default=False, init=False)
     _ripe: bool = field(init=False, repr=False)  # it has taken long enough
     _began_s: float | None = field(default=None, init=False, repr=False)
@@ -83,8 +90,18 @@ class Proof:
 
     @property
     def log_evidence(self) -> float:
-        """log W: the proof is complete at log(1 / delta)."""
-        return float(np.logaddexp.reduce(self._log_capital))
+        """log W, without copies or with them, whichever is less: the proof is complete at log(1 / delta)."""
+        without = float(np.logaddexp.reduce(self._log_capital))
+        if not self.copies:
+            return without
+        agreed, loss = self._grown
+        of_copies = (self.copies - self.wrong_copies) * agreed + self.wrong_copies * loss
+        return min(without, float(np.logaddexp.reduce(self._log_capital + of_copies)))
+
+    @property
+    def worse_than_none(self) -> bool:
+        """Whether a proof that begins now has less to make up for."""
+        return self.log_evidence < 0.0 and self.audits + self.wrong_copies > 0
 
     @cached_property
     def required(self) -> int:
@@ -113,15 +130,21 @@ class Proof:
 
         Where clearly fewer were losses than is tolerated, it may take up to ten times.
         """
-        promising = self.losses <= _PROMISING * (1.0 - self.agreement) * self.audits
+        few = _PROMISING * (1.0 - self.agreement)  # without copies and with them
+        promising = self.losses <= few * self.audits
+        promising &= self.losses + self.wrong_copies <= few * (self.audits + self.copies)
         return self.has_taken(_MOST_PATIENCE if promising else _PATIENCE)
 
-    def audit(self, *, agreed: bool) -> bool:
-        """Record one audit. Returns whether all audits so far prove agreement."""
-        self.audits += 1
-        self.losses += not agreed
-        self._log_capital += self._grown[not agreed]
-        self._ripe = self._ripe or self._is_ripe()
+    def audit(self, *, agreed: bool, repeated: bool = False) -> bool:
+        """Record one audit, of a copy if `repeated`. Returns whether all audits so far prove agreement."""
+        if repeated:
+            self.copies += 1
+            self.wrong_copies += not agreed
+        else:
+            self.audits += 1
+            self.losses += not agreed
+            self._log_capital += self._grown[not agreed]
+            self._ripe = self._ripe or self._is_ripe()
         self.passed = self._ripe and self.log_evidence >= -math.log(self.delta)
         return self.passed
 
@@ -138,6 +161,7 @@ class Proof:
             "delta": self.delta,
             "audits": self.audits,
             "losses": self.losses,
+            "copies": [self.copies, self.wrong_copies],
             "passed": self.passed,
             "log_capital": self._log_capital.tolist(),
         }
@@ -154,6 +178,9 @@ class Proof:
             raise ValueError("log_capital is out of range")
         proof._log_capital = capital
         proof.audits, proof.losses = int(document["audits"]), int(document["losses"])
+        proof.copies, proof.wrong_copies = (int(each) for each in document.get("copies", (0, 0)))
+        if not 0 <= proof.wrong_copies <= proof.copies:
+            raise ValueError(f"{proof.wrong_copies} of {proof.copies} copies are out of range")
         proof.passed = bool(document["passed"])
         proof._ripe = proof._ripe or proof.passed
         return proof

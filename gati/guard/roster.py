@@ -62,6 +62,8 @@ class Roster(ABC, Generic[Version]):
         if proof is None:
             return ""
         said = f"{proof.how_far}, {proof.losses} of them disagree"
+        if proof.wrong_copies:
+            said += f", as do {proof.wrong_copies} of {proof.copies} copies of the inputs before"
         watched = self._proving.watch
         if watched.settings == 1:
             return said

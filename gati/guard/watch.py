@@ -7,8 +7,7 @@ they would have answered. A setting in alarm stops immediately, and a stricter o
 
 Evidence is never discarded for a free retry: proofs continue whatever happens to other versions, and across
 restarts (`to_json`, `from_json`). New proofs begin when proven settings are withdrawn, when the old ones have
-failed, or in another scene. Each takes a further share of delta, so all proofs together err with probability
-at most delta.
+failed, or in another scene. Each takes a further share of delta, so together they err with at most delta.
 
 Where memory answers the easy requests, evidence is of what it leaves, and this depends on the setting by
 which memory answers. Each setting's evidence counts next to the strictest of these that it was collected next
@@ -136,14 +135,15 @@ class Watch:
         """Whether the guard of the setting `level`, counted from 1, is in alarm."""
         return self._ladder.in_alarm(level)
 
-    def audited(self, *, agreed: bool | Sequence[bool], proves: bool = True, deployed: int = 0) -> None:
+    def audited(
+        self, *, agreed: bool | Sequence[bool], proves: bool = True, deployed: int = 0, repeated: bool = False
+    ) -> None:
         """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
         Pass one bool for a version with one setting. A request that misses agrees, unless the network's own
-        answer differs from the reference's. `proves` False: it counts for guards only, as it says nothing
-        about settings that are not proven yet: they were not looked up, or would not answer there even if
-        they were proven. `deployed` is the setting that answers, if the loosest proven one is not open, else
-        0.
+        answer differs from the reference's. `proves` False: it counts for guards only, as settings that are
+        not proven yet were not looked up, or would not answer there even if they were proven. `deployed` is
+        the setting that answers, if the loosest proven one is not open, else 0. `repeated`: of a copy.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
@@ -152,7 +152,8 @@ class Watch:
         if level:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
-        judged = self._ladder.audited(each, tested=None if proves else level, deployed=deployed)
+        tested = None if proves else level
+        judged = self._ladder.audited(each, tested=tested, deployed=deployed, repeated=repeated)
         if judged is None:
             proof = self.proof
             if self.state == "stopped" and proof is not None and proof.hopeless:
@@ -180,7 +181,7 @@ class Watch:
         withdrawn, stay.
         """
         proof = self.proof
-        if self.level == 0 and proof is not None and (not proof.audits or proof.log_evidence >= 0.0):
+        if self.level == 0 and proof is not None and not proof.worse_than_none:
             return
         self._restarted(self._ladder.prove_anew())
 

@@ -166,8 +166,9 @@ def _read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickle protocols before it refuses
-            with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of the training
-                return torch.load(path, weights_only=True, map_location="cpu")
+            # The arguments of the training, plain values. For good: undoing it would disturb other threads.
+            torch.serialization.add_safe_globals([argparse.Namespace])
+            return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         if _is_pickle(path) and ("Unsupported" in str(error) or "GLOBAL" in str(error)):
             raise _refused(path) from error

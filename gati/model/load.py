@@ -37,7 +37,7 @@ from gati.model.published import (
 from gati.model.sound import LogMel
 from gati.model.source import import_object, with_operators
 from gati.model.text import TOKENIZER, read_tokenizer, with_padding
-from gati.model.usable import check_one_label, check_weights, frozen, other_precision, unwrapped
+from gati.model.usable import check_one_label, check_weights, frozen, other_precision, without_compile
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -139,7 +139,8 @@ def load_model(
         if recipe.is_published:
             without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
         apply_checkpoint(module, state, checkpoint or "")
-    prepared = None if recipe.preprocessing is not None else prepared_by_processor(module)
+    is_told = all(each is not None for each in (mean, std, resize))
+    prepared = None if recipe.preprocessing or is_told else prepared_by_processor(module)
     if prepared is not None:
         recipe = dataclasses.replace(recipe, preprocessing=prepared.preprocessing, is_published=True)
     module = giving_scores(frozen(module, source), may_change=not recipe.is_users)
@@ -258,7 +259,7 @@ def _build(source: str, recipe: NetworkRecipe, classes: int | None) -> nn.Module
             raise ModelError(f"building {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
-    module = unwrapped(module)
+    module = without_compile(module)
     check_weights(module, source)
     check_one_label(getattr(module, "config", None), source)
     return module

@@ -52,9 +52,13 @@ def prepared_by_processor(network: nn.Module) -> FromProcessor | None:
         return None
     where = f"the image processor of {place}"
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(place, local_files_only=True)
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False
+        )
     except OSError:
-        return FromProcessor(None, f"{where} is not on this machine: pictures are only divided by 255; {_ADVICE}")
+        return FromProcessor(
+            None, f"{where} is not on this machine: pictures are only divided by 255; {_ADVICE}"
+        )
     except Exception as error:  # it may need another package, or be damaged
         return FromProcessor(None, f"{where} cannot be used ({one_line(error)})", is_unknown=True)
     try:
@@ -62,20 +66,24 @@ def prepared_by_processor(network: nn.Module) -> FromProcessor | None:
     except Exception as error:  # it may take or return anything
         return FromProcessor(None, f"{where} cannot be tried ({one_line(error)})", is_unknown=True)
     if found is None:
-        return FromProcessor(None, f"{where} prepares pictures in a way that Gati does not have", is_unknown=True)
+        return FromProcessor(
+            None, f"{where} prepares pictures in a way that Gati does not have", is_unknown=True
+        )
     return FromProcessor(found, f"pictures are prepared as by {where}: {_described(found)}")
 
 
 def _equal_to(processor: Any, channels: int) -> Preprocessing | None:
     """A preprocessing that gives the same pixels as `processor` for a few pictures; None if none does."""
-    pictures = [_picture(*size) for size in _TRIED]
+    mode = "L" if channels == 1 else "RGB"
+    pictures = [_picture(*size).convert(mode) for size in _TRIED]
     wanted = [_processed(processor, each) for each in pictures]
-    black, white = (_processed(processor, _plain(level)).flatten(2).mean((0, 2)) for level in (0, 255))
+    plain_ones = (_plain(level).convert(mode) for level in (0, 255))
+    black, white = (_processed(processor, each).flatten(2).mean((0, 2)) for each in plain_ones)
     if len(black) != channels:
         return None
     std = 1.0 / (white - black)
     plain = Preprocessing(
-        mean=tuple(round(float(each), 6) for each in -black * std),
+        mean=tuple(round(float(each), 6) + 0.0 for each in -black * std),
         std=tuple(round(float(each), 6) for each in std),
         channels=len(std),
     )
@@ -116,7 +124,7 @@ def _possible(
 
 
 def _difference(preprocessing: Preprocessing, pictures: list[Image], wanted: list[Tensor]) -> float:
-    """The largest mean difference to what is `wanted` of each picture, in levels of 0 to 255."""
+    """The largest mean difference to what is `wanted`, in levels of 0 to 255, or the first above `_CLOSE`."""
     largest = 0.0
     for picture, expected in zip(pictures, wanted, strict=True):
         try:
@@ -127,6 +135,8 @@ def _difference(preprocessing: Preprocessing, pictures: list[Image], wanted: lis
             return float("inf")
         levels = (found - expected).abs().mean((0, 2, 3)).numpy() * np.array(preprocessing.std) * 255.0
         largest = max(largest, float(levels.max()))
+        if largest > _CLOSE:
+            break
     return largest
 
 

@@ -20,6 +20,7 @@ from gati.errors import GatiError, ModelError, one_line
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
+_PACKAGE = "__init__.py"
 _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
 T = TypeVar("T")
 
@@ -193,11 +194,19 @@ def _taken_elsewhere(folder: Path, content: bytes) -> Iterator[tuple[str, str]]:
             names = [node.module]
         for name in {each.partition(".")[0] for each in names}:
             found = getattr(sys.modules.get(name), "__file__", None)
-            is_own = (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
-            if found is None or not is_own or Path(found).resolve().is_relative_to(folder):
+            places = (folder / name / _PACKAGE, folder / f"{name}.py")
+            own = next((each for each in places if each.is_file()), None)
+            if found is None or own is None:
                 continue
-            if any(Path(found).resolve().is_relative_to(each) for each in _appended):
+            top = Path(found).parent.parent if Path(found).name == _PACKAGE else Path(found).parent
+            if str(top) in _appended and _code(Path(found)) != _code(own):
                 yield name, found
+
+
+def _code(path: Path) -> dict[str, bytes]:
+    """The Python files of a module or package, by their names in it."""
+    files = path.parent.rglob("*.py") if path.name == _PACKAGE else [path]
+    return {str(each.relative_to(path.parent)): each.read_bytes() for each in files if each.is_file()}
 
 
 def _advice(cause: BaseException) -> str:

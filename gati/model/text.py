@@ -38,7 +38,7 @@ class TextTokens:
     Texts are truncated to `length` ids; `asked` if the user gave it. `arrays` are the names of the network's
     inputs, empty until they are known. In tables, texts are in `text_column` and classes in `label_column`
     (None: `label` if it exists). `padding` is the id that fills up texts, by default the tokenizer's own.
-    `path` is the tokenizer's file, whose hash is `sha256`.
+    `side` is where texts that are too long are cut. `path` is the tokenizer's file, whose hash is `sha256`.
     """
 
     sha256: str
@@ -48,6 +48,7 @@ class TextTokens:
     text_column: str = "text"
     label_column: str | None = None
     padding: int | None = None
+    side: str = "right"
     path: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +57,8 @@ class TextTokens:
         del plain["path"]
         if self.padding is None:
             del plain["padding"]
+        if self.side == "right":  # of older libraries, whatever their tokenizer says
+            del plain["side"]
         return {**plain, "arrays": list(self.arrays)}
 
     @classmethod
@@ -143,7 +146,9 @@ def read_tokenizer(
         found = json.loads(content)
         if not isinstance(found["model"], dict):
             raise TypeError("its model is not an object")
-        own = (found.get("truncation") or {}).get("max_length") or _LONGEST
+        truncation = found.get("truncation") or {}
+        own = truncation.get("max_length") or _LONGEST
+        side = str(truncation.get("direction", "right")).lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a tokenizer ({type(error).__name__}); give one that `tokenizers` wrote"
@@ -154,6 +159,7 @@ def read_tokenizer(
         asked=max_length is not None,
         text_column=text_column or "text",
         label_column=label_column,
+        side=side,
         path=str(path.resolve()),
     )
 
@@ -191,8 +197,7 @@ def _tokenizer(text: TextTokens, length: int) -> tuple[Any, int]:
             known = (tokenizer.token_to_id(token) for token in _PADDING)
             named = next((each for each in known if each is not None), 0)
         tokenizer.no_padding()
-        side = (tokenizer.truncation or {}).get("direction", "right")
-        tokenizer.enable_truncation(length, direction=side)
+        tokenizer.enable_truncation(length, direction=text.side)
     except DataError:
         raise
     except Exception as error:  # the package raises plain exceptions

@@ -14,14 +14,10 @@ from gati.model.user_code import running_user_code
 
 _PROBLEM = "problem_type"
 _OTHER_PROBLEMS = ("multi_label_classification", "regression")
-_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The network without `torch.compile` and `DataParallel`, at any depth.
-
-    Gati traces it, compiles segments itself, and runs on one device.
-    """
+def without_compile(module: nn.Module) -> nn.Module:
+    """The network without `torch.compile`, at any depth: Gati traces it, and compiles segments itself."""
     module = _original(module)
     for parent in list(module.modules()):
         if parent._compiled_call_impl is not None:  # after `module.compile()`
@@ -33,11 +29,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _original(module: nn.Module) -> nn.Module:
-    while True:
-        inner = module.module if isinstance(module, _PARALLEL) else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
         module = inner
+    return module
 
 
 def check_weights(module: nn.Module, source: str) -> None:
@@ -94,6 +88,8 @@ def frozen(module: nn.Module, source: str) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
             layer.use_nested_tensor = False
+        if isinstance(layer, nn.DataParallel):  # else inputs are sent to all GPUs, where the network is not
+            layer.device_ids = []
     with running_user_code(
         lambda error: (
             f"{source} does not let itself be put on the CPU in evaluation mode ({one_line(error)}); give an "

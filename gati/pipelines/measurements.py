@@ -98,7 +98,7 @@ class Measurements:
 
 def measurements_file(path: Path) -> Path:
     """Path of the measurements of the pipeline file `path`."""
-    return path.with_suffix(".measured.json")
+    return path.parent / f"{path.stem}.measured.json"
 
 
 def _check(option: OptionMeasurement, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,28 +104,20 @@ def _with_known_findings(pipeline: Pipeline) -> Pipeline:
 
     An option whose figures are in the file has no levels: all of its answers would count as its surest ones.
     """
-    stages = dict(pipeline.stages)
-    for name, stage in stages.items():
-        edges = pipeline.edges_to[name]
-        if len(edges) == 1:
-            before = stages[edges[0].source].options
-            told = {each for each, option in before.items() if option.levels}
-            options = {
-                key: replace(option, behaviours=_after(told, option.behaviours))
-                for key, option in stage.options.items()
+    stages = {}
+    for name, stage in pipeline.stages.items():
+        before = [pipeline.stages[edge.source].options for edge in pipeline.edges_to[name]]
+        untold = {key for options in before for key, option in options.items() if not option.levels}
+        options = {}
+        for key, option in stage.options.items():
+            kept = {
+                finding: behaviour
+                for finding, behaviour in option.behaviours.items()
+                if finding is None or finding.option not in untold
             }
-            stages[name] = replace(stage, options=options)
+            options[key] = replace(option, behaviours=kept)
+        stages[name] = replace(stage, options=options)
     return replace(pipeline, stages=stages)
-
-
-def _after(
-    options: Collection[str], behaviours: Mapping[Finding | None, Behaviour]
-) -> dict[Finding | None, Behaviour]:
-    return {
-        finding: behaviour
-        for finding, behaviour in behaviours.items()
-        if finding is None or finding.option in options
-    }
 
 
 def _stage(

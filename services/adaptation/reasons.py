@@ -45,8 +45,8 @@ class Rules:
     """Renew after an alarm, at a hit rate below `falls_to` times the promised one, and every `interval_s`.
 
     A published version has `patience` intervals to be proven. An alarm or a low hit rate also waits for
-    `least / 4` samples that the last attempt did not have. Training needs at least `least` samples; the
-    window keeps at most `kept`.
+    `least / 4` samples that the last attempt did not have, or until none is left that it had. Training needs
+    at least `least` samples; the window keeps at most `kept`.
     """
 
     accuracy: float
@@ -79,7 +79,8 @@ class Rules:
         about = own if latest.seen else since
         waited = now_s - tried_s >= min(self.interval_s, _LEAST_WAIT_S)
         if began_s is not None:  # the same samples would train the same caches again, once a minute
-            waited &= sum(record.time_s >= began_s for record in records) >= self.least // 4
+            fresh = sum(record.time_s >= began_s for record in records)
+            waited &= fresh >= min(self.least // 4, len(records))
         wrong = sum(record.agreed is False for record in about)
         sure = bool(wrong) and p_value(len(about) - wrong, len(about), 1.0 - self.accuracy) <= _SURE
         low = hit_rate < self.falls_to * latest.promised and len(own) >= SETTLED

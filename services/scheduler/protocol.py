@@ -313,7 +313,7 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
         raise RequestError(f"`data` is not a valid {datatype} tensor ({first_line(error)})") from error
     if array.size != expected:
         raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
-    nested, wanted = _counts(array.shape), _counts(shape)
+    nested, wanted = _counts(array.shape), _counts(shape)  # one may have merged axes of the other
     if not (nested <= wanted or wanted <= nested):
         raise RequestError(
             f"`data` is nested as {list(array.shape)} but `shape` is {shape}; correct one, or send it flat"
@@ -322,7 +322,7 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
 
 
 def _counts(shape: Sequence[int]) -> set[int]:
-    """The numbers of entries at each depth: of shapes that differ in merged axes, one has all of the other."""
+    """How many entries there are at each depth."""
     return {1, *accumulate(shape, mul)}
 
 

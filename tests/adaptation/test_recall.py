@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
+from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, LastShown, Memory, evidence_of, sketch
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
@@ -85,9 +85,28 @@ def test_evidence_grows_with_the_lead_of_the_first_class() -> None:
 
 
 def test_a_place_shows_again_what_it_showed_just_before_and_only_that() -> None:
-    memory, one, other = Memory(3), *(np.full(3, each, dtype=np.float32) for each in (0.1, 0.2))
-    shown = [memory.shows_again(each.copy()) for each in (one, one, one, other, one, one)]
+    last, one, other = LastShown(), *(np.full(3, each, dtype=np.float32) for each in (0.1, 0.2))
+    shown = []
+    for each in (one, one, one, other, one, one):
+        shown.append(last.again("gate", each.copy()))
+        last.again("road", other)
     assert shown == [False, True, True, False, False, True]
+
+
+def test_of_more_places_than_are_kept_what_the_latest_ones_showed_is_known() -> None:
+    last, one = LastShown(limit=2), np.zeros(3, dtype=np.float32)
+    assert [last.again(each, one) for each in "abcab"] == [False] * 5
+    assert [last.again(each, one) for each in "bab"] == [True] * 3
+
+
+def test_copies_are_known_also_where_nothing_is_remembered_of_their_place() -> None:
+    """Of 65 frozen cameras, or until something was learned, each copy was further evidence."""
+    recall = Run(places=1).recall
+    for count in range(3):
+        for place in ("gate", "road"):
+            looked = recall.look(torch.zeros(1, 3, 4, 4), place)
+            assert looked is not None and looked.repeated == (count > 0)
+            recall.learn(looked, answer(0), drawn=True)
 
 
 # Risk ---------------------------------------------------------------------------------------------------

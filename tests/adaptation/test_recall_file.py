@@ -224,8 +224,6 @@ def test_a_killed_process_forgets_no_proof(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from tests.adaptation.test_recall_file import Kept
 made = Kept(Path(sys.argv[1]))
 made.learn(lambda: made.recall.serves)
@@ -260,8 +258,6 @@ def test_places_that_were_not_heard_of_for_longest_are_forgotten() -> None:
 STREAMING = """
 import os, signal, sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from gati.adaptation.adaptation import Adaptation
 from gati.composition.load import open_served
 from tests.adaptation.test_recall_file import PLACED, showing

@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gati.caches import (
+    Companion,
     LearnedCache,
+    Reading,
     expand_variants,
     load_cache,
     reads_input,
@@ -51,6 +53,20 @@ def test_loading_is_the_same_in_every_program(tmp_path: Path, dtype: torch.dtype
         torch.set_default_dtype(usual)
     assert torch.equal(torch.get_rng_state(), state)
     for before, after in zip(cache(hidden), loaded(hidden), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_a_companion_keeps_the_precisions_of_its_layers(tmp_path: Path) -> None:
+    class Mixed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = super().forward(x.flatten(1).double()).float()
+            return result
+
+    x = torch.randn(4, 3, 2, 2)
+    companion = Companion.of(Mixed(nn.Linear(12, 3).double()).eval(), Reading("logits"), x, tmp_path)
+    cache = LearnedCache("companion(mixed)", (3, 2, 2), 3, "network", predictor=companion)
+    save_cache(tmp_path / "cache.safetensors", cache)
+    for before, after in zip(cache(x), load_cache(tmp_path / "cache.safetensors")(x), strict=True):
         assert torch.equal(before, after)
 
 

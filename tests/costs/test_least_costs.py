@@ -12,8 +12,7 @@ from torch import nn
 
 from gati.costs.graph import GraphCosts
 from gati.costs.least import Arithmetic, at_least
-from gati.exploration.candidates import measured_costs
-from gati.exploration.lookup_costs import lookup_costs
+from gati.model.segments import trace
 from gati.types import BlockProfile, Profile
 from tests.engine.networks import BLOCKS, Cache, ready, traced_network
 
@@ -84,13 +83,19 @@ def test_counting_changes_neither_network_nor_cache() -> None:
     assert all(torch.equal(before[name], value) for name, value in lookup.state_dict().items())
 
 
-def test_no_lookup_of_an_exploration_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Next to other programs, a network on several threads can take a thousand times the time of a lookup."""
-    for module in ("lookup_costs", "candidates"):
-        monkeypatch.setattr(f"gati.exploration.{module}.lookup_at_lengths", lambda *_: 1e-6)
-    heavy = ready(Heavy())
-    least_ms = 0.5 * Arithmetic(TRACED).share(heavy, BLOCKS[1]) * 2.0
-    inline_ms, *_ = lookup_costs(TRACED, BLOCKS[1], heavy, 2.0, Arithmetic(TRACED), cores=None)
-    assert inline_ms == pytest.approx(0.005 + least_ms)
-    untrained = measured_costs(TRACED, nn.Identity(), 2.0)("fc(8)", TRACED.hidden_shapes[BLOCKS[1]])
-    assert untrained.lookup_ms is not None and untrained.lookup_ms > 0.005
+class Recurrent(nn.Module):
+    """Two recurrent layers, then a linear one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(6, 5, 2, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.recurrent(x)[0][:, -1])
+        return result
+
+
+def test_recurrent_layers_are_counted() -> None:
+    """Else lookups would seem to cost a multiple of the network, and none would be composed."""
+    traced = trace(ready(Recurrent()), torch.randn(2, 7, 6), ["recurrent"])
+    assert Arithmetic(traced).base == 2 * (7 * (4 * 5 * (6 + 5) + 4 * 5 * (5 + 5)) + 5 * 3)

@@ -119,6 +119,26 @@ def test_an_engine_that_is_gone_answers_what_waits_and_leaves_no_worker_behind()
     assert all(answer.result(0).exit for answer in answers)
 
 
+def test_an_engine_whose_answers_know_their_user_is_gone_with_the_user() -> None:
+    """The callbacks of the last answer refer to the engine, and the worker waits for the next input."""
+
+    class User:
+        def __init__(self) -> None:
+            self.shared = ConcurrentEngine(Engine(traced_network()), workers=1).start()
+            self.told = threading.Event()
+
+        def tell(self, _: Future[Prediction]) -> None:
+            self.told.set()
+
+    user = User()
+    user.shared.submit(requests(1)).add_done_callback(user.tell)
+    assert user.told.wait(LONG_S)
+    (worker,) = user.shared._threads
+    del user
+    worker.join(LONG_S)
+    assert not worker.is_alive()
+
+
 def test_who_gets_an_answer_may_close_the_engine() -> None:
     """The callback runs in a worker, which cannot wait for itself."""
     shared, closed = ConcurrentEngine(Engine(traced_network()), workers=1).start(), threading.Event()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -161,6 +164,7 @@ def test_segments_are_asked_of_torch(backend: str) -> None:
 
 KEPT = """
 import sys
+from itertools import pairwise
 from pathlib import Path
 from gati.engine.engine import Engine
 from tests.engine.networks import exits, inputs, traced_network
@@ -197,29 +201,57 @@ from gati.model.segments import trace
 from tests.engine.networks import ready
 
 class Residual(nn.Module):
-    def __init__(self):
+    def __init__(self, meet, *, attends=False):
         super().__init__()
         layers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
         self.blocks = nn.ModuleList(layers)
         self.head = nn.Linear(64, 5)
+        self.meet, self.attends = meet, attends
 
     def forward(self, x):
+        if self.attends:
+            x = (torch.softmax(x @ x.transpose(1, 2), -1) @ x).mean(1)
         for block in self.blocks:
-            x = x + block(x)
+            x = self.meet(x, block(x))
         return self.head(x)
 
-x = torch.randn(2, 64)
-traced = trace(ready(Residual()), x, [])
-engines = [Engine(traced, backend=name, threads=1) for name in ("openvino", "torch")]
-ours, theirs = (engine(x[:1])[0].probabilities for engine in engines)
-print(torch.allclose(ours, theirs, atol=1e-5))
+def gated(x, y):
+    return x * torch.sigmoid(y)
+
+vectors, sequences = torch.randn(2, 64), torch.randn(2, 3, 64)
+for network, x in ((Residual(torch.add), vectors), (Residual(gated, attends=True), sequences)):
+    traced = trace(ready(network), x, [])
+    engines = [Engine(traced, backend=name, threads=1) for name in ("openvino", "torch")]
+    ours, theirs = (engine(x[:1])[0].probabilities for engine in engines)
+    print(torch.allclose(ours, theirs, atol=1e-5), flush=True)
 """
 
 
 @pytest.mark.skipif(not BACKENDS["openvino"].installed(), reason="openvino is not installed")
 def test_residual_layers_of_vectors_do_not_crash_openvino() -> None:
     """As in networks for tables: its compiler ended the process without a word."""
-    assert printed(RESIDUAL) == ["True"]
+    assert printed(RESIDUAL) == ["True"] * 2
+
+
+@pytest.mark.skipif(not BACKENDS["openvino"].installed(), reason="openvino is not installed")
+def test_networks_may_be_deep() -> None:
+    """Nothing may follow them by recursion, which Python limits. Compiling a thousand layers takes long."""
+    from onnx import TensorProto, helper
+
+    names = [f"hidden{number}" for number in range(300)]
+    chain = [helper.make_node("Relu", [x], [y]) for x, y in pairwise(["x", *names])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "sum")]
+    chain.append(helper.make_node("Add", [names[-1], names[-2]], ["sum"]))
+    graph = helper.make_graph(chain, "deep", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    backend, limit = get_backend("openvino"), sys.getrecursionlimit()
+    assert isinstance(backend, GraphBackend)
+    backend.compile(model.SerializeToString(), threads=1)  # imports what it needs
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        backend.compile(model.SerializeToString(), threads=1)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @graph_backend

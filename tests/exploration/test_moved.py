@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gati.errors import DataError
+from gati.errors import DataError, LibraryError
 from gati.exploration import stages
 from gati.exploration.explore import explore
 from gati.exploration.library import Library
 from gati.exploration.network import load_network
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
+from gati.exploration.state import RunState
 from tests.exploration import networks
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
@@ -80,9 +81,10 @@ def test_a_finished_exploration_is_used_where_it_has_moved_to(finished: Path, tm
     moved = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
     for name in ("own.py", "net.safetensors", "val.npz"):
         (finished / name).rename(finished / f"hidden-{name}")
-    said = _Notes()
+    said, reading = _Notes(), Library.open(moved / "library")
     try:
         library = explored(moved, progress=said)
+        reading.check_unchanged()
         load_network(library, torch.device("cpu"))
         assert len(held_out(library)[0]) == 300
     finally:
@@ -97,18 +99,28 @@ def test_a_finished_exploration_is_used_where_it_has_moved_to(finished: Path, tm
     assert library.manifest_path.stat().st_mtime_ns == written, "nothing has moved since"
 
 
-@pytest.mark.parametrize("changed", ["val.npz", "more.npz", "own.py"])
+@pytest.mark.parametrize("changed", ["fewer", "more", "labels", "names", "train", "code"])
 def test_what_is_other_than_it_was_is_another_exploration(
     changed: str, finished: Path, tmp_path: Path
 ) -> None:
     """Else a library would be used with inputs, or a network, that its certificates do not speak of."""
     moved = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
-    if changed == "own.py":
-        code = (moved / changed).read_text()
-        (moved / changed).write_text(code.replace("x + 0.3 * self.conv(x)", "x + 0.6 * self.conv(x)"))
+    if changed == "code":
+        code = (moved / "own.py").read_text()
+        (moved / "own.py").write_text(code.replace("x + 0.3 * self.conv(x)", "x + 0.6 * self.conv(x)"))
     else:
-        images = np.load(moved / changed)["images"]
-        np.savez(moved / changed, images=images[:-1])
+        path = moved / ("more.npz" if changed == "train" else "val.npz")
+        found = dict(np.load(path))
+        images, labels = found["images"], found["labels"]
+        fewer = {"images": images[:-1], "labels": labels[:-1]}
+        changes: dict[str, dict[str, Any]] = {
+            "fewer": fewer,
+            "more": {"images": np.concatenate((images, 255 - images)), "labels": np.tile(labels, 2)},
+            "labels": {"labels": labels[::-1]},
+            "names": {"class_names": np.array([f"digit {number}" for number in range(10)])},
+            "train": fewer,
+        }
+        np.savez(path, **found | changes[changed])
 
     class Stopped(_Notes):
         def note(self, text: str) -> None:
@@ -142,3 +154,15 @@ def test_an_unfinished_exploration_does_not_go_on_with_others(tmp_path: Path) ->
     with pytest.raises(DataError, match="the inputs of --data, or their order, have changed since"):
         explored(here, data=str(here / "other.npz"))
     explored(here)
+
+
+def test_answers_to_some_inputs_are_not_given_up_for_others(tmp_path: Path) -> None:
+    """A slow network answers for hours; until it has, nothing tells its inputs from others."""
+    state = RunState(tmp_path / "library")
+    state.claim({"data": "here.npz", "model": "net.py:Net"})
+    state.write_spent(5000.0)
+    with pytest.raises(LibraryError, match="with another data .'here.npz', now 'there.npz'"):
+        state.claim({"data": "there.npz", "model": "net.py:Net"})
+    state.write_costs({})
+    state.claim({"data": "there.npz", "model": "net.py:Net"})
+    assert state.claimed()["data"] == "there.npz"

@@ -228,3 +228,12 @@ def test_a_version_is_as_fast_as_the_setting_that_may_answer(level: int, faster:
     for _ in range(2):
         post.compare(["block", "block"], serving_ms=5.0)
     assert post.faster
+
+
+def test_how_far_a_proof_is_tells_copies_that_hold_it_up() -> None:
+    post = retrained()
+    roster = roster_of(post, most=0)
+    for repeated, agreed in ((False, False), (True, True), (True, False)):
+        assert "copies" not in roster.how_far
+        post.watch.audited(agreed=[agreed] * 3, repeated=repeated)
+    assert "1 of them disagree, as do 1 of 2 copies" in roster.how_far

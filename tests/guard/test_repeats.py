@@ -1,15 +1,19 @@
-"""What a place repeats exactly, such as the picture of a frozen camera, is guarded but proves nothing."""
+"""What a place repeats exactly, as a frozen camera does, is guarded, but no further evidence for a proof."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gati.adaptation.recall_ladder import RecallLadder
 from gati.guard.auditor import Auditor, Given, Probed
 from gati.guard.draws import Draws
+from gati.guard.ladder import Ladder
 from gati.guard.posts import Post
 from gati.guard.proof import Proof, Spending
 from gati.guard.watch import Watch
@@ -73,30 +77,73 @@ def test_copies_that_are_answered_wrongly_stop_what_answers_them() -> None:
     raise AssertionError("no alarm")
 
 
-class Proving:
-    """Memory whose proof is under way."""
-
-    serves = False
-
-    def __init__(self) -> None:
-        self.proving: Proof | None = Proof(AGREEMENT, DELTA)
-
-    def learn(self, looked: Any, base: Any, *, drawn: bool, tried: bool = False) -> None:
-        pass
-
-    def lost(self, looked: Any, *, drawn: bool) -> None:
-        pass
+def test_what_is_right_about_most_inputs_but_wrong_about_those_that_stay_is_not_proven() -> None:
+    """Such as the picture that a camera shows without a signal: more answers were wrong than is tolerated."""
+    caches, without_copies = (post_of("caches", proven=False) for _ in range(2))
+    for number in range(300):
+        wrong = number % 20 == 10
+        request(without_copies, repeated=False, agrees=not wrong)
+        for copy in range(10 if wrong else 1):
+            request(caches, repeated=copy > 0, agrees=not wrong)
+            assert not caches.may_hit
+    assert without_copies.may_hit
 
 
-def test_no_base_answer_is_computed_for_a_proof_of_memory_that_a_copy_cannot_further() -> None:
-    """Nor does it use up the requests that are all looked at in the beginning."""
-    auditor, draws = Auditor[str](memory=Proving()), Draws(0.0, seed=0)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from((True, True, True, False)), st.booleans()), max_size=150))
+def test_a_proof_has_enough_evidence_without_copies_and_with_them(found: list[tuple[bool, bool]]) -> None:
+    proof, of_all, of_others = (Proof(0.6, 0.2) for _ in range(3))
+    for agreed, repeated in found:
+        proof.audit(agreed=agreed, repeated=repeated)
+        of_all.audit(agreed=agreed)
+        if not repeated:
+            of_others.audit(agreed=agreed)
+        assert proof.passed == (of_all.passed and of_others.passed)
+    again = Proof.from_json(json.loads(json.dumps(proof.to_json())))
+    assert again.to_json() == proof.to_json()
+    assert again.audit(agreed=True) == proof.audit(agreed=True)
 
-    def tried(*, repeated: bool) -> bool:
-        return auditor.decide(None, None, draws, room=lambda: True, repeated=repeated).tried
 
-    assert not any([tried(repeated=True) for _ in range(COPIES)])
-    assert all([tried(repeated=False) for _ in range(20)])
+def test_copies_that_are_right_do_not_prolong_a_proof_that_fails_without_them() -> None:
+    plain, copied = (Proof(AGREEMENT, DELTA) for _ in range(2))
+    for _ in range(COPIES):
+        copied.audit(agreed=True, repeated=True)
+    for number in range(3 * plain.required):
+        assert not plain.hopeless and not copied.hopeless
+        for proof in (plain, copied):
+            proof.audit(agreed=number % 4 > 0)
+    assert plain.hopeless and copied.hopeless
+
+
+def test_a_proof_of_nothing_but_wrong_copies_is_begun_anew() -> None:
+    """A version that was tried again had to make up for all of them first."""
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False)
+    begun = watch.proof
+    watch.audited(agreed=True, repeated=True)
+    watch.prove_anew()
+    assert watch.proof is begun
+    for _ in range(COPIES):
+        watch.audited(agreed=False, repeated=True)
+    watch.prove_anew()
+    assert watch.proof is not begun
+
+
+def test_proofs_written_down_before_copies_were_told_apart_are_read_and_damaged_ones_are_not() -> None:
+    proof = Proof(AGREEMENT, DELTA)
+    proof.audit(agreed=True)
+    document = proof.to_json()
+    assert document.pop("copies") == [0, 0]
+    assert Proof.from_json(document).to_json() == proof.to_json()
+    with pytest.raises(ValueError, match="3 of 2 copies"):
+        Proof.from_json({**document, "copies": [2, 3]})
+
+
+def test_copies_that_are_left_to_the_reference_prove_nothing() -> None:
+    ladder = Ladder(1, AGREEMENT, Spending(DELTA).next, of_all=True)
+    ladder.audited([True])
+    for repeated, audits in ((True, 1), (False, 2)):
+        ladder.audited([None], repeated=repeated)
+        assert ladder.proof is not None and (ladder.proof.audits, ladder.proof.copies) == (audits, 0)
 
 
 @pytest.mark.parametrize("alone", [True, False])

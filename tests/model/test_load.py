@@ -81,6 +81,9 @@ def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_
         f"model: {tmp_path}/second/net.py imports own_layers, and got {first}/own_layers.py, which was there "
         "first: a program has one module of a name, so rename one of the two"
     )
+    for path in first.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text().replace("WIDTH = 4", "WIDTH = 6"))
+    assert "net.py imports own_layers, and got " in error_of(f"{tmp_path / 'net.py'}:net"), "one folder up"
 
 
 def test_a_users_folders_do_not_shadow_installed_packages(
@@ -103,6 +106,40 @@ def test_the_same_source_gives_the_same_weights_and_leaves_the_random_state_alon
     assert torch.equal(torch.rand(1), expected)
     assert load_model("gati.zoo:resnet20").checkpoint_sha256 == first.checkpoint_sha256
     assert first.note == "no checkpoint given: the weights of gati.zoo:resnet20 are random (seed 0)"
+
+
+def test_modules_of_one_name_may_have_the_same_code(tmp_path: Path) -> None:
+    """Experiments are copies of each other, with the same helpers next to them, or links to these."""
+    for folder in ("one", "two", "three"):
+        (tmp_path / folder / "same_package").mkdir(parents=True)
+        (tmp_path / folder / "same_package" / "__init__.py").touch()
+        (tmp_path / folder / "same_package" / "sizes.py").write_text("WIDTH = 4")
+        if folder == "two":
+            (tmp_path / folder / "same_layers.py").symlink_to(tmp_path / "one" / "same_layers.py")
+        else:
+            (tmp_path / folder / "same_layers.py").write_text("CLASSES = 2")
+        (tmp_path / folder / "net.py").write_text(
+            "from torch import nn\nfrom same_layers import CLASSES\nfrom same_package.sizes import WIDTH\n"
+            "net = nn.Linear(WIDTH, CLASSES)\n"
+        )
+        load_model(f"{tmp_path / folder / 'net.py'}:net")
+    (tmp_path / "three" / "same_package" / "sizes.py").write_text("WIDTH = 5")
+    assert "imports same_package, and got " in error_of(f"{tmp_path / 'three' / 'net.py'}:net")
+
+
+def test_an_installed_package_is_not_taken_for_a_module_of_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages are often installed in a folder of the project."""
+    site = tmp_path / ".venv" / "site-packages"
+    (site / "of_site").mkdir(parents=True)
+    (site / "of_site" / "__init__.py").write_text("WIDTH = 4")
+    monkeypatch.syspath_prepend(str(site))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "of_site.py").write_text("# a network that uses the package\n")
+    for place in (tmp_path / "net.py", tmp_path / "models" / "net.py"):
+        place.write_text("from torch import nn\nfrom of_site import WIDTH\nnet = nn.Linear(WIDTH, 2)\n")
+        load_model(f"{place}:net")
 
 
 @pytest.mark.parametrize("change", [torch.set_default_dtype, torch.set_default_device])
@@ -230,13 +267,16 @@ def test_a_compiled_network_is_the_network(tmp_path: Path) -> None:
     load_model(f"{HERE}:compiled", tmp_path / "inside.pth")
 
 
-def test_a_network_that_was_trained_on_several_gpus_is_the_network(tmp_path: Path) -> None:
-    """On a machine with GPUs, the wrapper would send inputs there, although the network is on the CPU."""
-    plain = load_model(f"{HERE}:tiny").module
-    torch.save({f"module.{key}": value for key, value in plain.state_dict().items()}, tmp_path / "net.pt")
-    for checkpoint in (None, tmp_path / "net.pt"):
-        module = load_model(f"{HERE}:parallel", checkpoint).module
-        assert type(module) is nn.Sequential and list(module.state_dict()) == list(plain.state_dict())
+def test_a_network_for_several_gpus_runs_on_one_device(tmp_path: Path) -> None:
+    """Its layers keep their names, which checkpoints and libraries have, too."""
+    plain, parallel = load_model(f"{HERE}:tiny").module, load_model(f"{HERE}:parallel").module
+    x = torch.rand(2, 3, 8, 8)
+    assert parallel(x).equal(plain(x))
+    state = {name: tensor + 1 for name, tensor in parallel.state_dict().items()}
+    assert list(state)[0] == "module.0.module.0.weight"
+    torch.save(state, tmp_path / "net.pt")
+    loaded = load_model(f"{HERE}:parallel", tmp_path / "net.pt").module.state_dict()
+    assert all(loaded[name].equal(tensor) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])

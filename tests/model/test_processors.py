@@ -66,7 +66,7 @@ class Processor:
         return json.dumps(self.settings)
 
     def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, torch.Tensor]:
-        pixels = np.stack([np.asarray(self.resizing(image)) for image in images]) / 255.0
+        pixels = np.stack([np.atleast_3d(np.asarray(self.resizing(image))) for image in images]) / 255.0
         values = (pixels - self.values["mean"]) / self.values["std"]
         return {"pixel_values": torch.from_numpy(values).permute(0, 3, 1, 2).float()}
 
@@ -74,8 +74,9 @@ class Processor:
 def loaded_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: object, **options: Any
 ) -> LoadedModel:
-    def from_pretrained(place: str, *, local_files_only: bool) -> Any:
+    def from_pretrained(place: str, *, local_files_only: bool, trust_remote_code: bool | None = None) -> Any:
         assert place == "/models/mine" and local_files_only
+        assert trust_remote_code is False, "if it is not said, transformers asks at the keyboard"
         if isinstance(processor, Exception):
             raise processor
         return processor
@@ -128,6 +129,24 @@ def test_pictures_are_prepared_as_by_the_processor(
     assert loaded.preprocessing == expected
     assert loaded.note.startswith("pictures are prepared as by the image processor of /models/mine: ")
     assert loaded.preprocessing_known and not loaded.preprocessing_told
+
+
+def test_of_a_network_for_grey_pictures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey = NETWORK.replace("3, 4, 1", "1, 4, 1").replace('mine"', 'mine", num_channels=1')
+    monkeypatch.setattr(sys.modules[__name__], "NETWORK", grey)
+    processor = Processor(stretched(28, 28), {"mean": [0.0], "std": [0.5]}, size={"height": 28, "width": 28})
+    loaded = loaded_with(tmp_path, monkeypatch, processor)
+    expected = Preprocessing((0.0,), (0.5,), channels=1, size=(28, 28), interpolation="bicubic")
+    assert loaded.preprocessing == expected
+    assert loaded.note.endswith("stretched to 28x28 pixels; mean 0; deviation 0.5")
+
+
+def test_options_that_say_all_replace_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that prepared pictures by them before goes on with the library that it made."""
+    options: dict[str, Any] = {"mean": [0.5], "std": [0.25], "resize": 64}
+    loaded = loaded_with(tmp_path, monkeypatch, Processor(cut(256, 224), IMAGENET), **options)
+    assert loaded.preprocessing == Preprocessing((0.5,) * 3, (0.25,) * 3, resize=64, crop=64)
+    assert loaded.note == "" and loaded.preprocessing_told
 
 
 def test_options_override_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

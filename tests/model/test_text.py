@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.packed import fit_text
 from gati.model.preprocess import Preprocessing
-from gati.model.text import read_tokenizer
+from gati.model.text import TextTokens, read_tokenizer
 from tests.text_networks import write_tokenizer
 
 pytest.importorskip("tokenizers")
@@ -69,8 +70,10 @@ def test_texts_are_cut_at_the_tokenizers_side(tmp_path: Path, side: str, expecte
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.enable_truncation(512, direction=side)
     tokenizer.save(str(path))
-    text = read_tokenizer(path, max_length=4)
-    (ids,) = text.__class__(**{**vars(text), "arrays": ("input_ids",)}).encode(["where is my card"], "texts")[
-        "input_ids"
-    ]
-    assert ids.tolist() == expected
+    text = replace(read_tokenizer(path, max_length=4), arrays=("input_ids",))
+    assert text.encode(["where is my card"], "texts")["input_ids"].tolist() == [expected]
+    stored = text.to_json()
+    assert TextTokens.from_json(stored, tmp_path) == text
+    stored.pop("side", None)
+    older = TextTokens.from_json(stored, tmp_path)
+    assert older.encode(["where is my card"], "texts")["input_ids"].tolist() == [[2, 10, 11, 3]], "certified"

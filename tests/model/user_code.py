@@ -55,7 +55,11 @@ def compiled() -> nn.Module:
 
 
 def parallel() -> nn.Module:
-    return nn.DataParallel(tiny())
+    """As on a machine with two GPUs, and once more inside."""
+    network = nn.DataParallel(nn.Sequential(nn.DataParallel(tiny()), nn.Identity()))
+    for each in (network, network.module[0]):
+        each.device_ids, each.src_device_obj = [0, 1], torch.device("cuda:0")
+    return network
 
 
 def compiled_inside() -> nn.Module:

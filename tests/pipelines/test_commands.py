@@ -34,6 +34,13 @@ def test_a_check_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
+@pytest.mark.parametrize("verb", [["check"], ["measure", "--data", "x.npz"]])
+def test_a_folder_is_not_a_pipeline(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`gati pipeline check .` ended in a report of a defect."""
+    assert run(["pipeline", *verb, "."]) == 2
+    assert capsys.readouterr().err == "error: . is a folder; give the pipeline's TOML file\n"
+
+
 @pytest.mark.parametrize(("count", "shown"), [(8, 8), (9, 7), (77, 7)])
 def test_of_many_labels_some_are_shown(
     count: int, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

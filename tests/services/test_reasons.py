@@ -75,6 +75,8 @@ def test_an_alarm_that_was_looked_into_waits_for_further_samples() -> None:
         later = records("default", more, hits=0.9, losses=0.2, from_s=began_s)
         assert RULES.due(wrong + later, latest, tried_s, now_s, began_s).reason == reason
     assert RULES.due(wrong, latest, tried_s, now_s).reason == "alarm", "no attempt has had these samples"
+    few = records("default", 40, hits=0.9, losses=0.5, from_s=began_s)  # all that an hour keeps
+    assert RULES.due(few, latest, tried_s, now_s, began_s).reason == "alarm", "others are too old by now"
 
 
 def test_with_enough_samples_it_renews_every_interval() -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gati.engine.graph.quantise import Quantised
 
 
+# Operators in which two values meet element by element.
+_MEET = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum"})
+
+
 class _Slot(NamedTuple):
     """Buffers for one request at a time: the input array, and the infer request with the outputs."""
 
@@ -94,7 +98,7 @@ class OpenVinoBackend(GraphBackend):
             # It takes the first cores: several networks on a part of the machine would all share these.
             "ENABLE_CPU_PINNING": takes_every_core(count),
         }
-        if _residual_layers(model) > 1 and not _has_attention(model):
+        if _skips(model) > 1:
             settings["SNIPPETS_MODE"] = "DISABLE"  # fusing such layers crashes the process (2026.4)
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
 
@@ -169,34 +173,22 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         return self._compiled(read_quantised(model), threads)
 
 
-def _operators(model: Any) -> Iterator[Any]:
-    """The operators of a model, and of its branches."""
-    for operator in model.get_ops():
-        yield operator
-        if operator.get_type_name() == "If":
-            for branch in (operator.get_then_body(), operator.get_else_body()):
-                yield from _operators(branch)
-
-
-def _residual_layers(model: Any) -> int:
-    """How often two vectors, neither of them a weight, are added, as in residual blocks of linear layers."""
-
-    def is_weight(operator: Any) -> bool:
-        sources = [value.get_node() for value in operator.input_values()]
-        return operator.get_type_name() == "Constant" or (bool(sources) and all(map(is_weight, sources)))
-
-    return sum(
-        each.get_output_partial_shape(0).rank.get_length() == 2
-        and not any(is_weight(value.get_node()) for value in each.input_values())
-        for each in _operators(model)
-        if each.get_type_name() == "Add"
-    )
-
-
-def _has_attention(model: Any) -> bool:
-    """Whether a softmax runs over more than class scores: fusing attention makes it much faster."""
-    kinds = (each for each in _operators(model) if each.get_type_name() == "Softmax")
-    return any(each.get_output_partial_shape(0).rank.get_length() > 2 for each in kinds)
+def _skips(model: Any) -> int:
+    """How often vectors that passed different numbers of linear layers meet, as in residual blocks."""
+    found, layers = 0, dict[str, int]()  # by operator; those of weights have none
+    for operator in model.get_ordered_ops():
+        kind, name = operator.get_type_name(), operator.get_name()
+        if kind == "If":
+            found += _skips(operator.get_then_body()) + _skips(operator.get_else_body())
+        sources = [value.get_node().get_name() for value in operator.input_values()]
+        passed = [layers[source] for source in sources if source in layers]
+        if not passed and kind != "Parameter":
+            continue
+        rank = operator.get_output_partial_shape(0).rank
+        of_vectors = rank.is_static and rank.get_length() == 2
+        layers[name] = max(passed, default=0) + (of_vectors and kind == "MatMul")
+        found += of_vectors and kind in _MEET and len(set(passed)) > 1
+    return found
 
 
 def _computes_in(kind: str) -> bool:

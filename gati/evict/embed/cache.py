@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,29 +186,37 @@ class EmbeddingCache(nn.Module):
 
     def allow(self, pages: int) -> None:
         """Hold at most `pages` pages of the pool: surplus rows are evicted, and the others compacted."""
-        with self._changing():
-            pages = min(pages, -(-self._most // self._slab.page_rows))
-            self._slab.grow(pages)
-            kept = min(pages, self._slab.pages)
-            self._sets.allow(min(kept * self._slab.page_rows, self._most))
-            self._drop(self._policy.shrink())
-            if kept < self._slab.pages:
-                held = np.flatnonzero(self._sets.ids >= 0)
-                self._where[held] = self._slab.shrink(kept, self._where[held])
-            self._changed()
+        with self._lock:
+            try:
+                pages = min(pages, -(-self._most // self._slab.page_rows))
+                self._slab.grow(pages)
+                kept = min(pages, self._slab.pages)
+                self._sets.allow(min(kept * self._slab.page_rows, self._most))
+                self._drop(self._policy.shrink())
+                if kept < self._slab.pages:
+                    held = np.flatnonzero(self._sets.ids >= 0)
+                    self._where[held] = self._slab.shrink(kept, self._where[held])
+                self._changed()
+            except BaseException:
+                self._drop_all()
+                raise
 
     def forget(self, ids: torch.Tensor | None = None) -> None:
         """Drop rows that changed in the slow tier, by default all; running batches may still use them."""
-        with self._changing():
-            held = np.flatnonzero(self._sets.ids >= 0)
-            changed = None if ids is None else ids.numpy()
-            if changed is not None:
-                held = held[np.isin(self._sets.ids[held], changed)]
-            self._sets.remove(held)
-            self._drop(held)
-            self._policy.forget(changed)
-            self._changed()
-            self._epoch += 1
+        changed = None if ids is None else ids.numpy()
+        with self._lock:
+            try:
+                held = np.flatnonzero(self._sets.ids >= 0)
+                if changed is not None:
+                    held = held[np.isin(self._sets.ids[held], changed)]
+                self._sets.remove(held)
+                self._drop(held)
+                self._policy.forget(changed)
+                self._changed()
+                self._epoch += 1
+            except BaseException:
+                self._drop_all()
+                raise
 
     def figures(self) -> Mapping[str, Any]:
         """Counts, as JSON values: ids requested, hits, distinct ids, rows fetched, rows evicted."""
@@ -275,22 +282,26 @@ class EmbeddingCache(nn.Module):
                 waiting(fetched)
         if waiting is not None and len(gone):  # only now: a thread has one connection at a time
             self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
-        with self._changing():
-            self._count(batch, hits, len(lacking))
-            if plan is not None and plan.turn == self._turn:
-                self._policy.commit(batch, plan.served)
-                changes = plan.changes
-            else:  # another thread was served meanwhile
-                if version != self._version:
-                    slots = self._sets.find(ids, places)
-                served = self._policy.serve(batch, slots)
-                self._policy.commit(batch, served)
-                changes = self._policy.plan(batch, slots, served.limits)
-            self._turn += 1
-            if epoch == self._epoch:
-                self._keep(batch, changes, rows, row_of)
-            else:
-                self._policy.forget(ids[slots < 0])  # rows that may have changed since are not kept
+        with self._lock:
+            try:
+                self._count(batch, hits, len(lacking))
+                if plan is not None and plan.turn == self._turn:
+                    self._policy.commit(batch, plan.served)
+                    changes = plan.changes
+                else:  # another thread was served meanwhile
+                    if version != self._version:
+                        slots = self._sets.find(ids, places)
+                    served = self._policy.serve(batch, slots)
+                    self._policy.commit(batch, served)
+                    changes = self._policy.plan(batch, slots, served.limits)
+                self._turn += 1
+                if epoch == self._epoch:
+                    self._keep(batch, changes, rows, row_of)
+                else:
+                    self._policy.forget(ids[slots < 0])  # rows that may have changed since are not kept
+            except BaseException:
+                self._drop_all()
+                raise
         return rows, row_places
 
     def _room(self, count: int) -> torch.Tensor:
@@ -315,19 +326,16 @@ class EmbeddingCache(nn.Module):
             )
         out[:] = found
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock. If a change ends half-way, as by Ctrl-C, drop all rows: some would be wrong."""
-        with self._lock:
-            try:
-                yield
-            except BaseException:
-                self._sets.clear()
-                self._slab.clear()
-                self._policy.forget()
-                self._changed()
-                self._epoch += 1
-                raise
+    def _drop_all(self) -> None:
+        """Drop all rows after a change that ended half-way, as by Ctrl-C: some would be wrong.
+
+        Called from `except`, not from a context manager: Ctrl-C in the code of one would leave the lock held.
+        """
+        self._sets.clear()
+        self._slab.clear()
+        self._policy.forget()
+        self._changed()
+        self._epoch += 1
 
     def _keep(self, batch: RequestedRows, changes: RowChanges, rows: torch.Tensor, row_of: Ids) -> None:
         placed = self._policy.replace(batch, changes)

@@ -145,7 +145,7 @@ class RedisTier:
         except RedisError as error:
             raise self._failed(error) from error
         except TypeError as error:  # of its constructor
-            raise EvictError(f"the address of {self._url} has an option that is none: {error}") from error
+            raise EvictError(f"the address of {self._url} has an unknown option: {error}") from error
 
     def _failed(self, error: Exception) -> EvictError:
         return EvictError(f"Redis at {self._url} failed ({error}): {_remedy(error)}")

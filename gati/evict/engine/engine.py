@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,15 +220,16 @@ class PrefixEngine:
 
     def _abandon(self, error: GatiError) -> None:
         """As `close`, whatever a step left behind: all requests end with `error`."""
-        with self._stepping, self._changing:
-            self._shut()
-            for generation in [*self._running, *self._waiting]:
-                generation.error, generation.ending = error, Ending.FAILED
-                generation.tell(None)
-            self._running.clear()
-            self._waiting.clear()
-            self._pages.surrender()
-        self._pool.leave(self)
+        with ExitStack() as told:  # all of them, whatever fails: a listener may have made the step fail
+            with self._stepping, self._changing:
+                self._shut()
+                for generation in [*self._running, *self._waiting]:
+                    generation.error, generation.ending = error, Ending.FAILED
+                    told.callback(generation.tell, None)
+                self._running.clear()
+                self._waiting.clear()
+                self._pages.surrender()
+            self._pool.leave(self)
 
     def _shut(self) -> bool:
         """Accept no further requests; returns whether it was already closed."""

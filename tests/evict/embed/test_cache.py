@@ -591,3 +591,11 @@ def test_its_memory_is_returned_as_soon_as_it_is_not_used(policy: str) -> None:
         assert pool() is None
     finally:
         gc.enable()
+
+
+def test_ids_that_cannot_be_forgotten_change_nothing() -> None:
+    cache = EmbeddingCache(MemoryTier(table()), 50, mode="sum")
+    cache(torch.tensor([[1, 2]]))
+    with pytest.raises(TypeError, match="meta"):
+        cache.forget(torch.tensor([1], device="meta"))
+    assert cache.figures()["rows"] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.tiers import MemoryTier
 from tests.evict.embed.test_cache import PAGE, bag, same_bits, skewed, table
+from tests.waiting import returns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,3 +87,33 @@ def test_an_interrupted_change_of_the_pool_leaves_no_wrong_row() -> None:
         assert after > 20
         return
     raise AssertionError("no change ended")
+
+
+def test_an_interrupted_batch_keeps_no_other_thread_waiting() -> None:
+    """Even while its error is kept, as notebooks do: it may hold what would release a lock."""
+    random = np.random.default_rng(0)
+    cache = EmbeddingCache(MemoryTier(table(rows=2_000, width=8)), 150, mode="sum", policy="lru")
+    for after in range(10_000):
+        left = after
+
+        def call(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        ids = skewed(random, 100, 2_000).view(10, 10)
+        before = sys.gettrace()
+        sys.settrace(call)
+        try:
+            cache(ids)
+        except KeyboardInterrupt as kept:
+            sys.settrace(before)
+            returns(partial(cache, ids))
+            assert kept.__traceback__ is not None
+            continue
+        finally:
+            sys.settrace(before)
+        assert after > 20
+        return
+    raise AssertionError("no batch ended")

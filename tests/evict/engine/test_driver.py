@@ -118,3 +118,18 @@ def test_a_step_that_is_interrupted_ends_the_engine() -> None:
     with pytest.raises(UnavailableError, match="is closed"):
         running.submit(request([1] * 9, 3))
     assert not running.step()
+
+
+def test_other_requests_end_although_a_listener_fails() -> None:
+    pool, running, rows = shared("lru")
+    told: list[NextToken] = []
+
+    def fails(token: NextToken) -> None:
+        raise ValueError("no connection")
+
+    generations = [running.submit(request([1] * 9, 3), each) for each in (told.append, fails, told.append)]
+    with pytest.raises(ValueError, match="no connection"):
+        running.run_until_idle()
+    assert [each.ending for each in generations] == [Ending.FAILED] * 3
+    assert [each.ending for each in told[-2:]] == [Ending.FAILED] * 2
+    assert (running.pages, rows.pages, pool.used_pages) == (0, 12, 12)
