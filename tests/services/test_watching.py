@@ -11,6 +11,7 @@ import pytest
 
 from gati.composition.walk import certify
 from gati.guard.posts import Post
+from gati.model.preprocess import Preprocessing
 from services.inference.counts import Counts
 from services.inference.following import Answering, Shared
 from services.inference.keeping import ServedStanding
@@ -66,7 +67,12 @@ def test_the_proofs_of_all_replicas_err_together_as_one_of_a_single_one_would(re
 def test_the_proofs_of_memory_err_together_over_all_replicas_too(replicas: int) -> None:
     with ThreadPoolExecutor(1) as thread:
         versions: Any = SimpleNamespace(
-            _settings=settings_of(replicas), _standing=ServedStanding(None), _prober=thread
+            _settings=settings_of(replicas),
+            _standing=ServedStanding(None),
+            _prober=thread,
+            model=SimpleNamespace(
+                checkpoint_sha256="0" * 64, preprocessing=Preprocessing(), class_names=None
+            ),
         )
         memory = Versions._new_memory(versions, CERTIFIED, post_of().of_all, alone=True)
         proof = memory.recall.proof
