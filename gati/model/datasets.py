@@ -23,7 +23,7 @@ from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object, with_operators
 from gati.model.tensors import TensorData, is_whole
 
-_LABELS = ("labels", "label")  # in an item that is a dict: never an input
+_LABELS = ("labels", "label")  # in an item that is a dict: no input of a network that is new
 _PROBES = 16  # items; a random flip changes every other one, so fewer could all look fixed
 
 
@@ -50,6 +50,8 @@ class DatasetData(Data):
         self._dataset = dataset
         self._what = f"{what}: {name}"
         self._preprocessing = preprocessing
+        taken = () if preprocessing.tensors is None else (part.name for part in preprocessing.tensors.parts)
+        self._label_names = [name for name in _LABELS if name not in {*taken}]  # older libraries take them
         self._length = len(dataset)
         if self._length == 0:
             raise DataError(f"{self._what} is empty; give at least a few hundred images")
@@ -172,9 +174,9 @@ class DatasetData(Data):
             (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
         )
         if isinstance(image, Mapping):
-            own = next((image[name] for name in _LABELS if name in image), None)
+            own = next((image[name] for name in self._label_names if name in image), None)
             label = own if label is None else label
-            image = {name: each for name, each in image.items() if name not in _LABELS}
+            image = {name: each for name, each in image.items() if name not in self._label_names}
         if not isinstance(image, (Tensor, np.ndarray, Image.Image, Mapping)):
             raise DataError(
                 f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "

@@ -6,6 +6,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, StackDataset, TensorDataset
 from gati.errors import DataError
 from gati.model.data import load_data, load_images
 from gati.model.identity import identities_of
+from gati.model.inputs import TensorInputs
 from gati.model.labels import fit_labels
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
@@ -240,6 +242,15 @@ def test_a_label_in_a_dict_is_no_input(name: str) -> None:
         assert data.labels is not None and data.labels.tolist() == [0, 1] * 10
     with pytest.raises(DataError, match="has no arrays; give those that the network takes, by name"):
         load_data(_Items([{name: 1}] * 20), PLAIN)
+
+
+def test_a_library_that_was_made_with_labels_as_inputs_still_gets_them() -> None:
+    """They were inputs to older versions, which a network of `transformers` does not mind."""
+    items = [{"input_ids": torch.arange(index, index + 4), "labels": index % 2} for index in range(20)]
+    arrays = {"input_ids": np.zeros((20, 4), np.int64), "labels": np.zeros(20, np.int64)}
+    older = replace(PLAIN, tensors=TensorInputs.of(arrays, "--data"))
+    data = load_data(_Items(list(items)), older)
+    assert data.tensors == older.tensors and data.labels is None
 
 
 def test_datasets_of_bytes_images_and_tensors_have_identities() -> None:
