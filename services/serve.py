@@ -137,7 +137,7 @@ async def _serve(
     config: ServeConfig, hosting: Hosting, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
     scheduler = build_scheduler(config, hosting)
-    server = web_server(config, Front(create_app(scheduler)))
+    server = web_server(scheduler.config, Front(create_app(scheduler)))  # with the models of pipelines
     stop = asyncio.Event()
     hurry = asyncio.Event()  # set by a second signal
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import ConfigError
 from services.accepting import PatientListener
-from services.config import ServeConfig
+from services.config import ModelConfig, ServeConfig
 from services.hosts import address_of
 from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
@@ -26,8 +26,8 @@ _log = logging.getLogger("gati.serve")
 
 _KEEP_ALIVE_S = 75
 _OTHER_FILES = 128  # open files other than connections of clients and of replicas
-_FILES_OF_REPLICA = 10  # pipes, socket and locks of its process, and pipes of a spare one
-_FILES_OF_RAY_REPLICA = 1  # its connection
+_FILES_OF_PROCESS = 10  # of a replica here: its pipes, socket and locks, and pipes of a spare one
+_FILES_OF_CONNECTION = 1  # of a replica elsewhere
 
 
 def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
@@ -187,8 +187,7 @@ def _limits(config: ServeConfig) -> HttpLimits:
     """The limits on connections, within the number of files that may be open; raises that if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     each = 1 if config.certificate is None else 2  # with TLS, as many handshakes may be under way in addition
-    replicas = sum(own.replicas_max or own.replicas or config.replicas or 1 for own in config.models.values())
-    others = _OTHER_FILES + replicas * (_FILES_OF_REPLICA if config.ray is None else _FILES_OF_RAY_REPLICA)
+    others = _OTHER_FILES + sum(_files(model, config) for model in config.models.values())
     wanted = each * config.most_connections + others
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -204,3 +203,11 @@ def _limits(config: ServeConfig) -> HttpLimits:
         config.body_timeout_s,
         config.largest_held_bytes,
     )
+
+
+def _files(model: ModelConfig, config: ServeConfig) -> int:
+    """The number of files that this process has open for the replicas of a model."""
+    if model.address is not None:
+        return _FILES_OF_CONNECTION
+    replicas = model.replicas_max or model.replicas or config.replicas or 1
+    return replicas * (_FILES_OF_PROCESS if config.ray is None else _FILES_OF_CONNECTION)

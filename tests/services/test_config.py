@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
 from gati.errors import ConfigError
-from services.config import ModelConfig, read_config
+from services import serve
+from services.config import ModelConfig, ServeConfig, read_config
 from services.hosted import Hosted
 from services.inference.settings import InferenceSettings
 from services.serve import ThisMachine, build_scheduler, with_pipeline_models
@@ -338,6 +341,24 @@ def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('[models.m]\naddress = "a:1"\n', encoding="utf-8-sig")
     assert read_config(file, {}, {}).config.models["m"].address == "a:1"
+
+
+def test_models_of_pipelines_count_towards_the_files_that_may_be_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes did not."""
+    told: list[set[str]] = []
+
+    def web_server(config: ServeConfig, app: Any) -> Any:
+        told.append(set(config.models))
+        raise ConfigError("no more is needed")
+
+    monkeypatch.setattr(serve, "web_server", web_server)
+    config = read_config(folder / "pipeline.toml", environment={}).config
+    listening: Any = None
+    with pytest.raises(ConfigError, match="no more is needed"):
+        asyncio.run(serve._serve(config, ThisMachine(), listening, lambda _: None))
+    assert told == [{"library", "library-other"}]
 
 
 def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:

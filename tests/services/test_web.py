@@ -30,6 +30,14 @@ def test_processes_of_replicas_have_files_next_to_connections(
         web._limits(config)
 
 
+def test_models_that_run_elsewhere_take_one_file_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They counted as processes, each for all replicas of the others: with many, the server did not start."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    models = {f"m{number}": ModelConfig(address="cars.example:9000") for number in range(60)}
+    config = ServeConfig(models=models, replicas=4)
+    assert web._limits(config).connections == 1024 - 128 - 60
+
+
 def test_clients_that_do_not_speak_http_cannot_fill_the_log() -> None:
     """Each cost a line, without a key."""
     for _ in range(2):
