@@ -146,6 +146,15 @@ def _no_log_of_a_test_goes_on() -> Iterator[None]:
         root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """A test that leaves them off fails itself, not all those after it that train."""
+    yield
+    off = not torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+    torch.set_grad_enabled(True)
+    assert not off, "this test left torch without gradients"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _networks_traced_and_converted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -544,7 +544,7 @@ def test_memory_answers_where_caches_do_not(browser: Any) -> None:
     with serve_page(state) as running, visit(browser, running.url) as page:
         state.proof("7", 58, 1, 150)
         page.wait_for_selector(".banner:has-text('On probation: memory or the base model answers')")
-        assert "memory or the base model answers: 58" in (page.locator("#proof").text_content() or "")
+        page.wait_for_selector("#proof:has-text('memory or the base model answers: 58')")
         state.event("alarm", "losses")
         page.wait_for_selector(".banner:has-text('ALARM: caches stopped, memory or the base model answers')")
         page.wait_for_selector("#verdict:has-text('At least 97 % is promised')")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 _CODE = "gati/evict/embed/"
+
+
+def in_a_thread(test: Callable[..., None]) -> Callable[..., None]:
+    """Torch's modes belong to a thread: one that an interruption leaves switched ends with it."""
+
+    @wraps(test)
+    def run(**given: Any) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(test, **given).result()
+
+    return run
 
 
 @contextmanager
@@ -49,6 +61,7 @@ def interrupted(after: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("policy", ["lru", "gati"])
+@in_a_thread
 def test_an_interrupted_batch_leaves_no_wrong_row(policy: str) -> None:
     random = np.random.default_rng(0)
     weight = table(rows=2_000, width=8)
@@ -68,6 +81,7 @@ def test_an_interrupted_batch_leaves_no_wrong_row(policy: str) -> None:
     raise AssertionError("no batch ended")
 
 
+@in_a_thread
 def test_an_interrupted_change_of_the_pool_leaves_no_wrong_row() -> None:
     random = np.random.default_rng(0)
     weight = table(rows=2_000, width=64)
@@ -89,6 +103,7 @@ def test_an_interrupted_change_of_the_pool_leaves_no_wrong_row() -> None:
     raise AssertionError("no change ended")
 
 
+@in_a_thread
 def test_an_interrupted_batch_keeps_no_other_thread_waiting() -> None:
     """Even while its error is kept, as notebooks do: it may hold what would release a lock."""
     random = np.random.default_rng(0)
