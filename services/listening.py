@@ -10,7 +10,7 @@ from services.hosts import address_of, is_loopback
 from services.process import ProcessSettings
 from services.wire.client import UNIX
 from services.wire.codec import Service
-from services.wire.handshake import read_secret, server_tls
+from services.wire.handshake import read_secret, renewed_tls, server_tls
 from services.wire.server import Handler, WireServer
 
 _log = logging.getLogger("gati.wire")
@@ -48,11 +48,6 @@ async def listen(
 
 def renew_certificate(server: WireServer, settings: ProcessSettings) -> None:
     """Read the certificate again, for new connections; if it is invalid, the log says why, and it stays."""
-    try:
-        tls = server_tls(settings.certificate, settings.certificate_key)
-    except ConfigError as error:
-        _log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
-        return
+    tls = renewed_tls(settings.certificate, settings.certificate_key, _log)
     if tls is not None:
         server.renew(tls)
-        _log.info("certificate read", extra={"file": str(settings.certificate)})

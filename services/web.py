@@ -20,7 +20,7 @@ from services.accepting import PatientListener
 from services.config import ModelConfig, ServeConfig
 from services.hosts import address_of
 from services.http import HttpLimits, http_protocol, places
-from services.wire.handshake import server_tls
+from services.wire.handshake import renewed_tls, server_tls
 
 _log = logging.getLogger("gati.serve")
 
@@ -57,19 +57,13 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
 
 def renew_certificate(server: uvicorn.Server, config: ServeConfig) -> None:
     """Read the certificate again, for new connections; if it is invalid, the log says why, and it stays."""
-    try:
-        # A new context: the old one would keep a certificate for another type of key, and serve that.
-        context = server_tls(config.certificate, config.certificate_key)
-    except ConfigError as error:
-        _log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
-        return
+    context = renewed_tls(config.certificate, config.certificate_key, _log)
     if context is None:
         return
     server.config.ssl = context
     listeners: list[Any] = server.servers
     for listener in listeners:
         listener.renew(context)
-    _log.info("certificate read", extra={"file": str(config.certificate)})
 
 
 def listen(config: ServeConfig) -> socket.socket:

@@ -28,14 +28,13 @@ from gati.adaptation.settings import AdaptSettings, Change, OnChange
 from gati.composition.load import Served
 from gati.engine.exits import Prediction
 from gati.errors import VideoError
-from gati.exploration.memory import available_bytes
+from gati.exploration.memory import USABLE, available_bytes
 from gati.guard.auditor import RECALL
 from gati.video import Region, open_source
 
 _WINDOW = 200  # frames over which the worst agreement is computed
 _BASE_EVERY = 3  # the base model is timed on one in so many requests
 _WARM_UP = 20  # requests before the first timed one
-_USABLE = 0.7  # share of the available memory that inputs may take
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def record(
         for given in opened:
             frame = pictures.fitted(given)
             for region, x in pictures.inputs(frame):
-                if available is not None and (len(inputs) + 1) * x.nbytes > _USABLE * available:
+                if available is not None and (len(inputs) + 1) * x.nbytes > USABLE * available:
                     raise VideoError(
                         f"{opened.name} has more than the {len(inputs)} inputs that there is memory for; "
                         "take fewer of its pictures (--every or --fps), or a shorter recording"

@@ -15,7 +15,7 @@ from torch import Tensor
 from gati.composition.load import Served
 from gati.errors import AdaptError
 from gati.exploration.library import SELECT
-from gati.exploration.memory import available_bytes
+from gati.exploration.memory import USABLE, available_bytes
 from gati.exploration.splits import held_out
 from gati.model.segments import TracedModel
 from gati.priority import let_requests_pass
@@ -24,7 +24,6 @@ BATCH = 32  # a sixth faster than 64: activations stay in the processor's cache
 _SURE = 0.95  # weight of the base model's probabilities in the targets
 _STRETCH = 10  # consecutive inputs that go to the same part
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
-_USABLE = 0.7  # share of the available memory
 _COPIES = 2  # of one block's hidden outputs, while a cache is trained on them
 _FLOAT_BYTES = 4
 
@@ -157,7 +156,7 @@ def most_inputs(traced: TracedModel, blocks: Collection[str], original: Window |
     taken = 0
     if original is not None:  # what it holds already is no longer available
         taken = len(original) * (copies + sum(sizes[name] for name in blocks if name not in original.hidden))
-    return int((_USABLE * available - taken) / (sum(sizes.values()) + copies))
+    return int((USABLE * available - taken) / (sum(sizes.values()) + copies))
 
 
 class Parts(NamedTuple):

@@ -24,7 +24,7 @@ from gati.units import format_bytes
 
 _CPU = torch.device("cpu")
 _SPARE = 1 / 8
-_USABLE = 0.7  # share of the available memory: libraries need up to a quarter more, for workspaces
+USABLE = 0.7  # share of the available memory: libraries need up to a quarter more, for workspaces
 _CERTAIN = 0.25  # share of the available memory that needs no measurement
 # Memory of a network's activations, relative to its inputs; networks for tokens make vectors of numbers.
 _TIMES_INPUT, _TIMES_TOKENS = 500, 10_000
@@ -130,7 +130,7 @@ def fitting(most: int, need: MemoryNeed, least: int = 1) -> int:
     Powers of two below `most`, so that a little more or less memory makes no difference.
     """
     available = available_bytes()
-    inputs = most if available is None else need.inputs_in(_USABLE * available)
+    inputs = most if available is None else need.inputs_in(USABLE * available)
     return most if inputs >= most else max(least, 1 << (inputs.bit_length() - 1))
 
 

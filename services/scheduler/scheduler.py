@@ -109,7 +109,7 @@ class Scheduler:
         Requests for the model or pipeline with the most requests are refused first: the fewer requests
         another one gets, the larger the lag at which its requests are refused.
         """
-        name = self._known("/".join(path.split("/", 4)[2:4]))
+        name = self._named_in(path)
         self._shares.add(name)
         # With few requests being processed, another program causes the lag, and refusing would not help.
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
@@ -131,7 +131,7 @@ class Scheduler:
 
     def refused(self, reason: str, path: str) -> None:
         """Count a request with that path that was refused before it was in progress."""
-        self.metrics.rejected(reason, self._known("/".join(path.split("/", 4)[2:4])))
+        self.metrics.rejected(reason, self._named_in(path))
 
     def crowded(self, error: CrowdedError, path: str) -> None:
         """Count a request that was refused before it was read."""
@@ -213,6 +213,10 @@ class Scheduler:
             timeout_ms = min(timeout_ms, config.longest_timeout_ms)
         rank = max(priority or _DEFAULT_PRIORITY, config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, rank, trace_id_of(traceparent))
+
+    def _named_in(self, path: str) -> str:
+        """The model or pipeline that the path of a request is about, as `_known` returns it."""
+        return self._known("/".join(path.split("/", 4)[2:4]))
 
     def _known(self, name: str) -> str:
         """`models/NAME` or `pipelines/NAME` if there is such a one, else an empty string."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
 import ssl
 from pathlib import Path
@@ -50,6 +51,22 @@ def server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | N
         raise ConfigError(
             f"cannot use certificate {certificate} and its key ({error}); give both, as PEM files"
         ) from error
+    return context
+
+
+def renewed_tls(certificate: Path | None, key: Path | None, log: logging.Logger) -> ssl.SSLContext | None:
+    """As `server_tls`, for new connections of a server that runs.
+
+    None for an invalid certificate as well: the old one stays, and `log` says why.
+    """
+    try:
+        # A new context: the old one would keep a certificate for another type of key, and serve that.
+        context = server_tls(certificate, key)
+    except ConfigError as error:
+        log.error("invalid certificate; the old one stays", extra={"reason": str(error)})
+        return None
+    if context is not None:
+        log.info("certificate read", extra={"file": str(certificate)})
     return context
 
 

@@ -115,7 +115,7 @@ def test_outcomes_are_those_of_the_window(store_url: str) -> None:
             (NOW, "", "layer2", None),
         ]
         assert store.outcomes("m")[1].agreed is False, "not 0"
-        assert store.outcomes("m", 2) == store.outcomes("m")[2:] and store.outcomes("nobody") == []
+        assert store.outcomes("m", 2) == store.outcomes("m")[2:] and store.outcomes("unknown") == []
 
 
 def test_the_oldest_go_when_bytes_run_out(store_url: str) -> None:
