@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gati.cli import run
 from gati.errors import EvictError, TraceError
@@ -19,6 +20,7 @@ from gati.evict.replays.page import summary
 from gati.evict.replays.replay import replay
 from gati.evict.trace.dialogues import read_dialogues
 from gati.evict.trace.future import next_uses
+from gati.evict.trace.numbering import BlockNumbering, first_places
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace
 from gati.evict.trace.statistics import statistics
@@ -96,6 +98,54 @@ def test_requests_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert len(trace) == (limit or 301) and trace.time_s[:2].tolist() == [0.0, 1.0]
     assert peaks[0] < 3 * path.stat().st_size < peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("t.jsonl", 12), ("t.jsonl.gz", 12), ("t.csv", 18), ("t.txt", 25), ("t.parquet", 18)]
+)
+def test_a_trace_whose_blocks_all_differ_takes_few_times_the_memory_of_its_text(
+    tmp_path: Path, name: str, most: int
+) -> None:
+    """With objects for each block, it took 20 to 47 times as much."""
+    ids = [[*range(10**8 + 50 * at, 10**8 + 50 * at + 50)] for at in range(400)]
+    singles = [each for row in ids for each in row]
+    texts = {
+        "t.csv": "".join(["time,item\n", *(f"{at},{each}\n" for at, each in enumerate(singles))]),
+        "t.txt": "".join(f"{each}\n" for each in singles),
+    }
+    text = texts.get(name, lines([{"timestamp": at, "hash_ids": row} for at, row in enumerate(ids)]))
+    if name == "t.parquet":
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow reads Parquet")
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow reads Parquet")
+        path, text = tmp_path / name, texts["t.csv"]
+        parquet.write_table(arrow.table({"time": [*range(len(singles))], "item": singles}), path)
+    else:
+        path = written(tmp_path, name, text)
+    read_trace(path)  # imports take memory, too
+    tracemalloc.start()
+    trace = read_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert trace.distinct == len(singles) and trace.blocks.tolist() == [*range(len(singles))]
+    assert peak < most * len(text)
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.integers(-3, 3), st.integers(), st.sampled_from("abc")), max_size=5)),
+    st.booleans(),
+)
+def test_blocks_are_numbered_in_the_order_of_their_first_use(rows: list[list[int | str]], flat: bool) -> None:
+    """Whole numbers of 64 bits and others, in any order."""
+    numbering, numbers = BlockNumbering(flat=flat), dict[int | str, int]()
+    kept = [[*dict.fromkeys(row)] if flat else row for row in rows]
+    for row in rows:
+        numbering.add(row)
+    expected = [numbers.setdefault(each, len(numbers)) for row in kept for each in row]
+    assert len(numbering) == len(rows)
+    blocks, starts, names = numbering.finish()
+    assert blocks.tolist() == expected and list(names) == list(numbers)
+    assert np.diff(starts).tolist() == [len(row) for row in kept]
+    assert first_places(blocks).tolist() == [expected.index(each) for each in range(len(numbers))]
 
 
 @pytest.mark.parametrize(

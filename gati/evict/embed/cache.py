@@ -254,6 +254,7 @@ class EmbeddingCache(nn.Module):
         plan: _Plan | None = None
         if len(missing) and self._asked is not None:
             waiting = self._asked.ask(ids[missing])
+        receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
                 if version != self._version:  # another thread was served meanwhile
@@ -261,21 +262,25 @@ class EmbeddingCache(nn.Module):
                 gone, hits = hits[slots[hits] < 0], hits[slots[hits] >= 0]
                 held = torch.from_numpy(self._where[slots[hits]])
                 torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
+            receive()
             lacking = np.concatenate((gone, missing))
             if waiting is None and len(lacking):
                 self._fetch(ids[lacking], rows[len(hits) : -1])
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[np.concatenate((hits, lacking))] = np.arange(len(ids))
             row_places = asked.spread(row_of)
+            receive()
             with self._lock:
                 begin, self._clock = self._clock, self._clock + len(row_places)
                 last = begin + asked.last
                 batch = RequestedRows(ids, places, asked.counts, last, begin, self._clock)
                 batch = self._policy.observe(batch)
                 if waiting is not None:
+                    receive()
                     if version != self._version:
                         slots, version = self._sets.find(ids, places), self._version
                     served = self._policy.serve(batch, slots)
+                    receive()
                     plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
             if waiting is not None:
@@ -361,6 +366,10 @@ class EmbeddingCache(nn.Module):
         counts["hits"] += int(batch.counts[hits].sum())
         counts["distinct"] += len(batch.ids)
         counts["fetched"] += fetched
+
+
+def _nothing() -> None:
+    """Rows of other tiers are taken in all at once."""
 
 
 def _own_pool(slow: SlowTier, rows: int | None) -> PagePool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gati.errors import EvictError
-from gati.evict.embed.redis_rows import AT_ONCE, commands, read_rows
+from gati.evict.embed.redis_rows import AT_ONCE, RowReplies, commands
 from gati.evict.embed.tiers import Ids, checked_table
 
 _TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
@@ -80,7 +80,7 @@ class RedisTier:
         """As `fetch`, but the server works while the caller continues.
 
         Returns a function that waits for the rows and copies them into a contiguous tensor [n, width]; call
-        it once, from the same thread.
+        it once, from the same thread. If it has a method `receive`, calls of that keep the server sending.
         """
         from redis.exceptions import RedisError
 
@@ -102,21 +102,7 @@ class RedisTier:
             pool.release(connection)
             return fetch
 
-        def wait(out: torch.Tensor) -> None:
-            complete = False
-            try:
-                with suppress(ConnectionError):  # as of an idle one that was dropped: `fetch` connects again
-                    complete = read_rows(connection._sock, out.view(torch.uint8).numpy())
-            except OSError as error:
-                raise self._failed(error) from error
-            finally:
-                if not complete:
-                    connection.disconnect()  # further replies may still arrive
-                pool.release(connection)
-            if not complete:
-                fetch(out)
-
-        return wait
+        return _AskedRows(self, connection, ids)
 
     def close(self) -> None:
         """Close the connections."""
@@ -149,6 +135,33 @@ class RedisTier:
 
     def _failed(self, error: Exception) -> EvictError:
         return EvictError(f"Redis at {self._url} failed ({error}): {_remedy(error)}")
+
+
+class _AskedRows:
+    """Rows that a connection was asked for."""
+
+    def __init__(self, tier: RedisTier, connection: Any, ids: Ids) -> None:
+        self._tier, self._connection, self._ids = tier, connection, ids
+        self._replies = RowReplies(connection._sock, len(ids), tier.width * tier.dtype.itemsize)
+
+    def receive(self) -> None:
+        """Take in what has arrived."""
+        self._replies.receive()
+
+    def __call__(self, out: torch.Tensor) -> None:
+        """Wait for the rows."""
+        connection, complete = self._connection, False
+        try:
+            with suppress(ConnectionError):  # as of an idle one that was dropped: `fetch` connects again
+                complete = self._replies.read(out.view(torch.uint8).numpy())
+        except OSError as error:
+            raise self._tier._failed(error) from error
+        finally:
+            if not complete:
+                connection.disconnect()  # further replies may still arrive
+            self._tier._client.connection_pool.release(connection)
+        if not complete:
+            out[:] = self._tier.fetch(self._ids)
 
 
 def _client(url: str) -> Any:

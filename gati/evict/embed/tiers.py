@@ -43,7 +43,8 @@ class AskedTier(SlowTier, Protocol):
         """Start a fetch; return a function that waits for the rows, to be called once in the same thread.
 
         It copies the rows into a contiguous tensor [n, width] of the tier's type. The thread requests nothing
-        else before it has called it.
+        else before it has called it. If it has a method `receive`, that is called in between: it takes in
+        what has arrived, without waiting.
         """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 import math
 import os
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gati.evict.learn.log import segment_path
+
+_log = logging.getLogger("gati.eviction")
 
 _CHUNK = 2**20
 _LONGEST_LINE = 2**24
@@ -56,6 +59,7 @@ class AccessReader:
         self._folder = folder
         self._clock = clock
         self._places: dict[str, _Place] = {}
+        self._warned: set[str] = set()
 
     def read(self) -> Iterator[AccessRecord]:
         """New records of all engines in order of time; engines without a folder are forgotten.
@@ -80,14 +84,17 @@ class AccessReader:
                 path = segment_path(folder, segment)
                 try:
                     status = path.stat()
-                except FileNotFoundError:  # removed by its engine at this moment
+                except OSError:  # removed by its engine at this moment, or of another user
                     continue
                 found.append((segment == segments[-1], status.st_mtime, status.st_size, path))
         total = sum(size for _, _, size, _ in found)
         for _, _, size, path in sorted(found):
             if total <= limit_bytes:
                 return
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # such as one of another user
+                self._warn("access logs take more than their limit: some cannot be removed", error)
             total -= size
             with suppress(OSError):  # there are others, or its engine begins one at this moment
                 path.parent.rmdir()
@@ -106,7 +113,12 @@ class AccessReader:
             if segment > place.segment:
                 self.damaged += bool(place.rest)  # a truncated line ends its segment
                 place.segment, place.offset, place.rest = segment, 0, b""
-            yield from self._lines(name, segment_path(folder, segment), place)
+            path = segment_path(folder, segment)
+            try:
+                yield from self._lines(name, path, place)
+            except OSError as error:  # the other engines are read all the same, and this one again later
+                self._warn(f"{path} cannot be read", error)
+                return
 
     def _lines(self, name: str, path: Path, place: _Place) -> Iterator[AccessRecord]:
         try:
@@ -132,6 +144,12 @@ class AccessReader:
                 place.lines.popleft()
             else:
                 yield record
+
+    def _warn(self, what: str, error: OSError) -> None:
+        """Say something once."""
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("%s (%s)", what, error.strerror)
 
     def _segments(self, folder: Path) -> list[int]:
         return sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())

@@ -27,7 +27,8 @@ from gati.evict.predict.named import (
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.seeds import check_seed
 from gati.evict.trace.future import belady_hits
-from gati.evict.trace.records import Ints, Trace
+from gati.evict.trace.numbering import Ints
+from gati.evict.trace.records import Trace
 
 Progress = Callable[[int, int], None]  # blocks replayed so far, total blocks
 _SAMPLES = 200

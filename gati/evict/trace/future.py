@@ -7,7 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.evict.trace.records import Ints, Trace
+from gati.evict.trace.numbering import Ints
+from gati.evict.trace.records import Trace
 
 
 def next_uses(trace: Trace) -> NDArray[np.float64]:

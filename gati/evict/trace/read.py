@@ -6,14 +6,19 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
 from gati.evict.trace.files import content_of, json_object, lines_of, text_of
-from gati.evict.trace.records import Kind, Talk, Trace, make_trace
+from gati.evict.trace.numbering import BlockNumbering
+from gati.evict.trace.records import Kind, Talk, Trace, numbered_trace
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _STAMP = "timestamp"  # in milliseconds, or in seconds if any has fractions
@@ -23,6 +28,8 @@ _SUFFIXES = (
     "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), gzipped or not"
 )
 _WANTED = f"a file with a trace: {_SUFFIXES}"
+_AT_ONCE = 1_000  # rows of Parquet, which take much more memory as objects
+_CSV_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # with its end, which may be in quotation marks
 
 
 class _Stamp(NamedTuple):
@@ -56,36 +63,70 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     path = Path(path)
     if limit is not None and limit < 1:
         raise TraceError(f"--limit is {limit}; keep at least one request")
-    content = content_of(path, _WANTED)
-    kind: Kind = "flat" if flat else "tree"
-    rows: list[_Row] = []
+    sha256, rows = _opened(path)
+    kept = _KeptRequests("flat" if flat else "tree")
     fractions = False
-    for row in _rows(path, content):
+    for row in rows:
         fractions = fractions or _in_seconds(row.stamp)
-        if limit is None or len(rows) < limit:
-            rows.append(row)
-    if not rows:
-        raise TraceError(f"{path} has no requests")
-    units = {**_TIMES, _STAMP: 1.0} if fractions else _TIMES
-    known = [row.stamp for row in rows if row.stamp is not None]
-    if known and len(known) < len(rows):
-        line = next(row.line for row in rows if row.stamp is None)
-        raise TraceError(
-            f"{path} line {line} has no time, but others have; give times to all requests or to none"
-        )
-    talks = [row.talk for row in rows if row.talk is not None]
-    try:
-        return make_trace(
-            [row.blocks for row in rows],
-            [stamp.value * units[stamp.key] for stamp in known] or None,
-            kind=kind,
-            name=path.name,
-            sha256=hashlib.sha256(content).hexdigest(),
-            lines=[row.line for row in rows],
-            talks=talks if len(talks) == len(rows) else None,
-        )
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from error
+        if limit is None or len(kept) < limit:
+            kept.add(row)
+    return kept.trace(path, sha256, {**_TIMES, _STAMP: 1.0} if fractions else _TIMES)
+
+
+class _KeptRequests:
+    """The requests of a file in arrays: with objects, they take many times its size."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind: Kind = kind
+        self._blocks = BlockNumbering(flat=kind == "flat")
+        self._lines, self._times = array("q"), array("d")
+        self._clocks: list[str] = []  # the column of each time
+        self._untimed: int | None = None  # the first line without a time
+        self._talks: list[Talk] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def add(self, row: _Row) -> None:
+        self._blocks.add(row.blocks)
+        self._lines.append(row.line)
+        if row.stamp is not None:
+            self._times.append(row.stamp.value)
+            self._clocks.append(row.stamp.key)
+        elif self._untimed is None:
+            self._untimed = row.line
+        if row.talk is not None:
+            self._talks.append(row.talk)
+
+    def trace(self, path: Path, sha256: str, units: Mapping[str, float]) -> Trace:
+        """The trace, with times in `units` of seconds by column. Raises TraceError."""
+        if not len(self):
+            raise TraceError(f"{path} has no requests")
+        timed = len(self._clocks)
+        if timed and self._untimed is not None:
+            raise TraceError(
+                f"{path} line {self._untimed} has no time, but others have; give times to all requests or to "
+                "none"
+            )
+        scales = np.fromiter((units[key] for key in self._clocks), float, timed)
+        try:
+            return numbered_trace(
+                self._blocks,
+                np.asarray(self._times) * scales if timed else None,
+                kind=self._kind,
+                name=path.name,
+                sha256=sha256,
+                lines=self._lines,
+                talks=self._talks if len(self._talks) == len(self) else None,
+            )
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from error
+
+
+def _opened(path: Path) -> tuple[str, Iterator[_Row]]:
+    """The SHA-256 of the content of a file, and its requests."""
+    content = content_of(path, _WANTED)
+    return hashlib.sha256(content).hexdigest(), _rows(path, content)
 
 
 def _rows(path: Path, content: bytes) -> Iterator[_Row]:
@@ -95,6 +136,7 @@ def _rows(path: Path, content: bytes) -> Iterator[_Row]:
         yield from _of_records(path, enumerate(_parquet(path, content), start=1))
         return
     text = text_of(path, content, _WANTED)
+    del content  # the text takes as much memory again
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _of_records(path, _json_lines(path, text), json=True)
     elif suffix == ".csv":
@@ -119,7 +161,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     usual = csv.field_size_limit()  # of the whole process
     csv.field_size_limit(max(usual, len(text)))  # a field has all blocks of a request
     try:
-        table = csv.DictReader(io.StringIO(text, newline=""))
+        table = csv.DictReader(line.group() for line in _CSV_LINE.finditer(text))
         for record in table:
             if None in record:
                 raise TraceError(
@@ -217,7 +259,7 @@ def _talk(record: dict[str, Any], where: str) -> Talk | None:
     return Talk(numbers[0], Prompts(tuple(texts), numbers[1]), goes_on)
 
 
-def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
+def _parquet(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -225,7 +267,7 @@ def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
             f"{path}: reading Parquet needs pyarrow: pip install 'gati[evict]', or give JSON lines"
         ) from None
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()
+        for batch in parquet.ParquetFile(io.BytesIO(content)).iter_batches(_AT_ONCE):
+            yield from batch.to_pylist()
     except Exception as error:  # pyarrow's errors have no common base class
         raise TraceError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
-    return rows

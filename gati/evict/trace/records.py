@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
+from gati.evict.trace.numbering import BlockNumbering, Ints, first_places
 
 Kind = Literal["tree", "flat"]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -120,25 +120,36 @@ def make_trace(
     in a file, for messages; `talks` are their conversations. Raises TraceError if the requests do not fit
     `kind`, or if time decreases.
     """
-    where = range(1, len(requests) + 1) if lines is None else lines
-    if not requests:
+    numbering = BlockNumbering(flat=kind == "flat")
+    for request in requests:
+        numbering.add(request)
+    return numbered_trace(numbering, time_s, kind=kind, name=name, sha256=sha256, lines=lines, talks=talks)
+
+
+def numbered_trace(
+    numbering: BlockNumbering,
+    time_s: Sequence[float] | NDArray[np.float64] | None = None,
+    *,
+    kind: Kind = "tree",
+    name: str = "trace",
+    sha256: str = "",
+    lines: Sequence[int] | None = None,
+    talks: Sequence[Talk] | None = None,
+) -> Trace:
+    """As `make_trace`, of requests that were added to `numbering`."""
+    count = len(numbering)
+    where = range(1, count + 1) if lines is None else lines
+    if not count:
         raise TraceError(f"{name} has no requests")
-    numbers: dict[int | str, int] = {}
-    rows = [
-        [numbers.setdefault(block, len(numbers)) for block in (dict.fromkeys(row) if kind == "flat" else row)]
-        for row in requests
-    ]
-    starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
-    blocks = np.array([block for row in rows for block in row], dtype=np.int64)
-    times = np.arange(len(rows), dtype=np.float64) if time_s is None else np.asarray(time_s, np.float64)
+    times = np.arange(count, dtype=np.float64) if time_s is None else np.asarray(time_s, np.float64)
     _check_times(times, where)
+    blocks, starts, names = numbering.finish()
     if len(blocks) == 0:
         raise TraceError(f"all requests of {name} are empty")
     spoken = None if talks is None else tuple(talks)
     trace = Trace(kind, blocks, starts, times, name, sha256, spoken)
     if kind == "tree":
-        _check_tree(trace, list(numbers), where)
+        _check_tree(trace, names, where)
     return trace
 
 
@@ -155,13 +166,13 @@ def _check_times(times: NDArray[np.float64], lines: Sequence[int]) -> None:
         )
 
 
-def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> None:
+def _check_tree(trace: Trace, names: Sequence[int | str] | Ints, lines: Sequence[int]) -> None:
     """Check that every block follows the same block wherever it occurs. Raises TraceError."""
     blocks = trace.blocks
     before = np.concatenate(([-1], blocks[:-1]))
     firsts = trace.starts[:-1][trace.lengths > 0]
     before[firsts] = -1
-    _, first_at = np.unique(blocks, return_index=True)
+    first_at = first_places(blocks)
     parent = before[first_at]
     wrong = np.flatnonzero(parent[blocks] != before)
     if len(wrong) == 0:

@@ -284,6 +284,31 @@ def test_it_decides_while_rows_are_fetched_as_it_would_afterwards(policy: str) -
         assert before.figures() == during.figures()
 
 
+def test_rows_that_arrive_are_taken_in_between_the_steps_of_a_decision() -> None:
+    steps: list[str] = []
+
+    class Arriving:
+        def __init__(self, rows: torch.Tensor) -> None:
+            self.rows = rows
+
+        def receive(self) -> None:
+            steps.append("received")
+
+        def __call__(self, out: torch.Tensor) -> None:
+            steps.append("waited")
+            out[:] = self.rows
+
+    class Sending(MemoryTier):
+        def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
+            return Arriving(self.fetch(ids))
+
+    weight = table(rows=50)
+    cache = EmbeddingCache(Sending(weight), 10, mode="sum")
+    ids = torch.arange(20).view(2, 10)
+    assert same_bits(cache(ids), bag(weight, "sum")(ids))
+    assert steps == [*4 * ["received"], "waited"]
+
+
 @pytest.mark.parametrize("when", ["at_once", "meanwhile"])
 @pytest.mark.parametrize("policy", ROW_POLICIES)
 def test_what_changes_while_rows_are_fetched_is_heeded(policy: str, when: str) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gati.evict.embed.redis_rows import AT_ONCE, commands, read_rows
+from gati.evict.embed.redis_rows import AT_ONCE, Bytes, ByteStream, RowReplies, commands
+
+
+def read_rows(stream: ByteStream, out: Bytes) -> bool:
+    return RowReplies(stream, *out.shape).read(out)
 
 
 class Pieces:
@@ -15,6 +22,9 @@ class Pieces:
 
     def __init__(self, content: bytes, pieces: list[int]) -> None:
         self.content, self.pieces = content, pieces
+
+    def fileno(self) -> int:
+        raise AssertionError("no file")
 
     def recv_into(self, buffer: memoryview, /) -> int:
         assert self.content, "waits for bytes that never come"
@@ -70,9 +80,55 @@ def test_an_error_and_a_reply_to_another_command_are_noticed(content: bytes) -> 
 
 
 def test_a_connection_that_ends_is_an_error() -> None:
-    class Ended:
+    class Ended(Pieces):
         def recv_into(self, buffer: memoryview, /) -> int:
             return 0
 
     with pytest.raises(ConnectionError):
-        read_rows(Ended(), np.zeros((2, 8), dtype=np.uint8))
+        read_rows(Ended(b"", []), np.zeros((2, 8), dtype=np.uint8))
+
+
+def test_what_has_arrived_is_taken_in_before_it_is_waited_for() -> None:
+    """A server whose client takes nothing stops sending: Redis waited while the policy decided."""
+    rows = np.random.default_rng(0).integers(0, 256, (2 * AT_ONCE + 500, 512), dtype=np.uint8)
+    content = b"".join(
+        reply([row.tobytes() for row in rows[begin : begin + AT_ONCE]])
+        for begin in range(0, len(rows), AT_ONCE)
+    )
+    client, server = socket.socketpair()
+    with client, server:
+        replies = RowReplies(client, *rows.shape)
+        replies.receive()  # nothing has come
+        server.setblocking(False)
+        sent, most = 0, len(content) - 100
+        for _ in range(10_000):
+            try:
+                sent += server.send(content[sent:most])
+            except BlockingIOError:
+                replies.receive()
+            if sent == most:
+                break
+        assert sent == most, "the server would have waited"
+        server.setblocking(True)
+        sender = threading.Thread(target=server.sendall, args=(content[sent:],))
+        sender.start()
+        out = np.zeros_like(rows)
+        assert replies.read(out)
+        sender.join()
+    np.testing.assert_array_equal(out, rows)
+
+
+@pytest.mark.parametrize("content", [b"", b"-ERR unknown command\r\n", b"*1\r\n$8\r\n12345678\r\n"])
+def test_what_was_taken_in_is_checked_when_it_is_read(content: bytes) -> None:
+    client, server = socket.socketpair()
+    with client:
+        with server:
+            server.sendall(content)
+        replies = RowReplies(client, 2, 8)
+        replies.receive()
+        replies.receive()
+        if content:
+            assert not replies.read(np.zeros((2, 8), dtype=np.uint8))
+        else:
+            with pytest.raises(ConnectionError):
+                replies.read(np.zeros((2, 8), dtype=np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -337,3 +338,54 @@ def test_whatever_goes_wrong_it_goes_on_to_look_for_versions(
         link.close()
     said = [record for record in caplog.records if "cannot be loaded" in record.message]
     assert len(said) == 2 and all(record.exc_info for record in said), "each error once"
+
+
+def test_a_segment_that_cannot_be_read_keeps_no_other_engine_from_being_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one on a network that fails: nothing was learned from any engine until it was gone."""
+    for engine in ("bad", "good"):
+        log = AccessLog(tmp_path, 100, dict)
+        log.requested([1], 0, 0.0)
+        log.close()
+        log.folder.rename(tmp_path / engine)
+    blocked = segment_path(tmp_path / "bad", 2)
+    blocked.mkdir()
+    later = segment_path(tmp_path / "bad", 3)
+    later.write_bytes(segment_path(tmp_path / "bad", 1).read_bytes())
+    reader = AccessReader(tmp_path)
+    assert sorted(record.engine for record in reader.read()) == ["bad", "good"]
+    assert list(reader.read()) == []
+    assert len(caplog.messages) == 1 and "00000002.jsonl cannot be read (" in caplog.messages[0]
+    blocked.rmdir()
+    assert [record.engine for record in reader.read()] == ["bad"], "what follows is read as soon as it can be"
+
+
+def test_segments_that_cannot_be_removed_keep_no_other_from_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines of another user: each look at the logs failed before versions and the status were written."""
+    for engine in ("own", "theirs"):
+        for segment in (1, 2, 3):
+            path = segment_path(tmp_path / engine, segment)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"x" * 1000)
+            os.utime(path, (1e9 + segment, 1e9 + segment))
+    remove = Path.unlink
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", removed)
+    reader = AccessReader(tmp_path)
+    for _ in range(2):
+        reader.sweep(4000)
+    assert len(caplog.messages) == 1 and "cannot be removed (Permission denied)" in caplog.messages[0]
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*"))
+    assert left == [
+        "own/00000002.jsonl",
+        "own/00000003.jsonl",
+        *(f"theirs/0000000{n}.jsonl" for n in (1, 2, 3)),
+    ]
