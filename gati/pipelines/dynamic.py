@@ -26,7 +26,8 @@ reaches `attainment`, the chosen plan has at least its worth and its probability
 reaches it, the chosen plan has at least the static plan's P.
 
 **Exact** on the grid of remaining times, at each pair of prices, if no two stages run in parallel: for
-chains, trees and diamonds of conditions. This assumes that latencies and mistakes of two stages depend on
+chains, trees and diamonds of conditions. Where the slowest options take many times as long as the fastest,
+tight SLOs have a finer grid of their own. This assumes that latencies and mistakes of two stages depend on
 each other through findings only. Rounding never overstates P.
 
 **Approximate** if branches run in parallel: each decides by the remaining time as if it alone delayed the
@@ -38,13 +39,14 @@ plans between two neighbouring prices may be missed.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gati.pipelines import policies
-from gati.pipelines.forks import follows
+from gati.pipelines.forks import Follow, follows
 from gati.pipelines.pipeline import Finding, Option, Pipeline
 from gati.pipelines.tables import (
     BUSY,
@@ -67,6 +69,9 @@ _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
 _LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
 _SLOW, _NEARLY_ALL = 0.95, 0.999  # shares of latencies
 _FAR_ABOVE = 8.0  # times the usual latencies
+_FINER = 8.0  # times finer is the next grid
+_FEWEST_CELLS = 64  # of an SLO of twice the fastest answer; with fewer, there is a finer grid
+_MOST_GRIDS = 4
 _SURE = 1e-9  # tolerance for rounding errors of probabilities
 _ALIKE = 1e-6  # tolerance for probabilities and ms: figures of the same traffic may differ by decay
 
@@ -114,9 +119,44 @@ class DynamicPolicy:
     ) -> None:
         following = follows(pipeline)
         parallel = any(follow.join is not None for several in following.values() for follow in several)
-        self._columns = columns or (_PARALLEL_COLUMNS if parallel else _COLUMNS)
-        self._cell_ms = _longest_ms(pipeline) * 1.02 / (self._columns - 1)
-        grid = Grid(pipeline, following, self._cell_ms, self._columns, late_worth)
+        columns = columns or (_PARALLEL_COLUMNS if parallel else _COLUMNS)
+        self._entries = _entries(pipeline, attainment)
+        self._scales = [
+            _Scale(pipeline, following, attainment, late_worth, longest_ms, columns)
+            for longest_ms in _spans_ms(pipeline, columns)
+        ]
+
+    def begin(self, latency_slo_ms: float) -> _DynamicPlan:
+        """Return a plan with the table for this SLO."""
+        scale = self._scale_of(latency_slo_ms)
+        return _DynamicPlan(scale.table_of(latency_slo_ms), self._entries, scale.cell_ms, scale.columns)
+
+    def forecast(self, latency_slo_ms: float) -> Forecast:
+        """The forecast for a query with this SLO."""
+        return self._scale_of(latency_slo_ms).forecast(latency_slo_ms)
+
+    def _scale_of(self, latency_slo_ms: float) -> _Scale:
+        """The finest that reaches this SLO; else the coarsest, whose last column stands for all beyond it."""
+        reaching = (scale for scale in self._scales if latency_slo_ms <= scale.longest_ms)
+        return next(reaching, self._scales[-1])
+
+
+class _Scale:
+    """Tables on one grid, for SLOs up to `longest_ms`, and the best of them at each column."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        following: Mapping[str, tuple[Follow, ...]],
+        attainment: float,
+        late_worth: float,
+        longest_ms: float,
+        columns: int,
+    ) -> None:
+        self.longest_ms = longest_ms
+        self.columns = columns
+        self.cell_ms = longest_ms * 1.02 / (columns - 1)
+        grid = Grid(pipeline, following, self.cell_ms, columns, late_worth)
         static, plans = self._static_plans(pipeline, attainment)
         tables = [ValueTable(grid, given=plan) for plan in plans]
         for split in (policies.equal, policies.proportional):
@@ -124,8 +164,7 @@ class DynamicPolicy:
         tables += [ValueTable(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
         values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
         self._taken = _take(values, static, attainment)
-        self._forecasts = values[self._taken, :, np.arange(self._columns)]  # [columns, 4]
-        self._entries = _entries(pipeline, attainment)
+        self._forecasts = values[self._taken, :, np.arange(columns)]  # [columns, 4]
         self._tables: dict[int, _Table] = {
             int(taken): {
                 key: array("H", choice.astype(np.uint16).tobytes())  # faster look-ups than with numpy
@@ -134,15 +173,13 @@ class DynamicPolicy:
             for taken in np.unique(self._taken)
         }
 
-    def begin(self, latency_slo_ms: float) -> _DynamicPlan:
-        """Return a plan with the table for this SLO."""
-        column = column_of(latency_slo_ms, self._cell_ms, self._columns)
-        table = self._tables[int(self._taken[column])]
-        return _DynamicPlan(table, self._entries, self._cell_ms, self._columns)
+    def table_of(self, latency_slo_ms: float) -> _Table:
+        """The table for this SLO."""
+        return self._tables[int(self._taken[column_of(latency_slo_ms, self.cell_ms, self.columns)])]
 
     def forecast(self, latency_slo_ms: float) -> Forecast:
         """The forecast for a query with this SLO."""
-        return Forecast(*self._forecasts[column_of(latency_slo_ms, self._cell_ms, self._columns)].tolist())
+        return Forecast(*self._forecasts[column_of(latency_slo_ms, self.cell_ms, self.columns)].tolist())
 
     def _static_plans(
         self, pipeline: Pipeline, attainment: float
@@ -150,18 +187,18 @@ class DynamicPolicy:
         """The index of the plan of policy `static` at each column, and the distinct plans."""
         static = policies.StaticPolicy(pipeline, attainment)
         # the largest time of each column
-        slos_ms = (np.arange(self._columns, dtype=np.float64) + 1 - 1e-6) * self._cell_ms
+        slos_ms = (np.arange(self.columns, dtype=np.float64) + 1 - 1e-6) * self.cell_ms
         chosen = [static.positions(stage, slos_ms) for stage in pipeline.stages.values()]
         plans, at_column = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
         fixed: list[Choices] = [
-            {name: np.full(self._columns, place) for name, place in zip(pipeline.stages, plan, strict=True)}
+            {name: np.full(self.columns, place) for name, place in zip(pipeline.stages, plan, strict=True)}
             for plan in plans
         ]
         return at_column.ravel(), fixed
 
     def _choices_of(self, pipeline: Pipeline, policy: policies.SplitPolicy) -> Choices:
         """The choices, at each column, of a policy that depends on the remaining time only."""
-        left_ms = (np.arange(self._columns, dtype=np.float64) - 1) * self._cell_ms
+        left_ms = (np.arange(self.columns, dtype=np.float64) - 1) * self.cell_ms
         return {name: policy.positions(stage, left_ms) for name, stage in pipeline.stages.items()}
 
 
@@ -179,6 +216,23 @@ class _DynamicPlan(NamedTuple):
         place = choices[column_of(remaining_ms, self.cell_ms, self.columns)]
         option, part = self.entries[stage][place]
         return policies.Choice(option, max(remaining_ms, 0.0) * part)
+
+
+def _spans_ms(pipeline: Pipeline, columns: int) -> list[float]:
+    """The longest remaining time of each grid, the shortest first.
+
+    On a single grid, a tight SLO would have few cells if the slowest options take much longer: latencies that
+    are rounded up to whole cells would no longer fit into it.
+    """
+    fastest = {
+        name: min(option.measured_latency.mean_ms for option in stage.options.values())
+        for name, stage in pipeline.stages.items()
+    }
+    tight_ms = 2.0 * policies.longest(pipeline, fastest)[1][pipeline.input]
+    spans = [_longest_ms(pipeline)]
+    while len(spans) < _MOST_GRIDS and columns * tight_ms < _FEWEST_CELLS * spans[0]:
+        spans.insert(0, spans[0] / _FINER)
+    return spans
 
 
 def _longest_ms(pipeline: Pipeline) -> float:

@@ -102,6 +102,34 @@ def test_queries_do_as_forecast(shape: str) -> None:
         assert np.mean(met) >= policy.forecast(slo_ms).attainment - 4 * 0.5 / 3000**0.5
 
 
+@pytest.mark.parametrize("slowest_ms", [3.0, 100.0, 1000.0])
+def test_a_tight_slo_is_planned_as_finely_whatever_the_slowest_option_takes(slowest_ms: float) -> None:
+    """A latency was rounded up to a thousandth of the slowest plan, so what fits did not run."""
+    options = [option(0.7, 1.0), option(0.9, 1.3), option(0.95, slowest_ms)]
+    found = pipeline({"a": stage(*options), "b": stage(*options)}, ("a", "b"))
+    policy = DynamicPolicy(found, 0.95)
+    assert Run(found, policy.begin(2.75), 2.75).start("a", 0.0).option == "o1"
+    assert policy.forecast(2.75).accuracy == pytest.approx(0.81)
+    assert policy.forecast(2.75).attainment == pytest.approx(1.0)
+    assert policy.forecast(1e9).accuracy == pytest.approx(0.9025), "and the slowest have their grid"
+
+
+@pytest.mark.slow
+@given(pipelines(SEQUENTIAL), half_ms, st.sampled_from([0.5, 0.95]))
+@some
+def test_a_finer_grid_forecasts_the_same(found: Pipeline, slo_ms: float, attainment: float) -> None:
+    """An option that takes too long for any of these SLOs changes only the grids."""
+    first = found.stages[found.input]
+    slow = replace(
+        next(iter(first.options.values())), name="slow", accuracy=1.0, latency=Distribution.constant(400.0)
+    )
+    stages = {**found.stages, found.input: replace(first, options={**first.options, "slow": slow})}
+    coarse = DynamicPolicy(found, attainment, late_worth=0.0).forecast(slo_ms)
+    fine = DynamicPolicy(replace(found, stages=stages), attainment, late_worth=0.0).forecast(slo_ms)
+    if coarse.attainment >= attainment:
+        assert fine[:3] == pytest.approx(coarse[:3], abs=1e-6)
+
+
 def test_time_saved_upstream_buys_accuracy_downstream() -> None:
     found = pipeline({"a": stage(option(0.9, 1, 5)), "b": stage(option(0.7, 2), option(0.95, 6))}, ("a", "b"))
     chosen = {}
