@@ -217,6 +217,7 @@ class Adaptation:
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if early else None,
                 on_trial=self._succession.on_trial,
+                resting=self._succession.may_hit and not self._rest.lookups_pay,
             )
 
     def base_ms(self, x: Tensor) -> float:
@@ -242,7 +243,7 @@ class Adaptation:
         and audits, and is never returned. Raises DataError for an input of another shape.
         """
         self._answer.check(x)
-        began = self._clock()
+        began, self._counts.now_s = self._clock(), time_s
         looked = None if self._recall is None else self._recall.look(x, place)
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
         current = decided.deployed
@@ -295,8 +296,7 @@ class Adaptation:
     def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
         """Count a request that the network answered while its caches may answer."""
         if lookups:
-            hit = prediction.exit != BASE
-            self._triggers.answered(self._counts.requests, hit=hit, time_s=time_s)
+            self._triggers.answered(self._counts.requests, hit=prediction.exit != BASE, time_s=time_s)
         instead = 0.0
         if self._recall is not None:
             instead = self._recall.more_alone(after_memory=self._succession.after_memory)

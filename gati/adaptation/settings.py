@@ -204,6 +204,7 @@ class Status(NamedTuple):
     proof: str = ""  # progress of the current proof
     promise: float | None = None  # the agreement promised of early answers; None while none are given
     on_trial: OnTrial | None = None
+    resting: bool = False  # lookups pause: the caches may answer, and do not
 
 
 def model_name(directory: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,8 @@ from gati.guard.watch import Event, Watch
 
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
 Work = Callable[[Callable[[], None]], bool]
+
+_PART = "in use"
 
 
 def _at_once(job: Callable[[], None]) -> bool:
@@ -55,6 +58,8 @@ class Succession(Roster[Deployed]):
         self._found: RenewalOutcome | None = None  # what is on trial
         self.standing = standing
         self.unproven: set[int] = set()  # versions that were given up
+        self._left = standing.kept(_PART, math.inf)  # the versions in use when the last run ended
+        standing.keep(_PART, lambda: self._left)
         super().__init__(self._post(deployments.open(0)))
 
     @property
@@ -70,10 +75,14 @@ class Succession(Roster[Deployed]):
         """Continue with the version that is active in the repository; returns whether there is one.
 
         Until it is proven, the library's own caches answer, if they may. A version that was published but not
-        proven when the process ended is on trial again.
+        proven when the process ended is on trial again. One that was not in use by then, as others activated
+        it since or rolled back to it, was proven on earlier requests, and is proven anew.
         """
         active, why_not = self._deployments.active()
         post = self._post(active) if active.number else self.serving
+        if isinstance(self._left, list) and _identity(post) not in self._left:
+            post.bring_back()
+        self.standing.keep(_PART, lambda: [_identity(each) for each in self.in_use])
         waits = post is not self.serving and not post.may_hit
         if waits or why_not:  # the library's own caches were proven before that version served
             self.serving.bring_back()

@@ -7,9 +7,9 @@
     compared = auditor.settle(decided, given, reference, looked_up)
 
 The auditor decides what to do with a request, and whether there is time for it, before the request is
-answered. Nothing here computes, waits or reads a clock: a stream does the work in a thread or inline, a
-service in its event loop. Dropped audits do not depend on outcomes if the caller treats all requests alike:
-misses take the same path, although their audits cost nothing.
+answered. Nothing here computes or waits: a stream does the work in a thread or inline, a service in its event
+loop. Dropped audits do not depend on outcomes if the caller treats all requests alike: misses take the same
+path, although their audits cost nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
 
 from gati.engine.exits import BASE
 from gati.guard.draws import NOTHING, Drawn, Draws
+from gati.guard.effort import Effort
 from gati.guard.posts import Counting, Post, Version
 from gati.guard.proof import Proof
 from gati.types import RECALL as RECALL
@@ -27,7 +28,6 @@ from gati.types import RECALL as RECALL
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
-_EAGER = 3  # consecutive requests looked at first, in multiples of the audits that complete a lossless proof
 _NO_CLASS = -1
 
 
@@ -137,31 +137,6 @@ class Compared(NamedTuple, Generic[Version]):
 
 
 @dataclass
-class _Effort:
-    """The share of requests looked at for the current proof, fixed before their answers are known.
-
-    At first it is 1, until the proof has seen several times the audits that would complete it without a loss:
-    an early proof saves most. After that it is the share of base answers computed when the proof began.
-    """
-
-    _proof: Proof | None = None
-    _then: float = 0.0
-    _left: int = 0
-
-    def share(self, proof: Proof | None, share: float) -> float:
-        """The current share for `proof`, where `share` are computed for other reasons."""
-        if proof is not None and proof is not self._proof:
-            self._proof, self._then, self._left = proof, share, _EAGER * proof.required
-        if proof is None:
-            return 0.0
-        return 1.0 if self._left else self._then
-
-    def looked(self) -> None:
-        """Count a request that is looked at."""
-        self._left = max(0, self._left - 1)
-
-
-@dataclass
 class Auditor(Generic[Version]):
     """Decides which requests are looked at, and reports outcomes to watches and memory. Not thread-safe.
 
@@ -177,7 +152,7 @@ class Auditor(Generic[Version]):
     audits: int = field(default=0, init=False)
     losses: int = field(default=0, init=False)
     left_out: int = field(default=0, init=False)  # requests for which there was no time
-    _for_memory: _Effort = field(default_factory=_Effort, init=False, repr=False)
+    _for_memory: Effort = field(default_factory=Effort, init=False, repr=False)
 
     def decide(
         self,
@@ -241,6 +216,19 @@ class Auditor(Generic[Version]):
         if decided.tried:
             self._for_memory.looked()
         return decided
+
+    def unanswered(self, decided: Decided[Version]) -> Decided[Version]:
+        """The decision about a request that has no answer: no one waits any more, or its engine failed.
+
+        Misses take longest, and run more of the network: without such requests, versions on trial, settings
+        that are not proven yet, and memory would be judged by easy ones. What answers is not judged, as if
+        the reference had been to answer.
+        """
+        own, counting, drawn = decided.post, decided.counting, decided.drawn._replace(sample=False)
+        shadows = decided.shadows
+        if own is not None and counting is not None and decided.lookups and drawn.audit and counting.proves:
+            shadows = ((own, counting._replace(answered=False)), *shadows)
+        return replace(decided, may_hit=False, lookups=False, drawn=drawn, shadows=shadows)
 
     def _is_looked_up(
         self,

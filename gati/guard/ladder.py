@@ -99,6 +99,11 @@ class Ladder:
         """Whether the guard of the setting `level`, counted from 1, or its detector of new scenes alarms."""
         return self._guards[level - 1].alarmed or self._scouts[level - 1].alarmed
 
+    @property
+    def now_s(self) -> float:
+        """The time now, on the clock of its proofs."""
+        return self._lasts.clock()
+
     def has_evidence(self, at: int) -> bool:
         """Whether audits say something good of the setting at that index: its proof has passed, or begun."""
         return at >= self.certified and (at < self.level or self._proofs[at].audits > 0)
@@ -111,11 +116,12 @@ class Ladder:
         tested: int | None = None,
         deployed: int = 0,
         repeated: bool = False,
+        at_s: float | None = None,
     ) -> Judgement | None:
         """Record an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Only the first `tested` settings count it.
-        `repeated`: the input is a copy of the one before.
+        `repeated`: the input is a copy of the one before. `at_s` is the time of the request (`Proof.audit`).
         `deployed` is the setting that answers in place of the loosest released one, counted from 1; 0 if none
         does. Returns what changes with it.
         """
@@ -127,7 +133,7 @@ class Ladder:
                 return self._withdraw(alarmed, self._guards)
         for at, each in enumerate(agreed[:tested]):
             if at >= self.level:
-                self._count(at, each, repeated=repeated)
+                self._count(at, each, repeated=repeated, at_s=at_s)
         return self._release()
 
     def in_new_scene(self, agreed: Sequence[bool], *, deployed: int = 0) -> Judgement | None:
@@ -148,14 +154,14 @@ class Ladder:
                 return level
         return None
 
-    def _count(self, at: int, agreed: bool | None, *, repeated: bool) -> None:
+    def _count(self, at: int, agreed: bool | None, *, repeated: bool, at_s: float | None) -> None:
         """Add an audit to a setting's proof, if it counts for it."""
         proof = self._proofs[at]
         if agreed is not None:
-            proof.audit(agreed=agreed, repeated=repeated)
+            proof.audit(agreed=agreed, repeated=repeated, at_s=at_s)
         elif self._of_all and not repeated and 2 * self._left[at] < proof.audits:
             self._left[at] += 1
-            proof.audit(agreed=True)
+            proof.audit(agreed=True, at_s=at_s)
 
     def prove_anew(self) -> int | None:
         """Withdraw what audits have proven until it is proven again, on a further share of delta.

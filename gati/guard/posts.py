@@ -25,7 +25,9 @@ class Counting(NamedTuple):
     `level` is the setting that may answer by then; 0 if none may. In a `new_scene`, the reference answers
     instead of settings that audits have proven, so it is not what these are proven on, and not what they are
     guarded by either. Only what a certificate covers answers there, and is guarded there, too. `repeated`:
-    the input is a copy of the one before, and no further evidence that the caches are right.
+    the input is a copy of the one before, and no further evidence that the caches are right. `answered`
+    False: the request has no answer, and counts only for settings that are not proven yet. `at_s` is its
+    time, on the clock of proofs: audits may wait.
     """
 
     watch: Watch
@@ -33,6 +35,13 @@ class Counting(NamedTuple):
     level: int = 0
     new_scene: bool = False
     repeated: bool = False
+    answered: bool = True
+    at_s: float | None = None
+
+    @property
+    def proves(self) -> bool:
+        """Whether it counts for the proof of any setting next to those that answer."""
+        return self.watch.proof is not None and not self.new_scene
 
     @property
     def is_current(self) -> bool:
@@ -53,9 +62,17 @@ class Counting(NamedTuple):
             return
         if self.apart:
             self.watch.in_new_scene(agreed, deployed=self.level)
+        elif not self.answered:
+            self.watch.tried(agreed, repeated=self.repeated, at_s=self.at_s)
         else:
             proves = looked_up and not self.new_scene
-            self.watch.audited(agreed=agreed, proves=proves, deployed=self.level, repeated=self.repeated)
+            self.watch.audited(
+                agreed=agreed,
+                proves=proves,
+                deployed=self.level,
+                repeated=self.repeated,
+                at_s=self.at_s,
+            )
 
 
 class Post(Generic[Version]):
@@ -119,7 +136,8 @@ class Post(Generic[Version]):
     def counting(self, *, new_scene: bool = False, repeated: bool = False) -> Counting:
         """The watch that counts the next request."""
         watch = self.watch
-        return Counting(watch, watch.epoch, self._level_by(watch), new_scene, repeated)
+        level = self._level_by(watch)
+        return Counting(watch, watch.epoch, level, new_scene, repeated, at_s=watch.now_s)
 
     @property
     def answers_new_scenes(self) -> bool:

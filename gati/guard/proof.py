@@ -45,7 +45,7 @@ _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # assumed true disagreement, as shares of
 
 @dataclass(frozen=True)
 class Duration:
-    """From its first audit on, a proof takes at least `least_s` seconds of `clock`."""
+    """The requests of a proof come over at least `least_s` seconds of `clock`."""
 
     least_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
@@ -135,8 +135,11 @@ class Proof:
         promising &= self.losses + self.wrong_copies <= few * (self.audits + self.copies)
         return self.has_taken(_MOST_PATIENCE if promising else _PATIENCE)
 
-    def audit(self, *, agreed: bool, repeated: bool = False) -> bool:
-        """Record one audit, of a copy if `repeated`. Returns whether all audits so far prove agreement."""
+    def audit(self, *, agreed: bool, repeated: bool = False, at_s: float | None = None) -> bool:
+        """Record one audit, of a copy if `repeated`. Returns whether all audits so far prove agreement.
+
+        `at_s` is the time of the request, on the clock of `lasts`; by default now.
+        """
         if repeated:
             self.copies += 1
             self.wrong_copies += not agreed
@@ -144,15 +147,14 @@ class Proof:
             self.audits += 1
             self.losses += not agreed
             self._log_capital += self._grown[not agreed]
-            self._ripe = self._ripe or self._is_ripe()
+            self._ripe = self._ripe or self._is_ripe(self.lasts.clock() if at_s is None else at_s)
         self.passed = self._ripe and self.log_evidence >= -math.log(self.delta)
         return self.passed
 
-    def _is_ripe(self) -> bool:
-        now_s = self.lasts.clock()
-        if self._began_s is None or now_s < self._began_s:  # the clock was set back
-            self._began_s = now_s
-        return now_s - self._began_s >= self.lasts.least_s
+    def _is_ripe(self, at_s: float) -> bool:
+        if self._began_s is None or at_s < self._began_s:  # the clock was set back
+            self._began_s = at_s
+        return at_s - self._began_s >= self.lasts.least_s
 
     def to_json(self) -> dict[str, Any]:
         """The complete state, as JSON values."""

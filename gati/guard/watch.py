@@ -19,10 +19,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import AT_ONCE, Duration, Proof
+from gati.guard.withdrawals import Withdrawal, int_or_none, withdrawals_in
 
 State = Literal["serving", "probation", "stopped"]
 
@@ -45,13 +46,6 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-
-
-class Withdrawal(NamedTuple):
-    """The guard withdrew settings for the time of that `number`, counted from 1, so that `left` were left."""
-
-    number: int
-    left: int
 
 
 class Watch:
@@ -131,12 +125,23 @@ class Watch:
         """The proof of the next setting; None if all are proven."""
         return self._ladder.proof
 
+    @property
+    def now_s(self) -> float:
+        """The time now, on the clock of proofs."""
+        return self._ladder.now_s
+
     def in_alarm(self, level: int) -> bool:
         """Whether the guard of the setting `level`, counted from 1, is in alarm."""
         return self._ladder.in_alarm(level)
 
     def audited(
-        self, *, agreed: bool | Sequence[bool], proves: bool = True, deployed: int = 0, repeated: bool = False
+        self,
+        *,
+        agreed: bool | Sequence[bool],
+        proves: bool = True,
+        deployed: int = 0,
+        repeated: bool = False,
+        at_s: float | None = None,
     ) -> None:
         """Record an audit of this epoch: whether the answer of each setting, given or not, agrees.
 
@@ -144,6 +149,7 @@ class Watch:
         answer differs from the reference's. `proves` False: it counts for guards only, as settings that are
         not proven yet were not looked up, or would not answer there even if they were proven. `deployed` is
         the setting that answers, if the loosest proven one is not open, else 0. `repeated`: of a copy.
+        `at_s` is the time of the request: `now_s` then, by default now.
         """
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
@@ -153,7 +159,16 @@ class Watch:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
         tested = None if proves else level
-        judged = self._ladder.audited(each, tested=tested, deployed=deployed, repeated=repeated)
+        found = self._ladder.audited(each, tested=tested, deployed=deployed, repeated=repeated, at_s=at_s)
+        self._judged(found)
+
+    def tried(self, agreed: Sequence[bool], *, repeated: bool = False, at_s: float | None = None) -> None:
+        """As `audited`, of a request that has no answer: it counts for settings that are not proven yet."""
+        self._note_memory()
+        self._judged(self._ladder.audited(agreed, guards=False, repeated=repeated, at_s=at_s))
+
+    def _judged(self, judged: Judgement | None) -> None:
+        """An audit was recorded, which changed that."""
         if judged is None:
             proof = self.proof
             if self.state == "stopped" and proof is not None and proof.hopeless:
@@ -372,23 +387,8 @@ class Watch:
         levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
         if len(levels) != len(ladder):
             raise ValueError(f"{len(levels)} settings of memory do not fit {len(ladder)} settings")
-        watch._left_by = [_or_none(each) for each in levels]
+        watch._left_by = [int_or_none(each) for each in levels]
         return watch
-
-
-def withdrawals_in(document: Mapping[str, Any], before: int | None = None) -> tuple[Withdrawal, ...]:
-    """What the guard of a saved watch has withdrawn; `before`: settings left, if it does not say so.
-
-    Raises KeyError, TypeError or ValueError for a document that `to_json` did not write.
-    """
-    if "withdrawals" in document:
-        return tuple(Withdrawal(int(number), int(left)) for number, left in document["withdrawals"])
-    left = _or_none(document.get("withdrawn_to", before))
-    return () if left is None else (Withdrawal(1, left),)
-
-
-def _or_none(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _with_ladder(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -248,12 +248,9 @@ class Following:
     def unanswered(self, drawn: Handling, x: Tensor, given: NDArray[Any], looked: Looked | None) -> None:
         """Record that a request has no answer: no one waits for it any more, or the engine failed.
 
-        Parameters as for `answered`. Misses take longest, and run more of the network: without such requests,
-        versions on trial and memory would be judged by easy ones. The version that serves is not judged, as
-        if the reference had been to answer.
+        Parameters as for `answered`. It still judges what did not answer (`Auditor.unanswered`).
         """
-        only_audit = drawn.decided.drawn._replace(sample=False)
-        decided = replace(drawn.decided, may_hit=False, lookups=False, drawn=only_audit)
+        decided = self._auditor.unanswered(drawn.decided)
         if drawn.place is not None:
             drawn.place.fill(lambda: self._follow(decided, x, given, Given(_UNKNOWN, looked)))
 

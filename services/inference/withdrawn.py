@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gati.errors import one_line
-from gati.guard.watch import Withdrawal, withdrawals_in
+from gati.guard.withdrawals import Withdrawal, withdrawals_in
 
 _log = logging.getLogger("gati.inference")
 

@@ -575,6 +575,19 @@ def test_what_is_not_covered_by_a_certificate_proves_itself_first(
         assert "of about" in proof and not any(answer.hit for answer in answers)
 
 
+def test_the_time_of_a_proof_begins_with_its_first_request(served: Served, told: Told) -> None:
+    """Not with the time of before any request: `time_s` may be seconds since 1970."""
+    settings = replace(SETTINGS, enabled=False, audit_budget=1.0, accuracy=0.8)
+    never = replace(served, composition=replace(served.composition, certificate=None))
+    with adapting(never, told, settings) as adaptation:
+        for _ in feed(adaptation, stream(FAMILIAR, 90, seed=3), 1e9):
+            pass
+        assert told.kinds == ["probation"] and "in at least 10 s" in adaptation.status.proof
+        for _ in feed(adaptation, stream(FAMILIAR, 30, seed=4), 1e9 + 9.0):
+            pass
+        assert "returned" in told.kinds
+
+
 def test_the_budget_for_audits_counts_what_memory_answers(served: Served, told: Told) -> None:
     """With caches stopped, memory's answers were hidden from the draws: the base model ran for 89 %."""
     pictures = stream(STRANGE, 4, seed=5)

@@ -12,8 +12,8 @@ import torch
 
 from gati.adaptation.answering import AnsweringEngines
 from gati.adaptation.deployments import Deployed
+from gati.cores import usable_cores
 from gati.engine.engine import Engine
-from gati.engine.threads import usable_cores
 from gati.errors import DataError
 from tests.engine.networks import inputs, selective_exits, traced_network
 

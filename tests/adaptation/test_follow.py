@@ -453,6 +453,32 @@ def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this
     assert not once_more.succession.may_hit, "and a further restart gives it nothing back"
 
 
+def test_a_version_that_others_rolled_back_to_has_to_prove_itself_anew(tmp_path: Path) -> None:
+    """Its proof was of what was asked before version 2 came; a restart believed it for up to a week."""
+    path = tmp_path / "standing.json"
+
+    def begun(active: int) -> Requests:
+        requests = Requests(path=path)
+        requests.world.wrong |= {1: (0.0, 0.0, 0.0), 2: (0.0, 0.0, 0.0)}
+        requests.world.activated = active
+        requests.succession.begin(0)
+        return requests
+
+    requests = begun(0)
+    for number in (1, 2):
+        requests.succession.take(RenewalOutcome("activated", requests.world.version(number), ""))
+        prove(requests)
+    requests.succession.save()
+    assert begun(2).succession.serving.version.number == 2, "a mere restart asks for no proof"
+    rolled_back = begun(1)
+    trial = rolled_back.succession.trial
+    assert rolled_back.succession.serving.version.number == 0
+    assert trial is not None and trial.version.number == 1 and not trial.may_hit
+    prove(rolled_back)
+    rolled_back.succession.save()
+    assert begun(1).succession.serving.version.number == 1
+
+
 def test_a_setting_that_cannot_be_opened_for_any_reason_is_tried_again() -> None:
     """Of errors that are not Gati's own, it was "being opened" for ever."""
     requests = Requests()

@@ -289,6 +289,20 @@ def test_a_broken_promise_stops_the_setting_until_it_is_proven_again() -> None:
     assert run.recall.serves and run.changes[-1][0]
 
 
+def test_audits_that_the_base_model_fails_stop_what_answers() -> None:
+    """It may fail for what is hard: without these, memory was judged by the rest."""
+    place, run = Place(1), Run(drawn=0.5)
+    run(place, 800)
+    assert run.recall.serves
+    answered = []
+    for _, (x, _) in zip(range(200), place, strict=False):
+        looked = run.recall.look(x, "gate", alone=True)
+        assert looked is not None
+        answered.append(looked.confident)
+        run.recall.lost(looked, drawn=True)
+    assert any(answered[:20]) and sum(answered[20:]) < 0.1 * len(answered)
+
+
 def test_after_a_wrong_answer_the_base_model_answers_the_next_inputs_of_that_place() -> None:
     place, run = Place(1, stays=1.0), Run(drawn=1.0)
     for gate in ("gate", "other"):

@@ -237,3 +237,38 @@ def test_how_far_a_proof_is_tells_copies_that_hold_it_up() -> None:
         assert "copies" not in roster.how_far
         post.watch.audited(agreed=[agreed] * 3, repeated=repeated)
     assert "1 of them disagree, as do 1 of 2 copies" in roster.how_far
+
+
+@pytest.mark.parametrize("fails", ["nothing", "the reference"])
+def test_a_request_without_an_answer_is_an_audit_of_the_settings_that_are_not_proven(fails: str) -> None:
+    """Misses take longest: looser settings were proven by what was answered in time, which is easy."""
+    post = retrained()
+    roster_of(post, most=1)
+    prove(post, True, False, False)
+    auditor, draws, proof = Auditor[str](), Draws(1.0, seed=0), post.watch.proof
+    assert post.deployed == "retrained-1" and proof is not None
+    before, losses = (post.watch.audits, post.watch.losses), proof.losses
+    for count in range(1, 21):
+        late = auditor.unanswered(auditor.decide(post, None, draws, room=lambda: True))
+        needs = auditor.needs(late, Given(TRUE))
+        assert needs is not None and not late.drawn.sample
+        if fails == "the reference":
+            auditor.failed(late, Given(TRUE), needs.shadows)
+        else:
+            wrong = [Probed(1, "block", False)] * 3
+            auditor.settle(late, Given(TRUE), TRUE, [(*each, wrong) for each in needs.shadows])
+        assert proof.losses == losses + count
+    assert (post.watch.audits, post.watch.losses) == before, "the setting that answers did not answer these"
+    assert post.level == 1
+
+
+def test_where_nothing_is_left_to_prove_a_request_without_an_answer_costs_nothing() -> None:
+    several: Any = (None,) * 3
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=True, settings=3)
+    post, auditor = Post("certified", watch, several, nested=True), Auditor[str]()
+    draws = Draws(1.0, seed=0)
+    assert auditor.unanswered(auditor.decide(post, None, draws, room=lambda: True)).shadows == ()
+    watch.restrict(1)  # in a new scene it proves nothing either
+    post.open[1] = "certified-1"
+    decided = auditor.decide(post, None, draws, room=lambda: True, new_scene=True)
+    assert decided.lookups and auditor.unanswered(decided).shadows == ()

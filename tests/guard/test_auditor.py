@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -415,3 +416,48 @@ def test_memory_learns_nothing_of_what_it_did_not_look_up() -> None:
     for looked, learned in ((None, 0), ("its place", 1)):
         auditor.learn(decided, Given(TRUE, looked), TRUE)
         assert decided.tried and memory.tried == learned
+
+
+class Losing(Proving):
+    """Memory that says which audits were lost, and whether they were drawn for its guard, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[Any, bool]] = []
+
+    def lost(self, looked: Any, *, drawn: bool) -> None:
+        self.told.append((looked, drawn))
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["audit", "proof of memory"])
+def test_an_audit_of_memory_is_lost_where_the_reference_fails(drawn: bool) -> None:
+    """Where it fails for what is hard, memory was judged by the rest."""
+    memory, looked = Losing(), SimpleNamespace(taken=False)
+    auditor = Auditor[str](memory=memory)
+    decided = auditor.decide(nested(), None, Draws(float(drawn), seed=0), room=lambda: True)
+    assert decided.tried and decided.drawn.audit == drawn
+    auditor.failed(decided, Given(RIGHT, looked), ())
+    auditor.failed(decided, Given(RIGHT), ())  # of no place
+    assert memory.told == [(looked, drawn)]
+
+
+def test_in_reduced_precision_a_miss_is_not_the_reference() -> None:
+    """The engine's own network would have been compared with itself."""
+    for exact, proven in ((True, True), (False, True), (False, False)):
+        post = Post("a", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=proven))
+        auditor = Auditor[str](exact=exact)
+        decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+        is_reference = exact or not proven
+        assert (auditor.known(decided, Given(TRUE)) is TRUE) == is_reference
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_an_answer_that_agrees_says_nothing_of_stricter_settings_that_may_answer_otherwise(
+    is_nested: bool,
+) -> None:
+    """They would answer after an alarm, with guards that had not heard of what they get wrong."""
+    post, auditor = nested(), Auditor[str]()
+    post.nested = is_nested
+    decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+    assert decided.level == LEVELS
+    assert auditor.own(decided, Given(RIGHT), TRUE) is (None if is_nested else post)

@@ -7,8 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from gati.guard.auditor import Auditor, Decided, Given, Probed
+from gati.guard.draws import Draws
+from gati.guard.posts import Post
 from gati.guard.proof import Duration, Proof, Spending
 from gati.guard.watch import Watch
+from tests.guard.named import TRUE
 
 AGREEMENT, DELTA, RATE_HZ, LEAST_S = 0.97, 0.05, 80.0, 10.0
 
@@ -123,3 +127,22 @@ def share_proven(least_s: float) -> float:
 def test_versions_that_are_wrong_in_bursts_are_not_proven_between_two_of_them() -> None:
     assert share_proven(LEAST_S) <= DELTA
     assert share_proven(0.0) > 0.25  # the simulation would notice
+
+
+def test_audits_that_wait_count_by_the_time_of_their_requests() -> None:
+    """A long queue of requests of one moment took longer than a proof must, and all were alike."""
+    clock = Clock()
+    watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False, lasts=Duration(LEAST_S, clock))
+    post, auditor, draws = Post("retrained", watch), Auditor[str](), Draws(1.0, seed=0)
+    waiting = [auditor.decide(post, None, draws, room=lambda: True) for _ in range(400)]
+
+    def settle(decided: Decided[str]) -> None:
+        found = [(*each, [Probed(0, "block", agreed=True)]) for each in decided.shadows]
+        auditor.settle(decided, Given(TRUE), TRUE, found)
+
+    for decided in waiting:
+        clock.now_s += LEAST_S / 100
+        settle(decided)
+    assert watch.proof is not None and watch.proof.audits == 400
+    settle(auditor.decide(post, None, draws, room=lambda: True))
+    assert watch.may_hit

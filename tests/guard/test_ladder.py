@@ -265,6 +265,18 @@ def test_what_was_heard_in_new_scenes_ends_with_the_proof_that_it_was_about() ->
         ladder.prove_anew()
 
 
+def test_proofs_that_began_anew_are_not_replaced_by_those_of_a_process_that_has_ended() -> None:
+    """These were of earlier requests, as those were that they would replace."""
+    ladder = ladder_of(2)
+    theirs = Ladder.from_json(json.loads(json.dumps(ladder.to_json())), spend=Spending(DELTA).next)
+    ladder.prove_apart()
+    for _ in range(5):
+        theirs.audited([True, True])
+    ladder.prove_anew()
+    assert not ladder.take_proofs(theirs)
+    assert ladder.proof is not None and ladder.proof.audits == 0
+
+
 def test_a_ladder_without_settings_is_refused() -> None:
     with pytest.raises(AdaptError, match="at least one setting, got 0"):
         ladder_of(0)

@@ -199,6 +199,19 @@ def test_a_certificate_covers_what_was_never_withdrawn() -> None:
     assert (watch.level, watch.may_hit) == (0, False)
 
 
+def test_a_version_that_comes_back_is_proven_anew_however_its_next_setting_does() -> None:
+    """What is under way of looser settings saves nothing of what was proven of stricter ones."""
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False, settings=2)
+    while not watch.may_hit:
+        watch.audited(agreed=[True, True])
+    while watch.level == 2:
+        watch.audited(agreed=[True, False])
+    watch.audited(agreed=[True, True])
+    assert watch.level == 1 and watch.proof is not None and not watch.proof.worse_than_none
+    watch.bring_back()
+    assert (watch.level, watch.may_hit) == (0, False)
+
+
 def test_old_proofs_are_forgotten_but_no_certificate() -> None:
     watch = tightened()
     watch.forget()
@@ -216,6 +229,17 @@ def test_a_certificate_that_does_not_count_here_lets_nothing_answer() -> None:
     assert (watch.level, watch.state, watch.epoch) == (1, "serving", epoch + 1)
     watch.restrict(0)
     assert (watch.level, watch.state, watch.may_hit) == (0, "probation", False)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_no_certificate_brings_back_what_another_guard_found_wrong(level: int) -> None:
+    """Nor does it after a restart, when it is read again."""
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=True, settings=3)
+    watch.restrict(level)
+    again = Watch.from_json(json.loads(json.dumps(watch.to_json())), spend=Spending(0.05, 1).next)
+    for each in (watch, again):
+        each.certify()
+        assert each.level == each.certified == level
 
 
 @pytest.mark.parametrize("change", ["restrict", "prove_anew", "begin_anew", "left_by", "revoke"])
