@@ -101,9 +101,18 @@ def lasting_source(source: Any, folder: Path = Path()) -> str:
         return text
     place, colon, name = text.rpartition(":")
     if place.endswith(".py"):
-        return f"{(folder / place).resolve()}{colon}{name}"
+        return f"{absolute(folder / place)}{colon}{name}"
     path = folder / text
-    return str(path.resolve()) if text.endswith(".pt2") or path.exists() else text
+    return str(absolute(path)) if text.endswith(".pt2") or path.exists() else text
+
+
+def absolute(path: Path) -> Path:
+    """The real path of a file or folder; that of a link itself if only its name tells what the file is.
+
+    In the caches of Hugging Face and DVC, files are links to others with a hash for a name.
+    """
+    real = path.resolve()
+    return real if path.is_dir() or real.suffixes == path.suffixes else path.parent.resolve() / path.name
 
 
 def is_standard_output(path: Path) -> bool:

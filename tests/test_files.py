@@ -230,6 +230,17 @@ def test_a_source_is_found_from_any_folder(
     assert lasting_source(source, own) == lasting_source(source, Path("../own")) == absolute
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "net.pt2", "val.csv.gz", "nets.py"])
+def test_a_link_keeps_its_name_if_that_tells_what_the_file_is(tmp_path: Path, name: str) -> None:
+    """Libraries named the file that it leads to, without a suffix, and no later command could read that."""
+    for target, expected in (("0a1b2c", name), (f"later-{name}", f"later-{name}")):
+        (tmp_path / target).touch()
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(target)
+        suffix = ":build" if name.endswith(".py") else ""
+        assert lasting_source(f"{tmp_path / name}{suffix}") == f"{tmp_path / expected}{suffix}"
+
+
 def test_the_root_folder_is_no_file() -> None:
     with pytest.raises(StorageError, match="cannot write /: "):
         atomic_write_text(Path("/"), "{}")

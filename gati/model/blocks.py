@@ -173,9 +173,8 @@ def _units_of_stage(module: nn.Module) -> list[str]:
 
 def _is_a(module: nn.Module, classes: frozenset[str]) -> bool:
     """Whether a module is of one of the classes, by name: an exported program knows only names."""
-    exported_class = getattr(module, "_ty", None)
-    if isinstance(exported_class, str):
-        return exported_class.rpartition(".")[2] in classes
+    if isinstance(getattr(module, "_ty", None), str):
+        return _kind(module) in classes
     return any(base.__name__ in classes for base in type(module).__mro__)
 
 
@@ -225,7 +224,13 @@ def _glob(part: str) -> re.Pattern[str]:
 
 def _kind(module: nn.Module) -> str:
     exported_class = getattr(module, "_ty", None)
-    return exported_class.rpartition(".")[2] if isinstance(exported_class, str) else type(module).__name__
+    if not isinstance(exported_class, str):
+        return type(module).__name__
+    # A list is never called, so that an exported program gives it the class of what is in it.
+    inside = {name: getattr(child, "_ty", None) for name, child in module.named_children()}
+    if exported_class in inside.values() and all(map(str.isdecimal, inside)):
+        return "ModuleList"
+    return exported_class.rpartition(".")[2]
 
 
 def _listing(module: nn.Module) -> str:

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ _CONTAINERS = (
 _COMPILED = "_orig_mod."
 _PREFIXES = ("module.", "model.", _COMPILED, "net.")
 _AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
+_COUNT = "num_batches_tracked"  # files older than torch 0.4.1 lack it, and inference does not read it
 _LISTED_KEYS = 5
 _DEEPEST = 5  # levels of containers
 
@@ -43,8 +45,9 @@ def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -
     """Read the state dict in a file.
 
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
-    containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
-    `wanted`, the network's state, is taken, the first of these. Tensors are on the CPU.
+    containers (`state_dict`, `model`, ...) are unwrapped, and so is a prefix under which there is all of
+    `wanted`, the network's state, as in a LightningModule. If several hold tensors, that with the most keys
+    of `wanted` is taken, the first of these. Tensors are on the CPU.
 
     **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
     one that is written meanwhile.
@@ -91,29 +94,57 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     """
     wanted = module.state_dict()
     state = fit_prefixes(state, wanted)
+    absent, unexpected = _load(module, state, wanted, path)
     given = {_memory_of(tensor) for key, tensor in wanted.items() if key in state}
     missing = [
         key
-        for key, tensor in wanted.items()
-        if key not in state
-        and isinstance(tensor, Tensor)
-        and not key.endswith("num_batches_tracked")
-        and _memory_of(tensor) not in given
+        for key in absent
+        if isinstance(wanted.get(key), Tensor)
+        and not key.endswith(_COUNT)
+        and _memory_of(wanted[key]) not in given
     ]
-    unexpected = [key for key in state if key not in wanted]
     if missing or unexpected:
         raise CheckpointError(
             f"checkpoint {path} does not fit the network: {_counted('missing', missing)}, "
             f"{_counted('unexpected', unexpected)}; give the checkpoint of this architecture"
         )
     for key, tensor in state.items():
-        if tensor.shape != wanted[key].shape:
+        if key in wanted and tensor.shape != wanted[key].shape:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the "
                 f"file and {list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
             )
-    # Not strict: files older than torch 0.4.1 lack num_batches_tracked, which inference does not read.
-    module.load_state_dict(dict(state), strict=False)
+
+
+def _load(
+    module: nn.Module, state: Mapping[str, Tensor], wanted: Mapping[str, Any], path: str | Path
+) -> tuple[list[str], list[str]]:
+    """Load what has the right shape; return the names that only the network has, and those that it lacks.
+
+    Layers take the names of their older versions, as those of torchvision's ViT and weight normalisation do.
+    """
+    fitting = OrderedDict(
+        (key, tensor)
+        for key, tensor in state.items()
+        if key not in wanted or tensor.shape == wanted[key].shape
+    )
+    absent = [key for key in wanted if key not in state]
+    others = [key for key in state if key not in wanted]
+    if not others:  # all names are of this version, which some networks ask for
+        fitting._metadata = getattr(wanted, "_metadata", None)  # type: ignore[attr-defined]
+    try:
+        found = module.load_state_dict(fitting, strict=False)
+    except Exception as error:  # of the network's code, or about a wrong shape under an older name
+        if absent or others:
+            return absent, others
+        (*_, reason) = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded into the network ({reason.strip()}); give the checkpoint of "
+            "this architecture"
+        ) from error
+    if found is None:  # of an own load_state_dict
+        return absent, others
+    return [key for key in found.missing_keys if key not in state], found.unexpected_keys
 
 
 def _memory_of(tensor: Any) -> tuple[Any, ...]:
@@ -201,31 +232,42 @@ def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
     )
 
 
+class _Found(NamedTuple):
+    """A state dict in a file, its name there, and how many tensors next to it are left out."""
+
+    name: str
+    state: dict[str, Tensor]
+    others: int = 0
+
+
 def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """The state dict in a file's content, and a note if others fit as well."""
+    """The state dict in a file's content, and a note if others fit as well, or something is left out."""
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
             "save it with torch.save(model.state_dict(), ...)"
         )
-    states = list(_states_in(content))
-    if not states:
+    found = list(_states_in(content, wanted))
+    if not found:
         shown = ", ".join([str(key) for key in content][:_LISTED_KEYS]) or "none"
         raise CheckpointError(
             f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
             f"of {', '.join(_CONTAINERS[:4])}"
         )
-    fits = [len(fit_prefixes(state, wanted).keys() & wanted.keys()) for _, state in states]
-    names = [name or "no name" for (name, _), fit in zip(states, fits, strict=True) if fit == max(fits) > 0]
+    fits = [len(fit_prefixes(each.state, wanted).keys() & wanted.keys()) for each in found]
+    names = [each.name or "no name" for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
+    chosen = found[fits.index(max(fits))]
     note = ""
     if len(names) > 1:
         note = f"{path} has weights under {', '.join(names)}: the first are used; save others alone"
-    return states[fits.index(max(fits))][1], note
+    elif chosen.others:
+        note = f"{path} has more than the network's weights: those under {chosen.name} are used"
+    return chosen.state, note
 
 
 def _states_in(
-    content: Any, name: str = "", depth: int = _DEEPEST
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    content: Any, wanted: Mapping[str, Any], name: str = "", depth: int = _DEEPEST
+) -> Iterator[_Found]:
     """The tensors in each container, innermost first, and those of `content` itself, with the names of these.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
@@ -233,10 +275,32 @@ def _states_in(
     if not isinstance(content, Mapping) or depth == 0:
         return
     for key in _CONTAINERS:
-        yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
+        yield from _states_in(content.get(key), wanted, f"{name}.{key}" if name else key, depth - 1)
     own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if own:
-        yield name, own
+        yield from _networks_in(own, wanted, name)
+        yield _Found(name, own)
+
+
+def _networks_in(state: Mapping[str, Tensor], wanted: Mapping[str, Any], name: str) -> Iterator[_Found]:
+    """The whole network under each prefix of a state that has more, as that of a LightningModule.
+
+    There, the weights of a loss or an average of the network's are next to those of the network.
+    """
+    needed = {
+        key for key, tensor in wanted.items() if isinstance(tensor, Tensor) and not key.endswith(_COUNT)
+    }
+    fitted = fit_prefixes(state, wanted)
+    if not needed or fitted.keys() & needed:
+        return
+    first = next(key for key in wanted if key in needed)
+    for key in fitted:
+        prefix = key.removesuffix(first)
+        if prefix.endswith("."):
+            part = {each.removeprefix(prefix): fitted[each] for each in fitted if each.startswith(prefix)}
+            if part.keys() >= needed:
+                inside = f"{name}.{prefix[:-1]}" if name else prefix[:-1]
+                yield _Found(inside, part, len(fitted) - len(part))
 
 
 def _counted(word: str, keys: list[str]) -> str:

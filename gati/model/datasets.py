@@ -52,7 +52,7 @@ class DatasetData(Data):
         self._preprocessing = preprocessing
         taken = () if preprocessing.tensors is None else (part.name for part in preprocessing.tensors.parts)
         self._label_names = [name for name in _LABELS if name not in {*taken}]  # older libraries take them
-        self._length = len(dataset)
+        self._length = _length_of(dataset, self._what)
         if self._length == 0:
             raise DataError(f"{self._what} is empty; give at least a few hundred images")
         self.name = name
@@ -121,7 +121,8 @@ class DatasetData(Data):
 
     def _pixels(self, index: int) -> Tensor:
         image = self._content(self._item(index)[0])
-        return self._preprocessing.fitted(image[None]).contiguous()
+        pixels = self._preprocessing.fitted(image[None])
+        return pixels.clone(memory_format=torch.contiguous_format)  # the dataset may overwrite its own
 
     def _tensor(self, index: int) -> Tensor:
         """An item that the dataset cannot overwrite later."""
@@ -137,10 +138,9 @@ class DatasetData(Data):
         """All items as named arrays [N, ...] if they are dicts or integers, None for images."""
         if not self._as_arrays:
             return None
-        items = [self._item(index)[0] for index in range(self._length)]
-        rows = [item if isinstance(item, Mapping) else {ALONE: item} for item in items]
         try:
-            return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+            rows = [_copied(self._item(index)[0]) for index in range(self._length)]
+            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(
                 f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
@@ -170,9 +170,7 @@ class DatasetData(Data):
             raise DataError(
                 f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"
             ) from error
-        image, label = (
-            (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
-        )
+        image, label = (*item, None)[:2] if isinstance(item, (tuple, list)) and item else (item, None)
         if isinstance(image, Mapping):
             own = next((image[name] for name in self._label_names if name in image), None)
             label = own if label is None else label
@@ -214,6 +212,17 @@ class DatasetData(Data):
         return torch.stack(items).to(torch.float32)
 
 
+def _length_of(dataset: Any, what: str) -> int:
+    """The number of items. Raises `DataError` if the dataset does not know it."""
+    try:
+        return len(dataset)
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"{what}: its length is not known ({one_line(error)}); give a dataset whose __len__ returns the "
+            "number of its items"
+        ) from error
+
+
 def _plain(value: Any) -> Any:
     """Tensors as NumPy can read them: on the CPU, without a gradient, of a type that NumPy has."""
     if isinstance(value, Mapping):
@@ -224,8 +233,15 @@ def _plain(value: Any) -> Any:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
+def _copied(item: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of an item, by name, that the dataset cannot overwrite later."""
+    named = item if isinstance(item, Mapping) else {ALONE: item}
+    return {name: np.asarray(each).copy() for name, each in named.items()}
+
+
 def _class_number(label: Any) -> int:
     """A label as an integer. Raises `TypeError` or `ValueError` for what is none, such as 0.7."""
+    label = label.item() if isinstance(label, np.ndarray) else label  # which may hold one number
     number = int(label)
     if number != float(label):
         raise ValueError(f"{label} is not whole")
@@ -235,7 +251,7 @@ def _class_number(label: Any) -> int:
 def _is_number(label: Any, number: Any) -> bool:
     """Whether an item's label is that integer."""
     try:
-        return int(label) == int(number)
+        return _class_number(label) == int(number)
     except (TypeError, ValueError, OverflowError):
         return False
 

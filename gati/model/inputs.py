@@ -22,6 +22,7 @@ from gati.model.arrays import apart, one_of, shape_of_one
 ALONE = "inputs"  # the array of a network that takes only one, whatever its code calls it
 _TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # dtypes by NumPy's kinds
 _TORCH = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
+_MOST_RANGES = 1024  # positions of a vector
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class InputPart:
     """One array of the network's input: `shape` per input, `dtype` bool, int64 or float32.
 
     `low` and `high` are the smallest and largest values in the data of the exploration. `rows` is the size of
-    the embedding that reads the array (ids are below it); None if there is no such embedding.
+    the embedding that reads the array (ids are below it); None if there is no such embedding. `ranges` has
+    the smallest and largest value at each position of a vector, or of all in other arrays, as integers where
+    all values are whole; it is empty if the network takes any others.
     """
 
     name: str
@@ -38,6 +41,7 @@ class InputPart:
     low: float
     high: float
     rows: int | None = None
+    ranges: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,22 @@ class TensorInputs:
                 "that the network needs as integers in its forward"
             )
         return cls(parts)
+
+    def with_ranges(self, arrays: Mapping[str, NDArray[Any]]) -> TensorInputs:
+        """The same, with the ranges of the values in `arrays`, which `example` then keeps to."""
+        return TensorInputs(
+            tuple(replace(each, ranges=_ranges(each, arrays[each.name])) for each in self.parts)
+        )
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether there are ranges of whole numbers among floats: these may be codes, as of an embedding."""
+        floats = (part for part in self.parts if part.dtype == "float32")
+        return any(isinstance(low, int) for part in floats for low, _ in part.ranges)
+
+    def without_ranges(self) -> TensorInputs:
+        """The same, for a network that takes any values between the smallest and the largest."""
+        return TensorInputs(tuple(replace(each, ranges=()) for each in self.parts))
 
     @property
     def alone(self) -> bool:
@@ -148,7 +168,9 @@ class TensorInputs:
         return {name: tensor.to(kinds[name]) for name, tensor in self.split(packed).items()}
 
     def example(self, rows: int = 2, seed: int = 0, *, binary: bool = False) -> Tensor:
-        """Random packed inputs [rows, *shape], in the range of the exploration's.
+        """Random packed inputs [rows, *shape]: integers in the range of the exploration's, normal floats.
+
+        Where there are `ranges`, all values are within them.
 
         With `binary` integers are 0 and 1, which every embedding has rows for. Masks begin with 1: attention
         to nothing is undefined.
@@ -157,6 +179,9 @@ class TensorInputs:
         arrays: dict[str, NDArray[Any]] = {}
         for part in self.parts:
             shape = (rows, *part.shape)
+            if part.ranges:
+                arrays[part.name] = _within(part.ranges, shape, generator)
+                continue
             if part.dtype == "float32":
                 arrays[part.name] = generator.standard_normal(shape).astype(np.float32)
                 continue
@@ -177,12 +202,22 @@ class TensorInputs:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain JSON values; `from_json` reads them back unchanged."""
-        return [{**asdict(part), "shape": list(part.shape)} for part in self.parts]
+        plain = [{**asdict(part), "shape": list(part.shape)} for part in self.parts]
+        for part in plain:
+            part["ranges"] = list(map(list, part["ranges"]))
+            if not part["ranges"]:
+                del part["ranges"]  # not in older libraries
+        return plain
 
     @classmethod
     def from_json(cls, values: list[dict[str, Any]]) -> TensorInputs:
         """Read what `to_json` wrote."""
-        return cls(tuple(InputPart(**{**part, "shape": tuple(part["shape"])}) for part in values))
+        return cls(tuple(map(_from_json, values)))
+
+
+def _from_json(values: Mapping[str, Any]) -> InputPart:
+    ranges = tuple((low, high) for low, high in values.get("ranges", ()))
+    return InputPart(**{**values, "shape": tuple(values["shape"]), "ranges": ranges})
 
 
 def _part(name: str, array: NDArray[Any], what: str) -> InputPart:
@@ -198,8 +233,32 @@ def _part(name: str, array: NDArray[Any], what: str) -> InputPart:
         raise DataError(f"{what}: {name} has NaN or infinite values; give finite numbers")
     if kind == "int64" and int(high) > np.iinfo(np.int64).max:
         raise DataError(f"{what}: {name} holds {high}, which exceeds int64; give smaller numbers")
+    if kind == "float32" and (largest := max(high, -low)) > np.finfo(np.float32).max:
+        raise DataError(f"{what}: {name} holds {largest:.3g}, which exceeds float32; give smaller numbers")
     as_number = float if kind == "float32" else int
     return InputPart(name, kind, tuple(array.shape[1:]), as_number(low), as_number(high))
+
+
+def _ranges(part: InputPart, array: NDArray[Any]) -> tuple[tuple[float, float], ...]:
+    if array.ndim != 2 or array.shape[1] > _MOST_RANGES:
+        return ((part.low, part.high),)
+    whole = (array == np.floor(array)).all(0) if part.dtype == "float32" else np.ones(array.shape[1], bool)
+    ends = zip(array.min(0).tolist(), array.max(0).tolist(), whole.tolist(), strict=True)
+    return tuple((int(low), int(high)) if is_whole else (low, high) for low, high, is_whole in ends)
+
+
+def _within(
+    ranges: tuple[tuple[float, float], ...], shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[Any]:
+    """Random values within the ranges, of which there is one for each position, or one for all."""
+    size = shape if len(ranges) == 1 else shape[:1]
+    drawn = [
+        generator.integers(low, int(high), size, endpoint=True)
+        if isinstance(low, int)
+        else generator.uniform(low, high, size)
+        for low, high in ranges
+    ]
+    return drawn[0] if len(drawn) == 1 else np.stack(drawn, axis=1)
 
 
 def _unbounded(parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import DataError, ModelError, one_line
-from gati.files import lasting_source
+from gati.files import absolute, lasting_source
 from gati.model.adapted import giving_scores
 from gati.model.bert import SequenceClassifier, class_names_in
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
@@ -157,7 +157,7 @@ def load_model(
         preprocessing = dataclasses.replace(preprocessing, text=text)
     own = recipe.class_names or names_in_config(config)
     named = own if class_names is None else tuple(str(name) for name in class_names)
-    path = None if checkpoint is None else str(Path(checkpoint).resolve())
+    path = None if checkpoint is None else str(absolute(Path(checkpoint)))
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
     known = given or recipe.preprocessing is not None
     notes = [note] if note else []

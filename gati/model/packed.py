@@ -31,8 +31,11 @@ def fit_tensors(
     **Raises:** `ModelError` for names that are not arguments of the network, `DataError` for sequences that
     are too long and ids that are too large.
     """
+    plain = inputs.without_ranges()
+    module = packed(loaded.module, plain)
+    tried = (inputs, plain) if inputs.has_codes else (plain, inputs)
+    inputs = next((each for each in tried if _computes(module, each)), plain)
     probe = inputs.example(binary=True)
-    module = packed(loaded.module, inputs)
     seen: list[tuple[Tensor, int]] = []
     with _embeddings_watched(module, seen):
         _accepted(module, inputs, probe, loaded, what, few)
@@ -166,6 +169,12 @@ def _tried(module: nn.Module, example: Tensor) -> Any:
             return module(example.clone())
     except Exception:  # user code may raise anything; `_accepted` explains it
         return None
+
+
+def _computes(module: nn.Module, inputs: TensorInputs) -> bool:
+    """Whether the network takes random inputs, and returns numbers for them."""
+    found = _tried(module, inputs.example())
+    return isinstance(found, Tensor) and bool(found.isfinite().all())
 
 
 def _accepted(

@@ -19,6 +19,7 @@ from gati.errors import DataError, one_line
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _LABELS = "label"  # the default column, if it exists
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _DIGITS = 9  # of the largest class number; if some are longer, they are codes, and count as names
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan", re.ASCII | re.IGNORECASE)
 
@@ -109,6 +110,7 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
             lines: list[str] = []  # of the row that is being read
             reader = csv.DictReader(_noted(file, lines))
             columns: dict[str, list[Any] | None] = {str(name): None for name in reader.fieldnames or ()}
+            _check_separator(list(columns), wanted[0], where)
             kept: dict[str, list[Any]] = {name: [] for name in wanted if name in columns}
             last: list[str] = []
             lines.clear()
@@ -141,6 +143,14 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where} is not valid CSV ({one_line(error)}); write or copy it again") from error
     return {**columns, **kept}
+
+
+def _check_separator(columns: Sequence[str], text_column: str, where: str) -> None:
+    """Raise `DataError` for a header whose names, that of the texts among them, are not between commas."""
+    for sign, signs in _OTHER_SEPARATORS.items():
+        names = [name.strip('" ') for name in columns[0].split(sign)] if len(columns) == 1 else []
+        if len(names) > 1 and text_column in names:
+            raise DataError(f"{where} has {signs} between its columns; write it with commas")
 
 
 def _noted(file: Iterable[str], lines: list[str]) -> Iterator[str]:

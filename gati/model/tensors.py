@@ -31,7 +31,7 @@ class TensorData(HeldData):
         tensors: TensorInputs | None,
         where: str,
     ) -> None:
-        self.tensors = TensorInputs.of(arrays, where) if tensors is None else tensors
+        self.tensors = tensors or TensorInputs.of(arrays, where).with_ranges(arrays)
         super().__init__(name, self.tensors.pack(arrays, where), labels, where)
 
     def _prepared(self, values: NDArray[Any]) -> Tensor:

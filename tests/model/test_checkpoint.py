@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
 from gati.errors import CheckpointError
@@ -192,6 +193,82 @@ def test_an_average_of_weights_is_read(tmp_path: Path) -> None:
     state, _, _ = load_checkpoint(tmp_path / "average.pth", target.state_dict())
     apply_checkpoint(target, state, "average.pth")
     assert state_sha256(target) == state_sha256(network())
+
+
+def test_layers_take_the_names_of_their_older_versions() -> None:
+    """As in published weights of torchvision's ViT, and in those of older transformers with weight norm."""
+    trained = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    older = {
+        "0.parametrizations.weight.original0": "0.weight_g",
+        "0.parametrizations.weight.original1": "0.weight_v",
+    }
+    state = {older.get(key, key): value for key, value in trained.state_dict().items()}
+    assert sorted(state) == ["0.bias", "0.weight_g", "0.weight_v", "1.bias", "1.weight"]
+    target = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    apply_checkpoint(target, state, "weights.pth")
+    assert state_sha256(target) == state_sha256(trained)
+    del state["1.bias"]
+    with pytest.raises(CheckpointError, match=r"missing key 1.bias, no unexpected key"):
+        apply_checkpoint(target, state, "weights.pth")
+    state["1.bias"], state["0.weight_v"] = torch.ones(2), torch.ones(7, 7)
+    with pytest.raises(CheckpointError, match=r"missing key 0.parametrizations\S+original0 and 1 more, "):
+        apply_checkpoint(target, state, "weights.pth")
+
+
+class Versioned(nn.Linear):
+    """A layer that asks which version its weights are of, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+        if metadata.get("version") not in (1, 2):
+            raise ValueError("version should be 1 or 2")
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_layers_that_ask_for_the_version_of_their_weights_are_told() -> None:
+    trained, target = nn.Sequential(Versioned(2, 2)), nn.Sequential(Versioned(2, 2))
+    apply_checkpoint(
+        target, {f"module.{key}": each for key, each in trained.state_dict().items()}, "last.pth"
+    )
+    assert state_sha256(target) == state_sha256(trained)
+    with pytest.raises(CheckpointError, match=r"missing key 0.weight and 1 more, unexpected key 1.weight"):
+        apply_checkpoint(target, nn.Sequential(nn.ReLU(), nn.Linear(2, 2)).state_dict(), "last.pth")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "backbone.", "task.network."])
+def test_a_network_inside_a_module_that_trains_it_is_found(tmp_path: Path, prefix: str) -> None:
+    """The weights of a loss, or counts of metrics, are next to it in a LightningModule."""
+    path, target = tmp_path / "last.ckpt", network(seed=1)
+    state = {prefix + key: value for key, value in network().state_dict().items()}
+    torch.save({"state_dict": {"loss.weight": torch.ones(2), **state}, "epoch": 3}, path)
+    found = load_checkpoint(path, target.state_dict())
+    apply_checkpoint(target, found.state, path)
+    assert state_sha256(target) == state_sha256(network())
+    assert found.note == (
+        f"{path} has more than the network's weights: those under state_dict.{prefix[:-1]} are used"
+    )
+    torch.save({"state_dict": state, "epoch": 3}, path)
+    target = network(seed=1)
+    state, _, note = load_checkpoint(path, target.state_dict())
+    apply_checkpoint(target, state, path)
+    assert (state_sha256(target), note) == (state_sha256(network()), "")
+
+
+def test_of_several_networks_inside_a_module_it_is_said_which_is_taken(tmp_path: Path) -> None:
+    path, target = tmp_path / "last.ckpt", network(seed=1)
+    state = {
+        f"{prefix}.{key}": value
+        for prefix in ("student", "teacher")
+        for key, value in network().state_dict().items()
+    }
+    torch.save(state, path)
+    found = load_checkpoint(path, target.state_dict())
+    assert found.note == f"{path} has weights under student, teacher: the first are used; save others alone"
+    del state["student.0.bias"], state["teacher.0.bias"]
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="missing key 0.weight and 7 more, unexpected key student.0"):
+        apply_checkpoint(target, load_checkpoint(path, target.state_dict()).state, path)
 
 
 def test_old_checkpoints_without_batch_counts_are_accepted() -> None:

@@ -232,6 +232,52 @@ class _Items(Dataset):
         return self.items[index]
 
 
+class _Reused(Dataset):
+    """Items that share one piece of memory."""
+
+    def __init__(self, items: np.ndarray, *, named: bool = False) -> None:
+        self.items, self.memory, self.named = items, np.zeros_like(items[0]), named
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> object:
+        self.memory[:] = self.items[index]
+        return {"input_ids": self.memory} if self.named else self.memory
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_dataset_may_use_the_memory_of_an_item_again(named: bool) -> None:
+    """Each item was that of the last one."""
+    ids = np.arange(100).reshape(20, 5)
+    np.testing.assert_array_equal(load_data(_Reused(ids, named=named), PLAIN).images(range(20)), ids)
+    grey = np.arange(20, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    data = load_data(_Reused(grey), Preprocessing((0.0,), (1.0,), channels=1))
+    assert (data.images(range(20))[:, 0, 0, 0] * 255).round().tolist() == list(range(20))
+
+
+def test_an_item_may_be_alone_in_a_tuple_and_a_label_in_an_array() -> None:
+    """As in a `TensorDataset` without labels, and in MedMNIST."""
+    values = torch.rand(20, 3, 4, 4)
+    data = load_data(TensorDataset(values), PLAIN)
+    assert torch.equal(data.images(range(20)), values) and data.labels is None
+    data = load_data(_Items([(item, np.array([number % 2])) for number, item in enumerate(values)]), PLAIN)
+    assert data.labels is not None and data.labels.tolist() == [0, 1] * 10
+
+
+def test_a_dataset_that_does_not_know_its_length_is_one_line() -> None:
+    class Lazy(_Items):
+        def __len__(self) -> int:
+            raise NotImplementedError("not downloaded")
+
+    with pytest.raises(DataError) as refused:
+        load_data(Lazy([]), PLAIN)
+    assert str(refused.value) == (
+        "data: Lazy: its length is not known (NotImplementedError: not downloaded); give a dataset whose "
+        "__len__ returns the number of its items"
+    )
+
+
 @pytest.mark.parametrize("name", ["labels", "label"])
 def test_a_label_in_a_dict_is_no_input(name: str) -> None:
     """Networks of `transformers` take it, and caches would learn from the answer itself."""

@@ -70,6 +70,27 @@ def test_an_exported_network_answers_bit_for_bit_and_takes_any_batch(exported: P
     assert not loaded.module.training
 
 
+class Looped(nn.Module):
+    """Blocks in a list, which is never called, as in most transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(zoo.BasicBlock(1, 1) for _ in range(3))
+        self.head = nn.Linear(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_blocks_in_a_list_are_found_in_an_exported_network(tmp_path: Path) -> None:
+    program = torch.export.export(Looped().eval(), (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: BATCH},))
+    torch.export.save(program, tmp_path / "looped.pt2")
+    module = load_model(tmp_path / "looped.pt2").module
+    assert find_blocks(module, example=torch.zeros(2, 1, 8, 8)) == ("layers.0", "layers.1", "layers.2")
+
+
 def test_an_exported_network_has_its_blocks_and_hooks(tmp_path: Path) -> None:
     network = zoo.digits_resnet().eval()
     program = torch.export.export(network, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: BATCH},))

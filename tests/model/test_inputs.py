@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,64 @@ def test_fractions_and_whole_numbers_of_other_shapes_are_packed_flat() -> None:
     assert x.shape == (4, 11)
     expected = np.stack((arrays["picture"].sum((1, 2)), arrays["sound"].sum(1)), 1)
     np.testing.assert_allclose(packed(Two(), inputs)(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+class Tabular(nn.Module):
+    """Codes with embeddings of their own sizes, as whole numbers or next to other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Embedding(3, 4), nn.Embedding(40, 4)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        codes = inputs[:, :2].long()
+        found = self.head(torch.cat((self.small(codes[:, 0]), self.large(codes[:, 1])), 1))
+        return found + inputs[:, 2:].sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_codes_of_several_sizes_in_one_array_are_inputs(tmp_path: Path, whole: bool) -> None:
+    """Random values of the whole array's range have no row in the smaller embedding."""
+    random = np.random.default_rng(0)
+    codes = np.stack((random.integers(0, 3, 90), random.integers(0, 40, 90)), 1)
+    arrays = codes if whole else np.concatenate((codes, random.normal(size=(90, 2))), 1).astype(np.float32)
+    loaded = replace(load_model(f"{HERE}:small"), module=Tabular().eval())
+    data = load_data(npz(tmp_path, inputs=arrays), loaded.preprocessing)
+    assert data.tensors is not None
+    fitted = fit_tensors(loaded, data.tensors, "--data", data.images([0, 1])).preprocessing
+    assert fitted.tensors is not None
+    assert Preprocessing.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
+    example = fitted.tensors.example(200)
+    assert loaded.module(example).isfinite().all()
+    assert sorted(set(example[:, 0].tolist())) == [0, 1, 2] and example[:, 1].max() > 30
+    np.testing.assert_array_equal(
+        load_data(npz(tmp_path, inputs=arrays[:5]), fitted).images(range(5)), arrays[:5]
+    )
+
+
+def test_numbers_that_float32_does_not_have_are_one_line() -> None:
+    """They became infinite, and the network's answers NaN."""
+    with pytest.raises(
+        DataError, match=r"^data: inputs holds 1\.8e\+308, which exceeds float32; give smaller"
+    ):
+        TensorInputs.of({"inputs": np.array([[1.0, -np.finfo(np.float64).max]])}, "data")
+
+
+class Loudness(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.log().mean(2)
+
+
+def test_a_network_of_positive_numbers_is_traced_on_such() -> None:
+    """Normal ones made its scores NaN, and it was refused."""
+    power = {"inputs": np.random.default_rng(0).uniform(0.5, 30.0, (50, 3, 4)).astype(np.float32)}
+    loaded = replace(load_model(f"{HERE}:small"), module=Loudness().eval())
+    inputs = TensorInputs.of(power, "--data").with_ranges(power)
+    found = fit_tensors(loaded, inputs, "--data").preprocessing.tensors
+    assert found is not None and found.example().min() >= 0.5
+    others = fit_tensors(replace(loaded, module=nn.Flatten()), inputs, "--data").preprocessing.tensors
+    assert others is not None and others.example().min() < 0.5, "those that take any keep to normal ones"
 
 
 def test_a_data_set_of_dicts_is_as_good_as_a_file(tmp_path: Path) -> None:

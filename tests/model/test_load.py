@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from gati import zoo
@@ -402,6 +403,12 @@ def test_auxiliary_classifiers_that_a_checkpoint_lacks_are_left_out(tmp_path: Pa
     assert "missing key fc.bias, no unexpected" in error_of("torchvision:googlenet", tmp_path / "tuned.pt")
 
 
+def test_a_network_of_torchvision_that_asks_for_the_version_of_its_weights_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    torch.save(load_model("torchvision:mnasnet0_5").module.state_dict(), tmp_path / "tuned.pt")
+    assert load_model("torchvision:mnasnet0_5", tmp_path / "tuned.pt").note == ""
+
+
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "convnext_tiny.fb_in22k_ft_in1k_384"])
 def test_pictures_are_prepared_as_timm_prepares_them(name: str) -> None:
     """Some networks of timm stretch pictures to a square instead of cutting them."""
@@ -479,6 +486,15 @@ def test_files_are_remembered_by_absolute_paths(tmp_path: Path, monkeypatch: pyt
     loaded = load_model("mine.py:tiny", "weights.pt")
     assert loaded.source == f"{tmp_path / 'mine.py'}:tiny"
     assert loaded.checkpoint_path == str(tmp_path / "weights.pt")
+
+
+def test_weights_behind_a_link_are_found_again(tmp_path: Path) -> None:
+    """As in the cache of Hugging Face, where a file's own name is a hash."""
+    save_file(load_model(f"{HERE}:tiny").module.state_dict(), tmp_path / "0a1b2c")
+    (tmp_path / "model.safetensors").symlink_to("0a1b2c")
+    loaded = load_model(f"{HERE}:tiny", tmp_path / "model.safetensors")
+    again = load_model(loaded.source, loaded.checkpoint_path)
+    assert again.checkpoint_sha256 == loaded.checkpoint_sha256
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])

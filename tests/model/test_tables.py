@@ -90,6 +90,14 @@ def test_a_text_that_its_own_comma_cuts_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("sign", "called"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_a_table_with_other_signs_than_commas_is_one_line(tmp_path: Path, sign: str, called: str) -> None:
+    """It was said to hold texts with commas that are not quoted, or to have no column of texts."""
+    with pytest.raises(DataError) as refused:
+        read_lines(tmp_path, f'label{sign}"text"', f"a{sign}my card, please", f"b{sign}where is it?")
+    assert str(refused.value).endswith(f"texts.csv has {called} between its columns; write it with commas")
+
+
 def test_a_quote_that_is_not_closed_does_not_swallow_the_rest(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"a double quote in the last 3 lines is not closed, so they are one row"
