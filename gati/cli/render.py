@@ -177,7 +177,7 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
         )
     show(table, "memory")
     print(
-        f"certified: all these agreements hold together with {percent(points[0].confidence)} confidence"
+        f"certified: all these agreements hold together with {100.0 * points[0].confidence:g} % confidence"
         f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
     )
     if points[0].use > 1:

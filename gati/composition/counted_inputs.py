@@ -26,14 +26,18 @@ class CountedInputs:
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "certify_inputs"
 
-    def of(self, data: str) -> Identities | None:
+    def of(self, data: str, *, known: bool) -> Identities | None:
         """The inputs counted as `data`, sorted; None if an older Gati counted them and kept no record.
 
-        Raises LibraryError for a damaged file.
+        `known` says that there was a record. Raises LibraryError if it is gone or damaged.
         """
         path = self._path(data)
         if not path.is_file():
-            return None
+            if not known:
+                return None
+            raise LibraryError(
+                f"{path} is missing, so inputs that were counted before would count as new: restore a backup"
+            )
         try:
             found: Identities = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:

@@ -98,8 +98,9 @@ class EnteredAttempt:
     """An attempt to certify `composition` on `data`, both digests of their contents.
 
     `given` is the digest of the data as given; `data` differs if some inputs are no evidence after earlier
-    attempts. It is empty in entries of an older Gati, to which all were. `looks` is the number of looks
-    entered before it, as clocks may be set back; None in entries of an older Gati.
+    attempts. It is empty without a record of the inputs, as in entries of an older Gati, to which all were
+    evidence. `looks` is the number of looks entered before it, as clocks may be set back; None in entries of
+    an older Gati.
     """
 
     key: str
@@ -232,7 +233,8 @@ class Ledger:
         """
         with self._locked():
             entries = self._read()
-            records = {name: self._counted.of(name) for name in {each.data for each in entries.attempts}}
+            records = {each.data: self._inputs_of(each) for each in entries.looks}
+            records |= {each.data: self._inputs_of(each) for each in entries.attempts}
             earlier = [(each.data, each.given) for each in entries.attempts]
             part = part_to_count(earlier, records, data, inputs, grows=grows)
             key = _digest({"composition": composition, "data": part.data, "settings": settings})
@@ -243,12 +245,11 @@ class Ledger:
             if key not in [entry.key for entry in entries.attempts]:
                 new = EnteredAttempt(
                     key=key, composition=composition, data=part.data, at=self._now(),
-                    settings=dict(settings), given=data, looks=len(entries.looks),
+                    settings=dict(settings), given="" if inputs is None else data, looks=len(entries.looks),
                 )  # fmt: skip
                 entries = replace(entries, attempts=(*entries.attempts, new))
                 self._write(entries)
             number = 1 + [entry.key for entry in entries.attempts].index(key)
-            records |= {each.data: self._counted.of(each.data) for each in entries.looks}
             sharing = sharing_inputs(records, part.data)
             users = list(dict.fromkeys(each.composition for each in entries.attempts if each.data in sharing))
             entry = entries.attempts[number - 1]
@@ -285,6 +286,11 @@ class Ledger:
             renewed = replace(entry, results=(*entry.results, new))
             before, after = entries.attempts[:at], entries.attempts[at + 1 :]
             self._write(replace(entries, attempts=(*before, renewed, *after)))
+
+    def _inputs_of(self, entry: EnteredAttempt | EnteredLook) -> Identities | None:
+        """The inputs of an entry; None for an attempt of an older Gati, which kept no record."""
+        known = isinstance(entry, EnteredLook) or entry.given != ""
+        return self._counted.of(entry.data, known=known)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from gati.composition.engines import graphs_of
 from gati.composition.threads import as_measured, lacking_cores
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
+from gati.engine.threads import granted_threads
 from gati.errors import BackendError, CompositionError, LibraryError
 from gati.exploration.inspect import example_inputs
 from gati.exploration.library import Library, file_sha256
@@ -160,10 +161,11 @@ def load(
     `device` is the one the library was measured on unless given. This runs the model's own code, which the
     manifest names, and checks the checkpoint's sha256.
 
-    `threads` sets the number of threads that torch uses, for the whole process. None leaves that unchanged: a
-    backend that compiles graphs then uses the number that the composition was measured with, at most torch's,
-    if that was on this machine's processor and OMP_NUM_THREADS is not set. A warning is logged where that
-    number is not reached, or torch, as the backend, has another one.
+    `threads` sets the number of threads that torch uses, for the whole process. None leaves that unchanged,
+    or lowers it to the CPU quota of a container or unit if OMP_NUM_THREADS is not set. A backend that
+    compiles graphs then uses the number that the composition was measured with, at most torch's, if that was
+    on this machine's processor and OMP_NUM_THREADS is not set. A warning is logged where that number is not
+    reached, or torch, as the backend, has another one.
 
     Raises:
         LibraryError: no library, one of a newer format, or one made from another checkpoint.
@@ -282,8 +284,9 @@ def _device_of(library: Library) -> torch.device:
 
 
 def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
+    if threads is not None and threads < 1:
         raise BackendError(f"threads is {threads}; give at least 1")
-    torch.set_num_threads(threads)
+    wanted = threads or granted_threads()
+    # Without need it is not set again: new threads would then get the number of this one.
+    if threads is not None or wanted < torch.get_num_threads():
+        torch.set_num_threads(wanted)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from gati.composition.costs import to_measure
 from gati.composition.networks import plain_graph
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
+from gati.cores import core_count
 from gati.costs.hardware import conditions_here, processor_name
 from gati.documents import DocumentKind, values_of
 from gati.errors import BackendError, LibraryError
@@ -45,12 +46,10 @@ class _Timed:
 
 
 def using_threads(count: int | None) -> AbstractContextManager[None]:
-    """As `on_threads` of the engine; None leaves the number as it is."""
-    if count is None:
-        return nullcontext()
-    from gati.engine.threads import on_threads
+    """As `on_threads` of the engine; None means `on_granted_threads`."""
+    from gati.engine.threads import on_granted_threads, on_threads
 
-    return on_threads(count)
+    return on_granted_threads() if count is None else on_threads(count)
 
 
 def as_measured(measured_on: Conditions | None, device: str) -> int | None:
@@ -59,13 +58,11 @@ def as_measured(measured_on: Conditions | None, device: str) -> int | None:
     None if that is not known or was on another processor, if fewer cores are usable, on a GPU, and if
     OMP_NUM_THREADS names a number for the whole process.
     """
-    from gati.engine.threads import usable_cores
-
     if measured_on is None or not device.startswith("cpu") or os.environ.get("OMP_NUM_THREADS"):
         return None
     if measured_on.processor != processor_name(device):
         return None
-    return measured_on.threads if 0 < measured_on.threads <= len(usable_cores()) else None
+    return measured_on.threads if 0 < measured_on.threads <= core_count() else None
 
 
 def as_recorded(library: Library, measured_on: Conditions | None = None) -> int | None:
@@ -168,9 +165,8 @@ def numbers_to_try(cores: int) -> list[int]:
 def _times(library: Library, backend: str, pieces: Pieces, notes: list[str]) -> dict[int, float]:
     """Milliseconds of the plain network on a backend, by number of threads; `notes` as for `by_turns_ms`."""
     from gati.costs.graph import by_turns_ms
-    from gati.engine.threads import usable_cores
 
-    numbers, graphs = numbers_to_try(len(usable_cores())), []
+    numbers, graphs = numbers_to_try(core_count()), []
     to_measure(library, pieces, offers_itself=True)  # cut now as it will be for all graphs, to share pieces
     make = _maker(library, backend, pieces)
     for count in numbers:

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import torch
 
+from gati.cores import core_count
 from gati.costs.hardware import cpu_name
-from gati.engine.threads import usable_cores
 from gati.evaluation.bench_result import BenchMachine
 from gati.version import __version__
 
@@ -20,7 +20,7 @@ def machine_here(device: torch.device, threads: int) -> BenchMachine:
     """Return what is known of this machine; `threads` is the number that torch uses."""
     return BenchMachine(
         cpu=cpu_name(),
-        cores=len(usable_cores()),
+        cores=core_count(),
         threads=threads,
         system=f"{platform.system()} {platform.machine()}",
         load_average=tuple(round(value, 2) for value in os.getloadavg()),

@@ -21,6 +21,7 @@ from torch import Tensor
 from gati.composition.binomial import check_confidence
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
+from gati.engine.threads import on_granted_threads
 from gati.errors import DataError, GatiError, one_line
 from gati.evaluation.diagnosis import (
     CheapestLookup,
@@ -60,6 +61,7 @@ _BUDGET_S = 25 * 60.0
 T = TypeVar("T")
 
 
+@on_granted_threads()
 def doctor(
     model: str | Path,
     checkpoint: str | Path | None = None,
@@ -344,8 +346,7 @@ def _evenly(length: int, count: int) -> NDArray[np.int64]:
 
 
 def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: _Examination) -> _Cut:
-    example = answered.example[:2]
-    example = example if len(example) == 2 else torch.cat((example, example))
+    example = torch.cat((answered.example, answered.example))[:2]
     places = find_places(loaded.module, pattern, example, wanted(None, pattern, 1).variants)
     if places.note:
         examination.note("blocks", places.note)
@@ -354,8 +355,7 @@ def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examinat
 
 
 def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
-    measured = {engine.name: engine.base_ms for engine in engines if engine.base_ms}
-    return Rates(answered.answer_s, measured)
+    return Rates(answered.answer_s, {each.name: each.base_ms for each in engines if each.base_ms})
 
 
 def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
+from gati.composition.binomial import (
+    agreement_lower_bound,
+    check_confidence,
+    p_value,
+    required_inputs,
+)
 from gati.composition.certificate import ClassCounts
 from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.errors import CompositionError
+from gati.units import at_least
 
 levels = st.sampled_from((0.5, 0.9, 0.97, 0.99, 0.999))
 deltas = st.sampled_from((0.01, 0.05, 0.2))
@@ -102,6 +108,12 @@ def test_impossible_values_are_refused(accuracy, delta, path, message):
 
 
 # Class by class -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 95, float("nan")])
+def test_a_confidence_is_neither_none_at_all_nor_certainty(confidence):
+    with pytest.raises(CompositionError, match="must lie strictly between 0 and 1, such as 0.95"):
+        check_confidence(confidence)
 
 
 def test_a_setting_passes_only_if_every_class_does():
@@ -248,6 +260,9 @@ def test_a_share_of_delta_is_what_p_values_are_compared_with():
     document = certify([(0, 400)], 0.99, 0.05, share=0.1).to_json()
     assert (document["level"], document["required_inputs"]) == (pytest.approx(0.005), 528)
     assert "it takes at least 528" in document["sentence"]
+    limit = agreement_lower_bound(20, 1000, 0.005)
+    failed = certify([(20, 1000)], 0.99, 0.05, share=0.1).sentence()
+    assert failed.endswith(f"which certifies {at_least(limit)} %.") and limit < 0.968
     with pytest.raises(CompositionError, match="share of delta is 1.5"):
         certify([(0, 400)], 0.99, 0.05, share=1.5)
 

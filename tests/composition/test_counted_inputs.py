@@ -47,6 +47,8 @@ def test_inputs_of_earlier_attempts_are_not_new_in_other_data(ledger: Ledger) ->
     )
     disjoint = entered(ledger, slice(200, 300), "third")
     assert disjoint.rows is None and disjoint.note == ""
+    grown = entered(ledger, slice(0, 350), "all of them and more")
+    assert grown.rows is not None and grown.rows.tolist() == [*range(160, 200), *range(300, 350)]
 
 
 def test_the_same_data_again_is_the_same_attempt_and_counts_the_same_inputs(ledger: Ledger) -> None:
@@ -111,6 +113,21 @@ def test_a_damaged_record_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     np.save(path, np.arange(3.0))
     with pytest.raises(LibraryError, match="holds no identities of inputs; restore a backup"):
         entered(ledger, slice(0, 200), "second")
+
+
+def test_a_record_that_is_gone_is_not_one_that_never_was(ledger: Ledger, tmp_path: Path) -> None:
+    """Without it, whoever leaves out the inputs that an attempt has lost certifies on the others again."""
+    entered(ledger, slice(0, 100), "first")
+    ledger.look("b", "test", INPUTS[200:300])
+    for name in ("first", "test"):
+        path = tmp_path / "certify_inputs" / f"{name}.npy"
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(LibraryError, match=f"{name}.npy is missing, so inputs that were counted before"):
+            entered(ledger, slice(10, 250), "second")
+        path.write_bytes(content)
+    assert len(ledger.attempts) == 1
+    assert entered(ledger, slice(10, 250), "second").compositions == 2
 
 
 # The promise ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import gati
 from gati.cli import run
-from gati.composition.binomial import required_inputs
+from gati.composition.binomial import rate_upper_bound, required_inputs
 from gati.composition.certified import propose
 from gati.composition.compose import compose, compose_best, compose_library
 from gati.composition.composition import Composition
@@ -126,7 +126,10 @@ def test_they_are_counted_beside_the_own_split_as_the_engine_answers(library: Li
                 mine != base.class_index for mine, base in zip(answers, engine.base(x), strict=True)
             )
     assert certificate.losses == losses
-    assert certificate.accuracy_drop.n == own  # labels of further inputs are not asked for
+    drop = certificate.accuracy_drop
+    assert drop is not None and drop.n == own  # labels of further inputs are not asked for
+    part = certificate.level / certificate.settings
+    assert drop.upper_bound == pytest.approx(rate_upper_bound(drop.became_wrong, own, part))
 
 
 def test_labels_make_no_difference(library: Library, tmp_path: Path) -> None:

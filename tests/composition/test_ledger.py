@@ -14,7 +14,14 @@ import pytest
 from gati import documents
 from gati.composition.certificate import EngineWalk, WalkedOn, ordinal
 from gati.composition.compose import compose
-from gati.composition.ledger import Ledger, enter_use, share_of_attempt, split_identity
+from gati.composition.composition import Composition
+from gati.composition.ledger import (
+    Ledger,
+    composition_identity,
+    enter_use,
+    share_of_attempt,
+    split_identity,
+)
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
 from gati.composition.walk import certify as walk
@@ -22,6 +29,7 @@ from gati.documents import values_of
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
 from tests.composition.libraries import make_library
+from tests.engine.served import make_served
 
 pytestmark = pytest.mark.usefixtures("unbounded")
 
@@ -134,6 +142,26 @@ def test_looks_take_no_share_and_make_no_input_old(ledger: Ledger) -> None:
 def test_a_ledger_of_an_older_gati_has_no_looks(ledger: Ledger) -> None:
     ledger.path.write_text('{"format": 1, "uses": [], "attempts": []}')
     assert ledger.looks == ()
+
+
+def test_whatever_determines_answers_makes_another_composition(tmp_path: Path) -> None:
+    """Of one with the same identity, the same data counts as the same attempt, at no share of delta."""
+    directory = make_served(tmp_path)
+    library = Library(directory)
+    own = Composition.load(library.composition_path())
+    first, second = own.exits
+    others = [
+        replace(own, checkpoint_sha256="ab" * 32),
+        replace(own, backend="openvino-int8"),
+        replace(own, graph_sha256="cd" * 32),
+        replace(own, exits=(first,)),
+        replace(own, exits=(first, replace(second, threshold=float(np.nextafter(second.threshold, 1.0))))),
+    ]
+    found = [composition_identity(library, each) for each in (own, *others)]
+    library.cache_path(first.trial_id).write_bytes(library.cache_path(second.trial_id).read_bytes())
+    found.append(composition_identity(library, own))
+    assert len(set(found)) == 7
+    assert composition_identity(library, replace(own, name="another", note="told")) == found[-1]
 
 
 def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:

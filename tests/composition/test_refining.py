@@ -22,7 +22,7 @@ from gati.composition.refining import refined, wrong_in_between
 from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
 from gati.composition.risk import smoothed_loss
 from gati.composition.verdicts import count_losses
-from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.exploration.library import CERTIFY, SELECT, Library, TrialOutcomes
 from tests.composition.libraries import make_library
 from tests.composition.test_coarse_engines import Coarse
 
@@ -102,10 +102,12 @@ def test_where_exits_change_the_old_ones_are_loosened_first() -> None:
     assert loosened >= 5
 
 
-def proposed(folder: Path, seed: int, each: int) -> tuple[Library, Coarse, Proposal]:
+def proposed(
+    folder: Path, seed: int, each: int, *, accuracy: float = ACCURACY, per_class: bool = False
+) -> tuple[Library, Coarse, Proposal]:
     library = make_library(folder, quality=4.0, inputs=INPUTS, certify=INPUTS, seed=seed)
     engine = Coarse(library, each=each)
-    wanted = Settings(accuracy=ACCURACY, slowdown=None)
+    wanted = Settings(accuracy=accuracy, slowdown=None, per_class=per_class)
     return library, engine, propose(library, wanted, ["inline"], EngineOutcomes(library, SELECT, engine), 400)
 
 
@@ -127,6 +129,50 @@ def test_a_walk_ends_where_one_that_counts_every_setting_ends(
     assert position == (None if every < 0 else every)
     if position is not None:
         assert (certificate.losses, certificate.inputs) == counts[position]
+
+
+@pytest.mark.slow
+def test_a_setting_that_loses_more_than_both_its_neighbours_ends_the_walk(tmp_path: Path) -> None:
+    """The cache is wrong on the inputs that leave first, right on those after, which the engine loses."""
+    library = make_library(tmp_path, variants=1, quality=4.0, inputs=INPUTS, certify=INPUTS)
+    alone = [
+        replace(each, status="trained" if each.block_index == 1 else "skipped") for each in library.trials
+    ]
+    library.write_trials(alone, list(library.operating_points))
+    library = Library.open(library.directory)
+    engine = Coarse(library, each=10**6)
+    wanted = Settings(accuracy=ACCURACY, slowdown=None)
+    proposal = propose(library, wanted, ["inline"], EngineOutcomes(library, SELECT, engine), INPUTS)
+    strict, loose = next((a, b) for a, b in pairwise(proposal.main[1:]) if b - a > 4)
+    base, (trial,) = library.base_outcomes(), [each.trial_id for each in proposal.candidates[loose]]
+    score = library.outcomes(trial).score.copy()
+    high, low = (proposal.candidates[at][0].threshold for at in (strict, loose))
+    certify = np.flatnonzero(base.split == CERTIFY)
+    first, second, others = certify[:8], certify[8:16], certify[16:]
+    score[others] = high + 1.0
+    score[first], score[second] = high - 0.1 * (high - low), low + 0.1 * (high - low)
+    predicted = base.base_class.copy()
+    predicted[first] += 1
+    library.write_outcomes(trial, TrialOutcomes(score, predicted))
+    engine._lost[:] = False
+    engine._lost[second] = True
+    split = EngineOutcomes(library, CERTIFY, engine)
+    lost = [
+        count_losses(library, wanted, proposal.candidates[at], split)[0].losses for at in range(loose + 1)
+    ]
+    assert (lost[strict], max(lost[strict:loose]), lost[loose]) == (8, 16, 8)
+    _, position = proposal.walk(split)
+    assert position is not None and strict <= position < loose
+
+
+@pytest.mark.slow
+def test_a_walk_that_certifies_every_class_counts_every_setting(tmp_path: Path) -> None:
+    """That two neighbours pass says nothing of a class in between."""
+    library, engine, proposal = proposed(tmp_path, seed=2, each=100, accuracy=0.6, per_class=True)
+    assert len(proposal.path) > len(proposal.main)
+    certificate, position = proposal.walk(EngineOutcomes(library, CERTIFY, engine))
+    assert position is not None and position > proposal.main[2]
+    assert len(certificate.tested) == min(position + 2, len(proposal.path))
 
 
 @pytest.mark.slow

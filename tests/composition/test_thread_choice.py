@@ -23,7 +23,6 @@ from gati.composition.threads import fastest_number, fewest_as_fast, numbers_to_
 from gati.costs import graph as graph_costs
 from gati.costs import hardware
 from gati.costs.hardware import conditions_here
-from gati.engine import threads as engine_threads
 from gati.engine.backends import Graph
 from gati.errors import BackendError
 from gati.exploration.library import Library
@@ -115,7 +114,7 @@ def test_each_number_is_timed_with_that_many_threads(
 ) -> None:
     pytest.importorskip("onnxruntime")
     before, made, ran = torch.get_num_threads(), [], []
-    monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(range(3)))
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(3)))
     plain = threads.plain_graph
 
     def making(*given) -> Graph:
@@ -177,7 +176,7 @@ def test_a_library_is_composed_with_the_threads_it_was_explored_with(
 
     for module in (composing, frontier):
         monkeypatch.setattr(module, "choose_backend", told)
-    monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(range(64)))
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(64)))
     for set_for_all in (False, True):
         monkeypatch.setenv("OMP_NUM_THREADS", str(here))
         if not set_for_all:
