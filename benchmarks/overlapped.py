@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from gati.composition.load import Served, open_served
+from gati.cores import usable_cores
 from gati.engine.cores import check_lookup_cores
-from gati.engine.threads import usable_cores
 from gati.errors import GatiError
 from gati.evaluation.bench import float32_classes
 from gati.evaluation.timing import BenchEntry, measure_latency

@@ -14,6 +14,7 @@ from pathlib import Path
 import uvloop
 
 from gati.allocation import return_freed_memory
+from gati.cores import core_count
 from gati.errors import ConfigError, UnavailableError
 from gati.pipelines import (
     CacheLibrary,
@@ -29,7 +30,7 @@ from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
-from services.cores import core_count, own_cores
+from services.cores import own_cores
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.model_settings import ModelSettings

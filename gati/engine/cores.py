@@ -7,11 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 
-from gati.engine.threads import usable_cores
+from gati.cores import usable_cores, within_quota
 from gati.errors import BackendError
+
+
+class Part(NamedTuple):
+    """A part of the cores, and how many threads may compute on it at a time."""
+
+    cores: set[int]
+    threads: int
 
 
 class ReservedCores:
@@ -96,24 +104,26 @@ class ReservedCores:
         if self._thread is not threading.current_thread():
             self._owed = True
             if self._thread.is_alive():
-                pin(self._left_cores(), self._thread.native_id or 0)
+                pin(self._left_over().cores, self._thread.native_id or 0)
         elif self._shares:
             self._confine()
         else:
             self._release()
 
     def _confine(self) -> None:
-        left = self._left_cores()
+        left, most = self._left_over()
         pin(left)
-        self._left = min(self._threads, len(left))
+        self._left = min(self._threads, most)
         torch.set_num_threads(self._left)
 
     def _release(self) -> None:
         pin(self._cores)
         torch.set_num_threads(self._threads)
 
-    def _left_cores(self) -> set[int]:
-        return divided(self._cores, max(self._shares.values()))[0] if self._shares else self._cores
+    def _left_over(self) -> Part:
+        if not self._shares:
+            return Part(self._cores, self._threads)
+        return divided(self._cores, max(self._shares.values()))[0]
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, False
@@ -156,7 +166,7 @@ def check_lookup_cores(count: int, device: torch.device) -> None:
             f"lookup_cores is {count}, but on {device} lookups run on a stream, not on cores: leave it out"
         )
     if count > (most := most_lookup_cores()):
-        usable = len(reserved_here().cores)
+        usable = within_quota(len(reserved_here().cores))
         raise BackendError(
             f"lookup_cores is {count}, but of the usable cores ({usable}) the network needs at least one: "
             f"give at most {most}"
@@ -168,16 +178,22 @@ def most_lookup_cores() -> int:
 
     What is open in this thread already reserves none of them: lookups share cores.
     """
-    return max(1, len(reserved_here().cores) - 1)
+    return max(1, within_quota(len(reserved_here().cores)) - 1)
 
 
-def divided(cores: set[int], wanted: int) -> tuple[set[int], set[int]]:
-    """The cores of the calling thread, at least one, and the last ones, those of lookups."""
-    *most, last = sorted(cores)
-    if not most:
-        return cores, cores
-    kept = max(1, len(cores) - wanted)
-    return set(most[:kept]), {*most[kept:], last}
+def divided(cores: set[int], wanted: int) -> tuple[Part, Part]:
+    """The part of the calling thread, and that of lookups, which have the last cores.
+
+    Each has at least one thread. Where a quota grants the time of fewer cores, both may run on all of them:
+    the last ones are also those of the lookups in other containers of this machine.
+    """
+    count = within_quota(len(cores))
+    theirs = min(wanted, max(1, count - 1))
+    ours = max(1, count - theirs)
+    if len(cores) == 1 or count < len(cores):
+        return Part(cores, ours), Part(cores, theirs)
+    ordered = sorted(cores)
+    return Part(set(ordered[:ours]), ours), Part(set(ordered[ours:]), theirs)
 
 
 def pin(cores: set[int], thread: int = 0) -> None:

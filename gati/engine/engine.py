@@ -283,6 +283,8 @@ class Engine:
                 "this engine was made in another process, whose threads a forked one does not have; start "
                 "processes with spawn, or call torch.set_num_threads(1) in this one"
             )
+        if isinstance(x, Tensor) and x.is_nested:
+            raise DataError("the network takes dense tensors, got a nested one; stack inputs of one shape")
         if self._lengths is not None and isinstance(x, Tensor):
             x = self._lengths.padded(x)
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gati.engine.cores import ReservedCores, divided, pin, reserved_here
+from gati.engine.cores import Part, ReservedCores, divided, pin, reserved_here
 from gati.engine.exits import Lookup
 from gati.engine.threads import limit_threads
 
@@ -114,7 +114,8 @@ class WorkerLookups(ParallelLookups):
     """A worker thread pinned to the last `cores` of the process; the calling thread keeps the others.
 
     The worker uses as many torch threads as it has cores, the calling thread at most as many as remain. At
-    least one core remains, so the worker may get fewer than `cores`; a single core serves both.
+    least one core remains, so the worker may get fewer than `cores`; a single core serves both. A quota
+    of time is divided in the same way, see `divided`.
 
     `answer` waits for the worker as long as the lookup's best time so far, then the calling thread runs the
     lookup itself. So even if the worker's cores are busy, `answer` takes about twice as long as the lookup.
@@ -211,11 +212,11 @@ def _end(inbox: SimpleQueue[_Work | None], reserved: ReservedCores, share: objec
     reserved.remove(share)
 
 
-def _serve(inbox: SimpleQueue[_Work | None], cores: set[int], started: threading.Event) -> None:
+def _serve(inbox: SimpleQueue[_Work | None], part: Part, started: threading.Event) -> None:
     """The worker's loop; it knows nothing of its `WorkerLookups`, so that these can be collected."""
     try:
-        pin(cores)
-        limit_threads(len(cores))
+        pin(part.cores)
+        limit_threads(part.threads)
     finally:
         started.set()  # else `open` would wait for ever
     with torch.inference_mode():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from gati.cores import core_count, usable_cores, within_quota
+
 _CHANGES = threading.Lock()
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -41,27 +43,36 @@ def on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def granted_threads() -> int:
+    """The number of threads that torch uses now, or fewer if this process may use the time of fewer cores.
+
+    torch counts the cores of the whole machine, whatever the quota of a container. A number in
+    OMP_NUM_THREADS holds.
+    """
+    count = torch.get_num_threads()
+    return count if os.environ.get("OMP_NUM_THREADS") else within_quota(count)
+
+
+@contextmanager
+def on_granted_threads() -> Iterator[None]:
+    """As `on_threads`, on `granted_threads`."""
+    with on_threads(granted_threads()):
+        yield
+
+
 def one_thread() -> AbstractContextManager[None]:
     """As `on_threads`, on a single one."""
     return on_threads(1)
 
 
-def usable_cores() -> set[int]:
-    """The cores that the calling thread may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
-
-
 def takes_every_core(count: int) -> bool:
-    """Whether that many threads, more than one, keep every core of the machine busy, and may run on each.
+    """Whether that many threads, more than one, keep every core of the machine busy, and may do so.
 
     Hardware threads that share a core count once: networks get no faster with two on a core.
     """
-    usable = usable_cores()
-    if count < 2 or len(usable) < (os.cpu_count() or 1):
+    if count < 2 or core_count() < (os.cpu_count() or 1):
         return False
-    return count >= len({_siblings(core) for core in usable})
+    return count >= len({_siblings(core) for core in usable_cores()})
 
 
 def _siblings(core: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import uvloop
 
+from gati.engine.threads import granted_threads
 from gati.errors import EvictError, UnavailableError
 from gati.evict.engine.access import AccessFile
 from gati.evict.engine.decoder import Decoder, DecoderSettings
@@ -87,8 +88,7 @@ def serve_completions(
     """
     logs.configure("completions", config.log_level)
     check_exposure(config)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or granted_threads())
     app, engine = completions_app(settings, config)
     listening = listen(config)
     keep_for_good()

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from services.cores import core_count
+from gati.cores import core_count
 from services.invalid import Name
 from services.model_settings import ModelSettings
 from services.process import ProcessSettings

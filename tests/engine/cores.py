@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+
+from gati import cores
 
 
 class Cores:
@@ -41,3 +44,11 @@ def _thread(native_id: int) -> threading.Thread:
     if not native_id:
         return threading.current_thread()
     return next(each for each in threading.enumerate() if each.native_id == native_id)
+
+
+def grant(count: float, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make it seem that the container has a quota of `count` cores; its control groups are in `folder`."""
+    patch.setattr(cores, "_GROUPS", folder)
+    patch.setattr(cores, "_OWN_GROUPS", folder / "cgroup")
+    (folder / "cgroup").write_text("0::/\n", encoding="ascii")
+    (folder / "cpu.max").write_text(f"{round(count * 100_000)} 100000\n", encoding="ascii")

@@ -207,6 +207,12 @@ def test_sparse_inputs_are_refused(layout: torch.layout) -> None:
         ENGINE(inputs(1).to_sparse(layout=layout))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_are_refused() -> None:
+    with pytest.raises(DataError, match="got a nested one; stack inputs of one shape"):
+        ENGINE(torch.nested.nested_tensor([*inputs(2)]))
+
+
 def test_unknown_backends_and_placements_are_refused() -> None:
     with pytest.raises(BackendError, match="unknown backend 'abacus'; choose one of auto, .*torch"):
         Engine(TRACED, backend="abacus")

@@ -5,30 +5,36 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import gati
 from gati.composition.load import load, open_served
-from gati.costs.hardware import cpu_name
+from gati.composition.threads import using_threads
+from gati.costs.hardware import conditions_here, cpu_name
 from gati.engine import threads as engine_threads
 from gati.engine.backends import BACKENDS, Graph, GraphBackend, openvino
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.engine.threads import one_thread, takes_every_core
+from gati.engine.threads import limit_threads, on_granted_threads, one_thread, takes_every_core
+from gati.errors import DataError
 from gati.types import Conditions
 from services.inference.opening import Opener
 from services.inference.settings import InferenceSettings
-from tests.engine.cores import Cores
+from tests.engine.cores import Cores, grant
 from tests.engine.networks import CLASSES, traced_network
-from tests.engine.served import exit_at, rewrite
+from tests.engine.served import SOURCE, exit_at, images, rewrite
 from tests.engine.test_graph_backends import exits, requests
+from tests.waiting import LONG_S
 
 OURS, RECORDED = 3, 2  # threads of torch here, and those that the composition was measured with
 
@@ -55,7 +61,7 @@ class Counting(GraphBackend):
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(range(4)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(OURS)
     yield
@@ -86,6 +92,14 @@ def test_an_engine_compiles_for_the_number_that_was_measured(directory: Path, co
     with one_thread():
         served.engine.twin()  # one of many workers
     assert compiled[3:] == [1]
+
+
+def test_an_engine_makes_no_folder_where_its_library_was(directory: Path, compiled: list[int]) -> None:
+    """It stored a graph there, so that a library moved to that place went into the folder."""
+    engine = load(directory)
+    directory.rename(directory.with_name("moved"))
+    engine.base(engine.traced.example())
+    assert len(compiled) == 2 and not directory.exists()
 
 
 def test_a_number_that_is_given_comes_first(directory: Path, compiled: list[int]) -> None:
@@ -231,6 +245,84 @@ def test_a_version_on_fewer_threads_takes_no_workers_from_its_base_model(
     assert found == {True: RECORDED, False: OURS}
 
 
+# CPU quotas: torch counts the cores of the whole machine ----------------------------------------------------
+
+
+def test_a_quota_limits_the_threads_of_an_engine(
+    directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container with a quota, all threads of an engine stopped for most of each tenth of a second."""
+    grant(1.2, tmp_path, monkeypatch)
+    assert load(directory).threads == 1
+    assert compiled == [1] and torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("given", ["threads", "OMP_NUM_THREADS"])
+def test_a_number_that_is_given_comes_before_a_quota(
+    given: str, directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(1, tmp_path, monkeypatch)
+    if given != "threads":
+        monkeypatch.setenv(given, str(OURS))
+    load(directory, threads=OURS if given == "threads" else None)
+    assert compiled == [OURS] and torch.get_num_threads() == OURS
+
+
+def test_a_quota_leaves_a_program_that_needs_less_alone(
+    directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading in a thread with a number of its own changes the number of no other thread."""
+    grant(2, tmp_path, monkeypatch)
+    torch.set_num_threads(2)
+
+    def opened() -> int:
+        limit_threads(1)
+        return load(directory).threads
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(opened).result(LONG_S) == 1
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(torch.get_num_threads).result(LONG_S) == 2
+
+
+def test_verbs_that_measure_heed_a_quota(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container with two of 64 cores, everything was measured with 64 threads."""
+    grant(2, tmp_path, monkeypatch)
+    np.savez(tmp_path / "val.npz", images=images(8))
+    found: list[int] = []
+
+    def told(*_: Any, **__: Any) -> None:
+        found.append(torch.get_num_threads())
+        raise DataError("enough")
+
+    for name in (
+        "exploration.explore.settings_of",
+        "exploration.further.RunState",
+        "evaluation.doctor.trace",
+    ):
+        monkeypatch.setattr(f"gati.{name}", told)
+    for verb in (
+        partial(gati.explore, f"{SOURCE}:Network", data=tmp_path / "val.npz", out=tmp_path / "out"),
+        partial(gati.explore_more, directory, epochs=1),
+    ):
+        with pytest.raises(DataError, match="enough"):
+            verb()
+    gati.doctor(f"{SOURCE}:Network", size=(6, 6))
+    assert found == [2, 2, 2] and torch.get_num_threads() == OURS
+
+
+def test_measuring_heeds_a_quota_and_leaves_the_number_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(2, tmp_path, monkeypatch)
+    for measuring in (using_threads(None), on_granted_threads()):
+        with measuring:
+            assert torch.get_num_threads() == conditions_here("cpu").threads == 2
+        assert torch.get_num_threads() == OURS
+
+
 Siblings = Callable[[dict[int, str]], None]
 
 
@@ -244,7 +336,7 @@ def siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Siblings:
             place.mkdir(parents=True)
             (place / "thread_siblings_list").write_text(f"{text}\n")
         monkeypatch.setattr(engine_threads, "_TOPOLOGY", tmp_path)
-        monkeypatch.setattr(engine_threads, "usable_cores", lambda: set(listed))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(listed), raising=False)
         monkeypatch.setattr(os, "cpu_count", lambda: len(listed))
 
     return make
@@ -255,8 +347,18 @@ def test_all_cores_are_taken_by_as_many_threads_as_there_are_cores(
 ) -> None:
     siblings({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
     assert [takes_every_core(count) for count in (1, 2, 3, 4)] == [False, True, True, True]
-    monkeypatch.setattr(engine_threads, "usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert not takes_every_core(2), "others have the rest of the machine"
+
+
+def test_with_a_quota_others_have_the_rest_of_the_machine(
+    siblings: Siblings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siblings({core: str(core) for core in range(4)})
+    grant(3.9, tmp_path, monkeypatch)
+    assert takes_every_core(4)
+    grant(3, tmp_path, monkeypatch)
+    assert not takes_every_core(4)
 
 
 def test_without_a_list_each_core_is_one(siblings: Siblings, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gati.engine.placement import WorkerLookups
 from gati.engine.threads import let_others_first, limit_threads, one_thread, work_alongside
 from gati.errors import BackendError
 from services.inference.runner import open_runner
-from tests.engine.cores import Cores
+from tests.engine.cores import Cores, grant
 from tests.engine.networks import exits as overlapped_exits
 from tests.engine.networks import traced_network
 from tests.engine.test_graph_backends import exits, requests
@@ -162,6 +163,35 @@ def test_overlapped_lookups_have_the_last_cores_and_as_many_threads(
         thread.pop(threading.current_thread(), None)
     assert list(counts.values()) == [len(theirs)]
     assert list(cores.bound.values()) == [[theirs]]
+
+
+@pytest.mark.parametrize(
+    ("quota", "wanted", "ours", "theirs"),
+    [(2, 1, 1, 1), (4, 1, 3, 1), (4, 3, 1, 3), (4, 8, 1, 3), (1, 1, 1, 1)],
+)
+def test_where_a_quota_limits_time_lookups_have_a_part_of_it_on_any_core(
+    quota: int, wanted: int, ours: int, theirs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups of all containers on a machine were pinned to its last cores."""
+    cores = Cores.instead(8, monkeypatch)
+    grant(quota, tmp_path, monkeypatch)
+    counts: list[int] = []
+    counted = threading.Event()
+
+    def lookup(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        counts.append(torch.get_num_threads())
+        counted.set()
+        return hidden, hidden.sum().reshape(1)
+
+    with WorkerLookups(wanted) as lookups:
+        assert cores.ours == (set(range(8)), min(3, ours))
+        assert most_lookup_cores() == max(1, quota - 1)
+        lookups.submit(lookup, torch.ones(1, 1))
+        assert counted.wait(LONG_S)
+        lookups.answer()
+    assert cores.ours == (set(range(8)), 3)
+    assert counts[0] == theirs
+    assert {frozenset(each) for bound in cores.bound.values() for each in bound} == {frozenset(range(8))}
 
 
 @pytest.mark.parametrize(

@@ -9,56 +9,23 @@ from typing import Any
 
 import pytest
 
-from services import cores
+from services.cores import own_cores
 from services.inference.settings import InferenceSettings
 from services.serve import ThisMachine
+from tests.engine.cores import Cores, grant
 
 
-@pytest.mark.parametrize(
-    ("quota", "count"),
-    [(None, 8), ("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1), ("6400000 100000", 8)],
-)
+@pytest.mark.parametrize(("quota", "count"), [(None, 8), (2, 2), (0.1, 1)])
 def test_only_the_cores_that_it_may_use_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, count: int
 ) -> None:
     """In a container with two of 64 cores, each model had 64 threads and answered 64 requests at a time."""
-    if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("needs Linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(40, 48)))
+    Cores.instead(8, monkeypatch)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path)
-    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "cgroup")
     if quota is not None:
-        (tmp_path / "cpu.max").write_text(f"{quota}\n", encoding="ascii")
+        grant(quota, tmp_path, monkeypatch)
     assert InferenceSettings(name="m", model="x:y").thread_count == count
     assert ThisMachine().threads(1) == count and ThisMachine().threads(3) == max(1, count // 3)
-
-
-@pytest.mark.parametrize(
-    ("own", "count"),
-    [
-        ("0::/system.slice/gati.service\n", 2),
-        ("1:cpu:/elsewhere\n0::/system.slice/gati.service\n", 2),
-        ("0::/system.slice/other.service\n", 4),  # that of the slice
-        ("0::/\n", 8),
-        ("", 8),
-    ],
-)
-def test_the_quota_of_a_unit_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, count: int
-) -> None:
-    """With `CPUQuota=200%` each model had as many threads as the machine has cores."""
-    if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("needs Linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "cgroup")
-    unit = tmp_path / "groups" / "system.slice" / "gati.service"
-    unit.mkdir(parents=True)
-    (unit / "cpu.max").write_text("200000 100000\n", encoding="ascii")
-    (unit.parent / "cpu.max").write_text("400000 100000\n", encoding="ascii")
-    (tmp_path / "cgroup").write_text(own, encoding="ascii")
-    assert cores.core_count() == count
 
 
 def test_replicas_on_one_machine_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +33,10 @@ def test_replicas_on_one_machine_have_cores_of_their_own(monkeypatch: pytest.Mon
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("needs Linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 2, 3, 5, 7, 8, 9})
-    parts = [cores.own_cores(replica, 3) for replica in range(3)]
+    parts = [own_cores(replica, 3) for replica in range(3)]
     assert parts == [(1, 2), (3, 5), (7, 8, 9)]
-    assert cores.own_cores(0, 1) == (1, 2, 3, 5, 7, 8, 9)
-    assert cores.own_cores(0, 4) is None, "on one core, nothing runs next to anything"
+    assert own_cores(0, 1) == (1, 2, 3, 5, 7, 8, 9)
+    assert own_cores(0, 4) is None, "on one core, nothing runs next to anything"
     settings = [InferenceSettings(name="m", model="x:y", replica=replica, replicas=3) for replica in (0, 2)]
     given = [vars(ThisMachine().host(each))["_settings"].cores for each in settings]
     assert given == [(1, 2), (7, 8, 9)]

@@ -152,8 +152,8 @@ class GraphBackend(Backend):
         if kept is not None and (stored := _read(kept)) is not None:
             return self._compiled_from(kept, stored, threads)
         (model,) = self.assembled(traced, [exits], outputs_kind)
-        if kept is not None:
-            with suppress(StorageError):  # the library may be read-only; the next engine converts again
+        if kept is not None and kept.parent.parent.is_dir():  # else the library has moved
+            with suppress(StorageError):  # it may be read-only; the next engine converts again
                 atomic_write_bytes(kept, model)
         return self.compile(model, threads)
 
