@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from gati.errors import VariantError, first_line
+from gati.errors import GatiError, VariantError, first_line, one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,6 +46,7 @@ _GROUPS = {"default": DEFAULT_VARIANTS, "published": PUBLISHED_VARIANTS}
 
 _PREDICTORS: dict[str, Builder] = {}
 _READS: dict[str, Reads] = {}
+_OF_ARGUMENTS = (TypeError, ValueError, RuntimeError)  # whose messages speak for themselves
 _VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*\))?\s*$")
 
 
@@ -115,10 +116,15 @@ def build_predictor(variant: str, hidden_shape: tuple[int, ...], classes: int) -
             "feature maps (C, H, W), tokens (T, D) and vectors (D,) are supported"
         )
     try:
-        return _PREDICTORS[family](hidden_shape, classes, *numbers)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, if it is too large for the memory
-        message = f"variant {variant} cannot be built for {hidden_shape}: {first_line(error)}"
-        raise VariantError(message) from error
+        predictor = _PREDICTORS[family](hidden_shape, classes, *numbers)
+    except (GatiError, OSError):
+        raise
+    except Exception as error:  # the user's code may raise anything; torch's is too large for the memory
+        reason = first_line(error) if isinstance(error, _OF_ARGUMENTS) else one_line(error)
+        raise VariantError(f"variant {variant} cannot be built for {hidden_shape}: {reason}") from error
+    if not isinstance(predictor, nn.Module):
+        raise VariantError(f"variant {variant}: its builder returns {predictor!r}: return an nn.Module")
+    return predictor
 
 
 def check_positive(**numbers: int) -> None:
@@ -146,13 +152,23 @@ def fold_normalisation(module: nn.Module) -> nn.Module:
     folded: list[nn.Module] = []
     for child in module.eval():
         before = folded[-1] if folded else None
-        if isinstance(child, nn.BatchNorm2d) and isinstance(before, nn.Conv2d):
+        if isinstance(before, nn.Conv2d) and isinstance(child, nn.BatchNorm2d) and _is_tracked(child):
             folded[-1] = fuse_conv_bn_eval(before, child)
-        elif isinstance(child, nn.BatchNorm1d) and isinstance(before, nn.Linear):
+        elif isinstance(before, nn.Linear) and isinstance(child, nn.BatchNorm1d) and _follows(child, before):
             folded[-1] = fuse_linear_bn_eval(before, child)
         else:
             folded.append(fold_normalisation(child))
     return nn.Sequential(*folded).eval()
+
+
+def _is_tracked(normalisation: nn.BatchNorm1d | nn.BatchNorm2d) -> bool:
+    """Whether it has statistics of its own; otherwise it uses those of each batch."""
+    return normalisation.running_mean is not None
+
+
+def _follows(normalisation: nn.BatchNorm1d, layer: nn.Linear) -> bool:
+    """Whether it normalises what a layer returns; of tokens [B, T, D], it normalises T."""
+    return _is_tracked(normalisation) and normalisation.num_features == layer.out_features
 
 
 # Shapes -----------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import time
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.engine.backends.openvino import fusing_settings
+from gati.engine.graph.quantise import in_8_bit_integers
 from gati.errors import BackendError, one_line
 from gati.exploration.graphs import ReplayedFunction
 from gati.exploration.precision import bfloat16_pays, training_precision
@@ -22,9 +24,9 @@ from gati.types import OutputsKind
 Engine = Callable[[Tensor], Tensor]
 
 ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference
-_CLEARLY = 1.3  # times faster; a smaller gain may be noise
+IN_8_BITS = "openvino-int8"  # which is not among those that are tried: quantising takes seconds
+CLEARLY = 1.3  # times faster; a smaller gain may be noise
 _TIMED = 3
-_FEW_ROWS = 8  # up to which OpenVINO 2026 crashes as it fuses residual linear layers
 _SAME_CLASS_SHARE = 0.9  # of a batch: reduced precision changes the class of a few inputs, not of many
 
 
@@ -71,21 +73,26 @@ def _pooled(hidden: Tensor) -> Tensor:
 
 
 def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
-    """Return `base` compiled for batches of the shape of `example` by one of `ENGINES`.
+    """Return `base` compiled for batches of the shape of `example` by one of `ENGINES` or `IN_8_BITS`.
 
-    **Raises:** `BackendError` for an engine that is not installed or cannot run the network.
+    The latter is calibrated on `example`.
+
+    **Raises:** `BackendError` for an engine that is not installed or cannot run the network, and for 8-bit
+    integers that give many inputs another class.
     """
     if name == "torch":
         return _torch_engine(base, example.device)
-    if name not in ENGINES:
-        raise BackendError(f"unknown engine {name!r} for base answers: choose one of {', '.join(ENGINES)}")
+    if name not in (known := (*ENGINES, IN_8_BITS)):
+        raise BackendError(f"unknown engine {name!r} for base answers: choose one of {', '.join(known)}")
     if find_spec("openvino") is None:
         raise BackendError(
             f"engine {name!r} needs openvino, not installed here: pip install 'gati[openvino]'"
         )
     if name == "openvino-bf16" and not bfloat16_pays():
         raise BackendError(f"engine {name!r} needs a processor that computes in bfloat16")
-    return _openvino_engine(base, example, "bf16" if name == "openvino-bf16" else "f32")
+    if name == IN_8_BITS and find_spec("nncf") is None:
+        raise BackendError(f"engine {name!r} needs nncf, not installed here: pip install 'gati[int8]'")
+    return _openvino_engine(base, example, name)
 
 
 def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
@@ -98,7 +105,7 @@ def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
     return ReplayedFunction(answer) if device.type == "cuda" else answer
 
 
-def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engine:
+def _openvino_engine(base: BaseAnswers, example: Tensor, name: str) -> Engine:
     import openvino
 
     try:
@@ -106,18 +113,28 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engi
             warnings.simplefilter("ignore")  # tracing warns about every Python number
             model = openvino.convert_model(base, example_input=example[:2])
         model.reshape(list(example.shape))
-        settings = {
-            "PERFORMANCE_HINT": "THROUGHPUT",
-            "NUM_STREAMS": 1,
-            "INFERENCE_PRECISION_HINT": precision,
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "ENABLE_CPU_PINNING": False,
-        }
-        if len(example) <= _FEW_ROWS:
-            settings["SNIPPETS_MODE"] = "DISABLE"
-        request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
-    except Exception as error:  # the converter raises many unrelated types
-        raise BackendError(f"OpenVINO cannot convert the network: {one_line(error)}") from error
+        if name == IN_8_BITS:
+            model = in_8_bit_integers(model, [np.ascontiguousarray(example.numpy())])
+        engine = _compiled(model, "bf16" if name == "openvino-bf16" else "f32")
+    except Exception as error:  # converter and quantiser raise many unrelated types
+        raise BackendError(f"engine {name!r} cannot run the network: {one_line(error)}") from error
+    if name == IN_8_BITS and not _gives_same_classes(engine, _Expected.of(base, example)):
+        raise BackendError(f"engine {name!r} gives many inputs another class than the network")
+    return engine
+
+
+def _compiled(model: Any, precision: str) -> Engine:
+    import openvino
+
+    settings = {
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,
+        **fusing_settings(model),
+    }
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
     def answer(images: Tensor) -> Tensor:
         request.infer([np.ascontiguousarray(images.numpy())])
@@ -142,23 +159,40 @@ def fastest_engine(
     plain = open_engine("torch", base, example)
     if example.device.type != "cpu":
         return "torch", plain
-    with torch.no_grad():
-        expected = base(example)
-    classes = expected.shape[1] if base.feature_block is None else base.module(example[:1]).shape[1]
+    expected = _Expected.of(base, example)
     usable: dict[str, tuple[float, Engine]] = {}
     for name in ENGINES:
         try:
             engine = plain if name == "torch" else open_engine(name, base, example)
         except BackendError:
             continue
-        same = engine(example)[:, :classes].argmax(1) == expected[:, :classes].argmax(1)
-        if float(same.float().mean()) >= _SAME_CLASS_SHARE:
+        if _gives_same_classes(engine, expected):
             usable[name] = min(_timed(engine, example, clock) for _ in range(_TIMED)), engine
     if not usable:  # even torch changes many classes in bfloat16, and no other engine works
         return "torch", plain
     fastest = min(seconds for seconds, _ in usable.values())
-    chosen = next(name for name in ENGINES if name in usable and usable[name][0] <= _CLEARLY * fastest)
+    chosen = next(name for name in ENGINES if name in usable and usable[name][0] <= CLEARLY * fastest)
     return chosen, usable[chosen][1]
+
+
+class _Expected(NamedTuple):
+    """Inputs, and what the base model answers in float32: classes among the first columns of a row."""
+
+    inputs: Tensor
+    class_indices: Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, base: BaseAnswers, inputs: Tensor) -> _Expected:
+        with torch.no_grad():
+            rows = base(inputs)
+            classes = rows.shape[1] if base.feature_block is None else base.module(inputs[:1]).shape[1]
+        return cls(inputs, rows[:, :classes].argmax(1), classes)
+
+
+def _gives_same_classes(engine: Engine, expected: _Expected) -> bool:
+    found = engine(expected.inputs)[:, : expected.classes].argmax(1)
+    return float((found == expected.class_indices).float().mean()) >= _SAME_CLASS_SHARE
 
 
 def _timed(engine: Engine, example: Tensor, clock: Callable[[], float]) -> float:

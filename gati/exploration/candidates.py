@@ -8,12 +8,12 @@ trial that is skipped has a reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
@@ -35,7 +35,7 @@ from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
 from gati.costs.lengths import lookup_at_lengths
 from gati.errors import GatiError, VariantError, one_line
-from gati.exploration.memory import is_lack_of_memory
+from gati.exploration.memory import free_bytes, is_lack_of_memory
 from gati.exploration.schedule import (
     MOST_BYTES,
     choose_places,
@@ -44,6 +44,7 @@ from gati.exploration.schedule import (
     places_for,
     too_dear,
     too_heavy,
+    too_large,
     too_slow,
     widest_as_fast,
 )
@@ -53,6 +54,7 @@ from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
 STUDENT = "student"  # without a number: sizes that fit the base model
+_ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}  # of logits, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,16 @@ def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Me
     def measure(variant: str, shape: tuple[int, ...]) -> UntrainedCosts:
         if (variant, shape) not in known:
             predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
-            cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
-            cache.to(traced.device)
             place = None if reads_input(variant) else _block_of_shape(traced, shape)
+
+            def read(each: TracedModel) -> Tensor:
+                return each.example() if place is None else each.hidden_example(place)
+
             with _refusing(variant, shape):
-                lookup_ms = lookup_at_lengths(
-                    traced,
-                    cache,
-                    lambda each: each.example() if place is None else each.hidden_example(place),
-                    base_ms,
-                )
+                cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
+                cache.to(traced.device)
+                _check_answers(cache, read(traced))
+                lookup_ms = lookup_at_lengths(traced, cache, read, base_ms)
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
@@ -157,6 +159,30 @@ def _refusing(variant: str, shape: tuple[int, ...]) -> Iterator[None]:
             f"variant {variant} cannot read a hidden output of shape {list(shape)} ({one_line(error)}); fix "
             "its forward, or leave it out"
         ) from error
+
+
+@torch.inference_mode()
+def _check_answers(cache: LearnedCache, hidden: Tensor) -> None:
+    """Check that a lookup answers `hidden` [1, ...] with scores of all classes, and alike in a batch.
+
+    Outcomes are recorded in batches, and certified, but requests come one at a time.
+
+    **Raises:** `VariantError`.
+    """
+    logits = cache.predictor(hidden.clone())
+    shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != [1, cache.classes]:
+        raise VariantError(
+            f"variant {cache.variant} returns {shape} for one input; return logits of shape "
+            f"[1, {cache.classes}], one for each class"
+        )
+    other = 1.0 - 2.0 * hidden if hidden.is_floating_point() else hidden
+    among = cache.predictor(torch.cat((hidden, other)))[:1]
+    if (among - logits).abs().amax() > _ROUNDING[hidden.device.type] * logits.abs().amax():
+        raise VariantError(
+            f"variant {cache.variant} answers an input otherwise among others than alone, or otherwise each "
+            "time; let its forward depend on nothing but the input"
+        )
 
 
 def _block_of_shape(traced: TracedModel, shape: tuple[int, ...]) -> str:
@@ -237,7 +263,12 @@ class _Chooser:
         self.limit_bytes = heaviest(_weights(module))
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
-        """A variant that the user named; it is skipped only if its lookup takes longer than a hit saves."""
+        """A variant that the user named, unless it is too large or its lookup takes too long to pay."""
+        if not is_reduced(variant):
+            with suppress(VariantError):  # which measuring tells, if it is none of counting
+                parameters = self._weights_of(variant, block)
+                if reason := too_large(parameters, free_bytes(self.traced.device)):
+                    return _row(block, variant, reason, UntrainedCosts(parameters))
         costs = self.measure(variant, block.output_shape)
         return _row(block, variant, too_slow(costs.lookup_ms or 0.0, block, self.profile.base_ms), costs)
 

@@ -69,7 +69,7 @@ def load_companions(
             if ITSELF not in (each.variant for each in candidates):
                 candidates.append(NamedNetwork(ITSELF, base))
             continue
-        variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
+        variant = companion_variant(_name(str(source), [ITSELF, *(each.variant for each in candidates)]))
         loaded = load_model(source, checkpoint)
         if tensors is not None:
             loaded = fit_tensors(loaded, tensors, "--data")

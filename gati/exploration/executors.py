@@ -163,7 +163,7 @@ def announcement(classroom: Classroom, task: GroupTask) -> str:
     places = len({item.trial.block for item in items})
     where = "at the input" if reads_input(items[0].trial.variant) else f"after {places} blocks"
     passes = plan.steps * batch_size_of(classroom, task) / len(classroom.train)
-    long = "" if plan.planned_s is None else f" in {plan.planned_s / 60:.1f} min"
+    long = "" if plan.planned_s is None else f" in at most {(1.0 + LATENESS) * plan.planned_s / 60:.1f} min"
     return f"{task.lesson.name}: {what} {where}, {plan.steps} steps ({passes:.0f} passes){long}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from gati.allocation import freed_memory_kept
 from gati.caches import parse_variant
 from gati.engine.cores import check_lookup_cores
+from gati.engine.threads import on_granted_threads
 from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
@@ -33,6 +34,7 @@ from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.itself import offer_itself
 from gati.exploration.library import BaseOutcomes, Library
 from gati.exploration.memory import lack_of_memory_told
+from gati.exploration.modes import modes_of_training
 from gati.exploration.opening import fitted
 from gati.exploration.prepare import prepare
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
@@ -46,6 +48,7 @@ from gati.model.load import load_model
 from gati.variants import FAMILIES, ITSELF
 
 
+@modes_of_training()
 def explore(
     model: str,
     checkpoint: str | Path | None = None,
@@ -177,6 +180,7 @@ def explore(
         locked(directory),
         freed_memory_kept(),
         on_device(target),
+        on_granted_threads(),
         lack_of_memory_told(),
         reporting as reporter,
     ):

@@ -24,6 +24,7 @@ import torch
 
 from gati.allocation import freed_memory_kept
 from gati.documents import DocumentKind
+from gati.engine.threads import on_granted_threads
 from gati.errors import DataError, LibraryError
 from gati.exploration.augment import choose_augmentations
 from gati.exploration.budget import Budget, Clock
@@ -35,6 +36,7 @@ from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.measure import seconds_per_input, selector_seconds
 from gati.exploration.memory import lack_of_memory_told, spare_bytes
+from gati.exploration.modes import modes_of_training
 from gati.exploration.network import load_network
 from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, Prepared
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
@@ -64,6 +66,7 @@ class FurtherRound:
     left_out: dict[TrialId, str]  # why: there was no time for it, or it failed
 
 
+@modes_of_training()
 def explore_more(
     directory: str | Path,
     *,
@@ -103,6 +106,7 @@ def explore_more(
         locked(library.directory),
         freed_memory_kept(),
         on_device(device),
+        on_granted_threads(),
         lack_of_memory_told(),
         progress or SilentProgress() as reporter,
     ):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gati.exploration.answers import BaseAnswers, Engine, fastest_engine, open_engine
+from gati.exploration.answers import ENGINES, BaseAnswers, Engine, fastest_engine, open_engine
 from gati.exploration.fronts import Front, Fronts
 from gati.exploration.memory import spare_bytes
 from gati.exploration.precision import training_precision
@@ -139,7 +139,7 @@ class InputLessons:
 
     def _memories(self) -> dict[Front, BatchMemory]:
         """A memory for each front; its type depends on the first batch, also if training is resumed later."""
-        first = self.fronts.look({INPUT: self.viewer.show(ViewedBatch(0, 0), self.device).images})
+        first = self.fronts.look({INPUT: self._first_views()})
         rounds, places = self._rounds or 1, self.viewer.places
         return {
             front: BatchMemory(rounds, places, self._kept_bytes, type_that_keeps(view))
@@ -148,15 +148,22 @@ class InputLessons:
 
     def _answer(self, batch: ViewedBatch, images: Tensor) -> Tensor:
         if self._engine is None:
-            if self.engine_name is None:
-                self.engine_name, self._engine = fastest_engine(self.base, images)
-            else:
-                self._engine = open_engine(self.engine_name, self.base, images)
+            self.engine_name, self._engine = self._open(images)
         rows = self._engine(images)
         if self.emphasis is not None:
             with training_precision(self.device):
                 rows = torch.cat((rows, self.emphasis(images)[:, None]), 1)
         return rounded(rows).float() if self._answers is None else self._answers.put(batch, rows)
+
+    def _open(self, images: Tensor) -> tuple[str, Engine]:
+        if self.engine_name is None:
+            return fastest_engine(self.base, images)
+        # what calibrates it is the same where training is resumed
+        first = images if self.engine_name in ENGINES else self._first_views()
+        return self.engine_name, open_engine(self.engine_name, self.base, first)
+
+    def _first_views(self) -> Tensor:
+        return self.viewer.show(ViewedBatch(0, 0), self.device).images
 
 
 def _channels_last(view: Tensor) -> Tensor:

@@ -52,9 +52,14 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes of a device's memory that this process may still use; None if the system does not say."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+
+
 def spare_bytes(most: int, device: torch.device = _CPU) -> int:
     """How much of a device's memory may keep what could be computed again: `most`, or an eighth of it."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    free = free_bytes(device)
     return most if free is None else min(most, int(_SPARE * free))
 
 

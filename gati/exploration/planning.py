@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gati.caches import is_reduced
 from gati.engine.threads import on_threads
-from gati.exploration.answers import ENGINES, calls_to_choose
+from gati.errors import BackendError
+from gati.exploration.answers import CLEARLY, ENGINES, IN_8_BITS, calls_to_choose
 from gati.exploration.budget import Budget
 from gati.exploration.crowding import CROWDED, crowding_since
 from gati.exploration.groups import (
@@ -29,6 +30,7 @@ from gati.exploration.schedule import (
     ProbeSize,
     affordable,
     is_worth_a_step,
+    pays_quantising,
     probe_size,
     rounds_of_steps,
     steps_for_epochs,
@@ -107,14 +109,18 @@ class GroupPlanner:
         calls = calls_to_choose(self.classroom.device) if students else 0
         usual = ProbeSize(_PROBE_STEPS_CUDA if on_cuda else _PROBE_STEPS, batch_size)
         size = probe_size(usual, self.answer_s, allowed_s, calls)
-        began = self.budget.clock()
+        began, opening_s = self.budget.clock(), 0.0
         with self.probing():
             probe = self._probed_in_a_crowd(task, size) if self.adapts else self._probed(task, size)
+            if students and self._answers_long(task, probe, allowed_s):
+                probe, opening_s = self._probed_in_8_bits(task, size, probe)
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
         pace = self._pace_of_batch(task, probe, students=students)
         if not self._is_worth(pace.answer_s + pace.learn_s, left_s):
             return None
-        steps, rounds, places = affordable(left_s, pace, inputs, batch_size, recipe, students=students)
+        steps, rounds, places = affordable(
+            max(0.0, left_s - opening_s), pace, inputs, batch_size, recipe, students=students
+        )
         fresh_cost = 1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0
         return task.plan._replace(
             steps=max(1, steps),
@@ -152,6 +158,30 @@ class GroupPlanner:
             return probe
         with on_threads(threads // 2):
             return min(probe, self._probed(task, size), key=lambda each: sum(each.pace))
+
+    def _answers_long(self, task: GroupTask, probe: SharedTraining, allowed_s: float) -> bool:
+        """Whether pictures are answered for so long that it pays to quantise the network first."""
+        if self.classroom.device.type != "cpu" or self.classroom.train.images(np.arange(1)).dim() != 4:
+            return False
+        pace = self._pace_of_batch(task, probe, students=True)
+        inputs, batch_size = len(self.classroom.train), batch_size_of(self.classroom, task)
+        return pays_quantising(allowed_s, pace, inputs, batch_size, task.lesson.recipe)
+
+    def _probed_in_8_bits(
+        self, task: GroupTask, size: ProbeSize, probe: SharedTraining
+    ) -> tuple[SharedTraining, float]:
+        """The probe that answers in 8-bit integers and the seconds it took, if it can and is clearly faster.
+
+        Else the result is `probe`, and 0. Training quantises again.
+        """
+        began = self.budget.clock()
+        try:
+            other = self._probed(replace(task, plan=task.plan._replace(engine=IN_8_BITS)), size)
+        except BackendError:
+            return probe, 0.0
+        if CLEARLY * other.pace.answer_s > probe.pace.answer_s:
+            return probe, 0.0
+        return other, self.budget.clock() - began
 
     def _probed(self, task: GroupTask, size: ProbeSize) -> SharedTraining:
         """Train a few steps, of which only the time matters.

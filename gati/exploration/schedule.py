@@ -15,6 +15,7 @@ from gati.errors import DataError
 from gati.exploration.pace import SHOWINGS, Pace, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
+from gati.units import format_bytes
 
 DEFAULT_EPOCHS = 9.0  # of exits, without a budget or a number of epochs
 STUDENT_EPOCHS = 3.0  # for each epoch of exits, if the number of epochs is given
@@ -33,6 +34,7 @@ _MOST_REDUCED_SHARE = (
     0.45  # of the base model's time; above it, a student is cheaper than the reduced network
 )
 _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
+_COPIES = 4  # of the weights in training
 # More steps improve almost nothing. The larger of the two limits holds.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
@@ -40,6 +42,7 @@ _LARGEST_BATCH = 128  # inputs
 _PROBING_SHARE = 0.2  # of the time of a group, at most, to time a few of its steps
 _FEW_PROBES, _LEAST_PROBED = 3, 2  # steps, of which the first chooses an engine, and inputs of each
 _DEAR_ANSWERS, _MOST_SHOWINGS = 4.0, 30.0  # relative to the rest of a step; of each view that is answered
+_WORTH_QUANTISING, _WORTH_QUANTISING_S = 300, 120.0  # batches to answer, and seconds that it takes
 _LARGEST_OVERRUN = 0.05  # share of the budget that the only step of a training may take beyond its time
 _MOST_FOR_EXITS = 0.35  # share of the time left that a few steps and measuring of exits may take
 _FEWEST_EXIT_STEPS = 8  # what exits learn in fewer steps is worth nothing
@@ -149,6 +152,20 @@ def too_heavy(parameters: int, limit_bytes: int) -> str:
     return (
         f"its weights take {4 * parameters / 2**20:.1f} MiB, and the default limit is "
         f"{limit_bytes / 2**20:.1f} MiB: name it with --variants"
+    )
+
+
+def too_large(parameters: int, free_bytes: int | None) -> str:
+    """Why a variant with `parameters` weights cannot be trained in that much memory, or "" if it can.
+
+    Training keeps four copies: the weights, their gradients, and two moments.
+    """
+    needed = _COPIES * 4 * parameters
+    if free_bytes is None or needed <= free_bytes:
+        return ""
+    return (
+        f"training its weights takes {format_bytes(needed)} of memory, and "
+        f"{format_bytes(free_bytes)} are free"
     )
 
 
@@ -291,6 +308,19 @@ def _with_whole_rounds(
     most = most_rounds(training_inputs, batch_size, recipe)
     rounds = rounds_for(left_s, pace, steps_per_round=an_epoch, fewest=recipe.rounds, most=most)
     return rounds, affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
+
+
+def pays_quantising(left_s: float, pace: Pace, training_inputs: int, batch_size: int, recipe: Recipe) -> bool:
+    """Whether students of pictures wait for answers so long that 8-bit integers pay, which halve the time.
+
+    Quantising a network takes as long as answering a few dozen batches, and no less than seconds.
+    """
+    if pace.answer_s + pace.learn_s <= 0:
+        return False
+    steps, rounds, places = affordable(left_s, pace, training_inputs, batch_size, recipe, students=True)
+    shown = steps if rounds is None else rounds * (places or steps_an_epoch(training_inputs, batch_size))
+    answered = min(steps, shown)
+    return answered >= _WORTH_QUANTISING and answered * pace.answer_s >= _WORTH_QUANTISING_S
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:

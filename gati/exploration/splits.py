@@ -31,6 +31,7 @@ from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
 
 _LEAST_HELD_OUT = 60
+_LEAST_TAUGHT = 8  # the smallest batch of training
 ENOUGH = 400  # inputs to select on
 TWICE_ENOUGH = 2 * ENOUGH
 
@@ -124,6 +125,11 @@ def _without(more: Data, held: Data, notes: list[str]) -> Data:
         raise DataError(
             f"{same if len(more) == len(held) else part}: hold out the validation inputs, "
             "or omit --train-data"
+        )
+    if len(left) < _LEAST_TAUGHT:
+        raise DataError(
+            f"training needs at least {_LEAST_TAUGHT} inputs, and --train-data has {len(left)} that are not "
+            "in --data: give more (thousands teach better), or omit it"
         )
     if len(left) == len(more):
         return more

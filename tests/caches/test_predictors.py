@@ -21,6 +21,7 @@ from gati.caches import (
     register_predictor,
 )
 from gati.caches import predictors as registry
+from gati.caches.predictors import Builder
 from gati.errors import VariantError
 
 OURS = ("grid(256)", "pyramid(32)", "pool-linear(8192)", "pool-linear(4096)", "conv2d(3,1)", "conv2d(5,2)")
@@ -81,6 +82,27 @@ def test_a_sequence_with_a_forward_of_its_own_is_kept_as_it_is() -> None:
     folded = fold_normalisation(predictor)
     torch.testing.assert_close(folded(hidden), predictor.eval()(hidden), rtol=1e-4, atol=1e-4)
     assert len([layer for layer in folded.modules() if isinstance(layer, nn.BatchNorm2d)]) == 1
+
+
+class Tokens(nn.Module):
+    """Maps -> tokens."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.flatten(2)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6, track_running_stats=False)),
+        (Tokens(), nn.Linear(16, 5), nn.BatchNorm1d(4)),
+    ],
+    ids=["statistics of the batch", "of tokens"],
+)
+def test_normalisation_that_cannot_be_folded_stays(layers: tuple[nn.Module, ...]) -> None:
+    predictor, hidden = nn.Sequential(*layers, nn.Flatten()), torch.randn(3, 4, 4, 4)
+    predictor(hidden)
+    torch.testing.assert_close(fold_normalisation(predictor)(hidden), predictor.eval()(hidden))
 
 
 def test_the_published_variants_are_the_six_of_the_paper() -> None:
@@ -189,6 +211,22 @@ def test_a_variant_with_wrong_numbers_says_so() -> None:
             build_predictor(variant, (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant fc cannot be built"):
         build_predictor("fc", (3, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("built", "reason"),
+    [
+        (lambda shape, classes: nn.Linear(shape[7], classes), "IndexError: tuple index out of range"),
+        (lambda shape, classes: {}["width"], "KeyError: 'width'"),
+        (lambda shape, classes: None, "its builder returns None: return an nn.Module"),
+    ],
+    ids=["index", "key", "nothing"],
+)
+def test_a_builder_of_the_user_that_fails_is_one_line(built: Builder, reason: str) -> None:
+    register_predictor("mine")(built)
+    with pytest.raises(VariantError) as error:
+        build_predictor("mine", (3, 8, 8), 10)
+    assert str(error.value).startswith("variant mine") and str(error.value).endswith(reason)
 
 
 def test_a_variant_too_large_for_the_memory_is_one_line() -> None:

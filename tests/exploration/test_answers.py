@@ -59,6 +59,34 @@ def test_every_engine_gives_the_same_answers(net: Net, name: str, block: str | N
     assert torch.equal(engine(images), engine(images)) and not torch.equal(again, engine(images))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [None, "blocks.3"])
+def test_8_bit_integers_answer_nearly_the_same_and_each_time_alike(net: Net, block: str | None) -> None:
+    """A training that is resumed opens its engine again."""
+    pytest.importorskip("nncf")
+    torch.manual_seed(2)
+    images = torch.randn(64, 1, 8, 8)
+    base = BaseAnswers(net, "logits", block)
+    engine = open_engine(answers.IN_8_BITS, base, images)
+    found, expected = engine(images), base(images)
+    assert found.shape == expected.shape and not torch.equal(found, expected)
+    differs = found[:, :10].softmax(1) - expected[:, :10].softmax(1)
+    assert float(differs.abs().mean()) < 0.02
+    assert torch.equal(open_engine(answers.IN_8_BITS, base, images)(images), found)
+
+
+def test_8_bit_integers_that_change_the_class_of_many_inputs_are_refused(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nncf")
+    images, base = torch.randn(16, 1, 8, 8), BaseAnswers(net, "logits")
+    monkeypatch.setattr(answers, "in_8_bit_integers", lambda model, batches: model)
+    compiled = answers._compiled
+    monkeypatch.setattr(answers, "_compiled", lambda *given: lambda images: -compiled(*given)(images))
+    with pytest.raises(BackendError, match="engine 'openvino-int8' gives many inputs another class"):
+        open_engine(answers.IN_8_BITS, base, images)
+
+
 class _Residual(nn.Module):
     """Two residual blocks of linear layers."""
 
@@ -90,6 +118,10 @@ def test_an_engine_that_is_not_there_says_so(net: Net, monkeypatch: pytest.Monke
     monkeypatch.setattr(answers, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match="engine 'openvino' needs openvino, not installed here"):
         open_engine("openvino", base, images)
+    monkeypatch.setattr(answers, "find_spec", lambda name: None if name == "nncf" else name)
+    with pytest.raises(BackendError, match=r"'openvino-int8' needs nncf, .*: pip install 'gati\[int8\]'"):
+        open_engine(answers.IN_8_BITS, base, images)
+    monkeypatch.setattr(answers, "find_spec", lambda name: None)
     assert fastest_engine(base, images)[0] == "torch"
 
 

@@ -357,7 +357,7 @@ def test_those_that_an_interrupted_run_has_measured_are_not_measured_again(
     assert all(trial.agreement is not None for trial in found)
 
 
-def test_names_come_from_the_source() -> None:
+def test_names_come_from_the_source(tmp_path: Path) -> None:
     given = [("gati.zoo:resnet20", None), ("gati.zoo:resnet32", None), ("gati.zoo:resnet20", None)]
     assert [each.variant for each in load_companions(given, loaded(GREY))] == [
         "companion(resnet20)",
@@ -365,6 +365,9 @@ def test_names_come_from_the_source() -> None:
         "companion(resnet20-2)",
     ]
     assert is_companion("companion(resnet20-2)") and not is_companion("student(8)")
+    (tmp_path / "mine.py").write_text("from gati.zoo import resnet20 as itself")
+    (own,) = load_companions([(f"{tmp_path / 'mine.py'}:itself", None)], loaded(GREY))
+    assert own.variant == "companion(itself-2)", "that name means the network itself"
     with pytest.raises(VariantError, match="unknown variant 'companion"):
         gati.explore("gati.zoo:resnet20", data="x.npz", out="never", variants=["companion(resnet20)"])
 

@@ -6,8 +6,9 @@ import filecmp
 import json
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,32 @@ def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Librar
     assert np.array_equal(recorded.predicted, probabilities.argmax(1).numpy())
     certify = base.split == CERTIFY
     np.testing.assert_allclose(recorded.score[certify], score.numpy()[certify], atol=1e-5)
+
+
+def _in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu"), contextmanager(_in_float64)],
+    ids=["no gradients", "inference", "autocast", "float64"],
+)
+def test_the_programs_own_modes_change_nothing(
+    mode: Callable[[], AbstractContextManager[Any]], files: dict[str, str], tmp_path: Path
+) -> None:
+    """As in a notebook that turns gradients off at its beginning: no variant could be trained."""
+    some = {**files, "variants": [STUDENT, "grid(16)"], "blocks": "blocks.1", "epochs": 0.2}
+    plain = explore(NET, **some, out=tmp_path / "plain")
+    with mode():
+        found = explore(NET, **some, out=tmp_path / "found")
+        assert found.trials and {trial.status for trial in found.trials} == {"trained"}
+        _assert_same(plain, found)
+        explore_more(tmp_path / "found", epochs=0.2)
 
 
 def test_the_split_of_the_held_out_inputs_is_recorded(library: Library) -> None:
@@ -619,6 +646,9 @@ def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Pat
     with pytest.raises(DataError, match="are the same 900 inputs: hold out the validation inputs"):
         explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
     few = tmp_path / "few.npz"
+    np.savez(few, images=np.load(files["train_data"])["images"][:7])
+    with pytest.raises(DataError, match="at least 8 inputs, and --train-data has 7 that are not in"):
+        explore(NET, files["checkpoint"], data=files["data"], train_data=str(few), out=tmp_path / "e")
     np.savez(few, images=np.load(files["data"])["images"][:30])
     with pytest.raises(DataError, match="has 30 inputs; only 20 are left to measure on"):
         explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,14 @@ def families() -> Iterator[None]:
         def of_refusing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
             return Wrapped(lambda answers, module: answers.view(7, -1))
 
+        @register_predictor("fewer-classes")
+        def of_fewer(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(prod(hidden_shape), classes - 3))
+
+        @register_predictor("of-the-batch")
+        def of_the_batch(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+            return Wrapped(lambda answers, module: answers - answers.mean(0))
+
         @register_predictor("changing")
         def of_changing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
             return build_predictor(f"fc({_BUILT['width']})", hidden_shape, classes)
@@ -432,6 +441,23 @@ def test_a_lookup_that_raises_is_refused_before_any_training(
     ) as caught:
         explored(files, tmp_path / "out", "refusing(1)")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        ("fewer-classes", r"returns \[1, 7\] for one input; return logits of shape \[1, 10\]"),
+        ("of-the-batch", "answers an input otherwise among others than alone"),
+    ],
+)
+def test_a_lookup_that_gives_no_answer_of_its_own_is_refused_before_any_training(
+    files: dict[str, str], tmp_path: Path, quick: None, variant: str, reason: str
+) -> None:
+    """Fewer classes were trained without a word; what depends on the batch was certified in batches."""
+    with pytest.raises(VariantError, match=f"variant {variant} {reason}"):
+        explored(files, tmp_path / "out", variant)
+    assert not (tmp_path / "out").exists()
 
 
 class FailsInTheLight(nn.Module):

@@ -89,6 +89,7 @@ ADAMW = replace(STUDENTS, optimiser="adamw", learning_rate=4e-3, rounds=None)
         pytest.param(BRIEF, SURE, "blocks.3", "torch", (0, 3, 13), id="emphasis and features"),
         pytest.param(replace(BRIEF, average_decay=0.0), None, None, "torch", (3, 13), id="no average"),
         pytest.param(BRIEF, SURE, "blocks.3", "openvino", (0, 13), id="another engine"),
+        pytest.param(BRIEF, None, None, "openvino-int8", (13,), id="an engine that is calibrated"),
     ],
 )
 def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
@@ -102,7 +103,7 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
 ) -> None:
     """Before the first step, early, and in a later round."""
     if engine != "torch":
-        pytest.importorskip("openvino")
+        pytest.importorskip("nncf" if engine == "openvino-int8" else "openvino")
     given = {"emphasis": emphasis, "feature_block": feature_block}
     whole = training(net, recipe, engine=engine, **given)  # type: ignore[arg-type]
     expected_losses = list(whole.run())

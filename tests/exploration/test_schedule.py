@@ -6,18 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gati.exploration.pace import Pace
+from gati.exploration.recipes import STUDENTS
 from gati.exploration.schedule import (
     batch_size_for,
     choose_places,
     divide_time,
     heaviest,
     most_steps,
+    pays_quantising,
     places_for,
     reserve,
     steps_for_epochs,
     students_for,
     too_dear,
     too_heavy,
+    too_large,
     too_slow,
 )
 from gati.types import BlockProfile
@@ -54,6 +58,11 @@ def test_no_default_variant_holds_much_more_than_the_network(
     reason = too_heavy(parameters, heaviest(base))
     assert (reason == "") == allowed
     assert allowed or "name it with --variants" in reason
+
+
+def test_a_variant_that_training_would_not_fit_into_memory_is_left_out() -> None:
+    assert too_large(MIB, 16 * MIB) == too_large(MIB, None) == ""
+    assert too_large(2 * MIB, 16 * MIB).endswith("takes 32.0 MiB of memory, and 16.0 MiB are free")
 
 
 @given(shares, st.integers(1, 10))
@@ -124,3 +133,21 @@ def test_small_sets_are_walked_more_often(inputs: int, students: bool) -> None:
 
 def test_large_sets_are_walked_as_often_as_was_asked() -> None:
     assert steps_for_epochs(2, 50_000, 128, least=420) == 2 * (50_000 // 128)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "answer_s", "pays"),
+    [
+        pytest.param(1100.0, 0.2, True, id="as ResNet-56 without AVX-512"),
+        pytest.param(1100.0, 0.01, False, id="answers take little time"),
+        pytest.param(90.0, 0.2, False, id="no time for many answers"),
+        pytest.param(1100.0, 6.0, False, id="so slow that quantising takes most of the time"),
+        pytest.param(1100.0, 0.0, False, id="nothing to answer"),
+    ],
+)
+def test_a_network_is_quantised_for_answers_where_these_take_long(
+    left_s: float, answer_s: float, pays: bool
+) -> None:
+    found = pays_quantising(left_s, Pace(answer_s, 0.2), 50_000, 128, STUDENTS)
+    assert found == pays
+    assert not pays_quantising(left_s, Pace(0.0, 0.0), 50_000, 128, STUDENTS)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gati.engine.graph.quantise import Quantised
 
 
+_FEW = 8  # vectors
+
 # Operators in which two values meet element by element.
 _MEET = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum"})
 
@@ -98,8 +100,7 @@ class OpenVinoBackend(GraphBackend):
             # It takes the first cores: several networks on a part of the machine would all share these.
             "ENABLE_CPU_PINNING": takes_every_core(count),
         }
-        if _skips(model) > 1:
-            settings["SNIPPETS_MODE"] = "DISABLE"  # fusing such layers crashes the process (2026.4)
+        settings |= fusing_settings(model)
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
 
 
@@ -173,8 +174,16 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         return self._compiled(read_quantised(model), threads)
 
 
+def fusing_settings(model: Any) -> dict[str, str]:
+    """Settings for compiling `model` that turn fusing off where it crashes the process (2026.4).
+
+    So it does for the linear layers of several residual blocks, with up to eight vectors at a time.
+    """
+    return {"SNIPPETS_MODE": "DISABLE"} if _skips(model) > 1 else {}
+
+
 def _skips(model: Any) -> int:
-    """How often vectors that passed different numbers of linear layers meet, as in residual blocks."""
+    """How often few vectors that passed different numbers of linear layers meet, as in residual blocks."""
     found, layers = 0, dict[str, int]()  # by operator; those of weights have none
     for operator in model.get_ordered_ops():
         kind, name = operator.get_type_name(), operator.get_name()
@@ -184,10 +193,10 @@ def _skips(model: Any) -> int:
         passed = [layers[source] for source in sources if source in layers]
         if not passed and kind != "Parameter":
             continue
-        rank = operator.get_output_partial_shape(0).rank
-        of_vectors = rank.is_static and rank.get_length() == 2
-        layers[name] = max(passed, default=0) + (of_vectors and kind == "MatMul")
-        found += of_vectors and kind in _MEET and len(set(passed)) > 1
+        shape = operator.get_output_partial_shape(0)
+        few = shape.rank.is_static and len(shape) == 2 and shape[0].get_min_length() <= _FEW
+        layers[name] = max(passed, default=0) + (few and kind == "MatMul")
+        found += few and kind in _MEET and len(set(passed)) > 1
     return found
 
 

@@ -56,23 +56,29 @@ class Quantised:
 
 def quantised(model: bytes, calibration: Tensor) -> Quantised:
     """Quantise an assembled ONNX model, calibrated on inputs [n, ...] one at a time."""
-    import nncf
     from openvino import Core
 
-    rows = calibration.numpy()
-    inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _MOST_INPUTS))])
+    rows = calibration.numpy()[:_MOST_INPUTS]
+    inputs = [rows[index : index + 1] for index in range(len(rows))]
+    result = in_8_bit_integers(Core().read_model(model=model), inputs)
+    return Quantised(result)
+
+
+def in_8_bit_integers(model: Any, batches: Sequence[Any]) -> Any:
+    """An OpenVINO model quantised after training, calibrated on `batches` of its one input."""
+    import nncf
+
     unseen = io.StringIO()  # progress bars and advice
     with silenced("nncf"), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
-        result = nncf.quantize(
-            Core().read_model(model=model),
-            inputs,
+        return nncf.quantize(
+            model,
+            nncf.Dataset(batches),
             preset=nncf.QuantizationPreset.MIXED,
-            subset_size=min(len(rows), _MOST_INPUTS),
+            subset_size=len(batches),
             # Without VNNI, x86 adds pairs of products in 16 bits, which saturate. With 7 bits for weights no
             # sum can, so the answers are the same on every processor that the library is used on.
             advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
         )
-    return Quantised(result)
 
 
 def read_quantised(file: bytes) -> Any:
