@@ -28,6 +28,7 @@ _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _SERVICE_LINK = re.compile(r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _LARGEST_PORT = 65_535
+_MOST_MS = 2**31 - 1  # 24 days: services get it as a number of 32 bits
 _ALSO_WITH_ADDRESS = ("library", "model", "checkpoint", "composition", "state", "records", "repository")
 # Settings of a process that this server starts; a running service has its own.
 _OF_PROCESS = tuple(name for name in ModelSettings.model_fields if name not in _ALSO_WITH_ADDRESS)
@@ -157,7 +158,7 @@ class ServeConfig(_Strict):
     largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
     head_timeout_s: float = Field(default=10.0, gt=0.0)  # for the request line and headers
     body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a slow body, or a reply that is not read
-    request_timeout_ms: float = Field(default=10_000.0, gt=0.0)  # default of requests
+    request_timeout_ms: float = Field(default=10_000.0, gt=0.0, le=_MOST_MS)  # default of requests
     longest_timeout_ms: float = Field(default=600_000.0, gt=0.0, le=3_600_000.0)  # that a client may set
     highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may set; 1 is served first
     late_factor: float = Field(default=2.0, ge=1.0)  # default timeout of a request, in multiples of its SLO

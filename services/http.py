@@ -65,12 +65,16 @@ class _OpenTransport:
     """A transport that may be written to after it was closed; that data is dropped.
 
     uvloop raises in that case. It happens when later data of the client, such as an oversized head, ended the
-    connection while a request was still being answered.
+    connection while a request was still being answered. `lingers` returns whether to close it later.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers = transport, lingers
         self.is_closing = transport.is_closing  # an attribute, because it is called many times per request
+
+    def close(self) -> None:
+        if not self._lingers():
+            self._transport.close()
 
     def write(self, data: bytes) -> None:
         if not self.is_closing():
@@ -185,6 +189,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._body_began_s = 0.0
         self._in_head = self._in_body = False
         self._answered = False  # whether any request was answered
+        self._lingers = False  # its last reply was sent before the body of that request had arrived
+        self._answering: Any = None  # uvicorn's cycle of the request that is being answered, or was last
         self._waits_since_s = self.loop.time()
         self.waited_s = 0.0  # how long data waited before the connection was accepted
         self._tell: Callable[[], None] | None = None  # called when the client disconnects
@@ -193,7 +199,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
-        open_transport: Any = _OpenTransport(transport)
+        open_transport: Any = _OpenTransport(transport, self._begins_to_linger)
         super().connection_made(open_transport)
         if len(self.connections) > self._limits.connections:
             self._make_room()
@@ -203,6 +209,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         """The connection has ended."""
         self._cancel_timers()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True  # uvicorn only tells the last request that it has read
+            self._answering.message_event.set()
         if self._tell is not None:
             self._tell()
 
@@ -228,7 +237,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
-        if self.parser.should_upgrade():  # it is parsed again
+        if self.parser.should_upgrade() or self.transport.is_closing():  # it is parsed again, or not served
             return
         self._in_head = False
         self._head_bytes = 0
@@ -246,6 +255,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         finally:
             self.app = app
+        if not self.pipeline:
+            self._answering = self.cycle
         self._in_body, self._body_bytes, self._body_began_s = True, 0, self.loop.time()
 
     def on_body(self, body: bytes) -> None:
@@ -261,11 +272,15 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._cancel_timer()
         super().on_message_complete()
+        if self._lingers:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """A request is answered."""
         self._answered = True
         self._waits_since_s = self.loop.time()
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         if self._in_head and self._idle and self._timer is None:  # it began to arrive before this reply ended
             self._expect_head()
@@ -310,6 +325,17 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _idle(self) -> bool:
         """Whether no request is being received (beyond its head) or answered."""
         return not self._in_body and (self.cycle is None or self.cycle.response_complete)
+
+    def _begins_to_linger(self) -> bool:
+        """Whether to close the connection only once the body of its last request has arrived.
+
+        The system resets a connection that is closed before all data were read, and then the client may lose
+        the reply, which says why it was refused.
+        """
+        if self._lingers or not self._in_body or self.cycle.keep_alive or not self.cycle.response_complete:
+            return False
+        self._lingers = True
+        return True
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._hang_up)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import resource
@@ -67,14 +68,16 @@ def renew_certificate(server: uvicorn.Server, config: ServeConfig) -> None:
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """The socket that clients connect to. Raises `ConfigError` if the port is in use."""
+    """The socket that clients connect to. Raises `ConfigError` if the port or the address cannot be used."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while ")[0]  # Python repeats the address
+        of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise ConfigError(
-            f"cannot listen on {address_of(config.host, config.port)} ({error.strerror or error}); "
-            "choose another --port"
+            f"cannot listen on {address_of(config.host, config.port)} ({why}); "
+            + ("choose another --port" if of_port else "--host must be an address of this machine")
         ) from error
 
 

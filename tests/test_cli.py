@@ -521,7 +521,7 @@ def test_pareto_shows_from_careful_to_fast_and_keeps_it(
         (point["mean_latency_ms"] for point in points), reverse=True
     )
     assert said.count("x ") >= len(points)
-    assert "all these agreements hold together with 95.0 % confidence" in said
+    assert "all these agreements hold together with 95 % confidence" in said
     assert not (tmp_path / "compositions").exists(), "the frontier is for looking; nothing is composed"
 
 
@@ -558,7 +558,7 @@ def test_a_composition_is_measured_with_the_threads_it_was_composed_with(
     replace(plain, measured_on=conditions).save(library.composition_path("newer"))
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr("gati.engine.threads.usable_cores", lambda: set(range(64)))
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     unnamed = replace(conditions, processor="", threads=known.threads + 6)
     replace(plain, measured_on=unnamed).save(library.composition_path("unnamed"))

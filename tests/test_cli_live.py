@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,11 +112,41 @@ def test_a_terminal_that_says_that_a_source_is_lost_does_not_say_that_it_runs() 
     assert "running" not in told.getvalue()
 
 
+def test_a_terminal_shows_an_alarm_above_more_answers_than_it_has_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With many regions, the end of the screen was left out: all changes, and a lost source."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    many = streamed()
+    with TerminalView(screen) as view:
+        view.show(replace(many, results=30 * list(many.results)))
+        view.note("source lost at 12:00:00, reconnecting: gone")
+        until(lambda: "whole picture" in screen.getvalue())
+        painted = screen.getvalue()
+    assert painted.index("reconnecting: gone") < painted.index("whole picture")
+    assert painted.count("whole picture") < 30
+
+
 def test_hits_and_the_share_of_memory_are_of_the_same_requests() -> None:
     """The hits were of the last hundred: of 10 % that left early, memory had answered 60 %."""
     told = io.StringIO()
     LineView(told).show(streamed(requests=1000, hits=700, recalled=600, hit_rate=0.1))
     assert "hits 70% (60% from memory)" in told.getvalue()
+
+
+def test_lookups_that_pause_are_told_in_the_terminal_and_on_the_page(shown: list[Any]) -> None:
+    told = io.StringIO()
+    LineView(told).show(streamed(resting=True))
+    assert "version 0, lookups paused, " in told.getvalue()
+    with ExitStack() as stack:
+        page = open_page(stack, "camera", 0, [])
+        for resting in (True, False):
+            page.status(status(resting=resting))
+            assert shown[0].since()["resting"] == resting
 
 
 def test_a_camera_that_sent_only_damaged_pictures_is_told_from_one_that_sent_none(
@@ -128,6 +159,8 @@ def test_a_camera_that_sent_only_damaged_pictures_is_told_from_one_that_sent_non
         "the source sent no pictures",
         "source ended: 0 dropped, 31 corrupt, 2 reconnections (the stream ended)",
     ]
+    summary(Tally(pictures=1, requests=1, hits=1), status(), source)
+    assert capsys.readouterr().err.startswith("1 picture, 1 answer, 100.0% left early\n")
 
 
 def test_a_page_shows_why_a_source_was_lost(shown: list[Any]) -> None:
@@ -193,8 +226,12 @@ def test_a_page_counts_audits_of_answers_by_version(shown: list[Any]) -> None:
         page.audit(audit(1, agreed=False, shadow=True))
         known = shown[0].since()["audits"]
         assert (known["n"], known["losses"]) == (5, 0)
+        page.status(status(version=1))
+        assert shown[0].since()["audits"] is None, "they were of version 0 until the first audit of version 1"
         page.audit(audit(1))
-        assert shown[0].since()["audits"]["n"] == 1
+        page.audit(audit(0))  # of an answer before the change
+        page.audit(audit(1))
+        assert shown[0].since()["audits"]["n"] == 2
 
 
 def test_a_page_shows_what_is_on_trial_and_whether_caches_answer_meanwhile(shown: list[Any]) -> None:

@@ -12,6 +12,7 @@ import gati
 from gati.cli import query, render, run
 from gati.composition.composition import Exit
 from gati.composition.headroom import ExitHeadroom, Headroom, Prospect
+from gati.composition.pareto import ParetoPoint
 from gati.errors import CompositionError
 from gati.evaluation.evaluate import Evaluation, Latency
 from gati.types import TrialId
@@ -26,6 +27,15 @@ def test_a_target_is_not_rounded_up(target: float, shown: str, capsys: pytest.Ca
     """compose --latency certified 97.15 % and showed 97.2 %."""
     render.composition(replace(PLAIN, accuracy_target=target), Path("runs/mine"))
     assert f"(target {shown})" in capsys.readouterr().out
+
+
+def test_a_confidence_is_not_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    point = ParetoPoint(
+        mean_latency_ms=1.0, gain=2.0, agreement=0.99, certified_agreement=0.98, confidence=0.9996,
+        memory_bytes=1, blocks=(0,), trials=("a",), thresholds=(0.5,),
+    )  # fmt: skip
+    render.frontier([point], Path("runs/mine"))
+    assert "hold together with 99.96 % confidence" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("slo_ms", "shown"), [(7.4, "7.4"), (0.5, "0.5"), (80.0, "80"), (3.6e6, "3600000")])
@@ -111,7 +121,7 @@ def test_verbs_run_on_as_many_threads_as_were_measured(
     chosen: list[int] = []
     monkeypatch.setattr(gati, asked[0], stops, raising=False)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("gati.engine.threads.usable_cores", lambda: set(range(64)))
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     run([asked[0], str(tmp_path), *asked[1:]])
     assert chosen == [known.threads + 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from gati.cli.tables import console
+from gati.cli.words import counted
 from gati.errors import GatiError
 
 if TYPE_CHECKING:
@@ -124,7 +126,8 @@ class TerminalView:
         if last is None:
             return Group(*changes)
         header = f"{last.frame.source}  {last.frame.time_s:.1f} s"
-        return Group(header, _counts(last.tally, last.status), _answers(last.results), *changes)
+        # the table last: of what is longer than the terminal, the end is left out
+        return Group(header, _counts(last.tally, last.status), *changes, _answers(last.results))
 
 
 def _answers(results: Sequence[Result]) -> Table:
@@ -150,6 +153,7 @@ def _counts(tally: Tally, status: Status) -> str:
     recalled = f" ({status.recalled / status.requests:.0%} from memory)" if status.recalled else ""
     word = "on probation" if status.state == "probation" else status.state
     state = "" if status.state == "serving" else f", caches {word}"
+    state += ", lookups paused" if status.resting else ""
     proof = f", proof of {status.proof}" if status.proof else ""
     busy = ", retraining" if status.retraining else ""
     return (
@@ -164,16 +168,17 @@ def _sentence(change: Change) -> str:
 
 def summary(tally: Tally, status: Status, source: Any) -> None:
     """Print the summary of a stream."""
-    counted, base_ms = source.statistics, tally.mean_base_latency_ms
+    statistics, base_ms = source.statistics, tally.mean_base_latency_ms
     ended = (
-        f"source {source.state}: {counted.dropped} dropped, {counted.corrupt} corrupt, "
-        f"{counted.reconnects} reconnections" + (f" ({source.reason})" if source.reason else "")
+        f"source {source.state}: {statistics.dropped} dropped, {statistics.corrupt} corrupt, "
+        f"{counted(statistics.reconnects, 'reconnection')}" + (f" ({source.reason})" if source.reason else "")
     )
     if tally.requests == 0:
         print(f"the source sent no pictures\n{ended}", file=sys.stderr)
         return
     lines = [
-        f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early"
+        f"{counted(tally.pictures, 'picture')}, {counted(tally.requests, 'answer')}, "
+        f"{tally.hits / tally.requests:.1%} left early"
         + (f", {status.recalled / status.requests:.1%} from memory" if status.recalled else ""),
         f"mean latency {tally.latency_ms:.3f} ms"
         + (f" against {base_ms:.3f} ms" if base_ms else "")
@@ -186,10 +191,10 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
 
 def posted(webhook: WebhookSink) -> None:
     """Print how many results a closed webhook has sent, and why others were not."""
-    counted = webhook.statistics
-    lost = counted.failed + counted.dropped + counted.waiting  # no answer came to what waits even now
-    why = f", {lost} failed or dropped ({counted.last_error or 'they waited too long'})" if lost else ""
-    print(f"webhook: {counted.sent} results sent{why}", file=sys.stderr)
+    found = webhook.statistics
+    lost = found.failed + found.dropped + found.waiting  # no answer came to what waits even now
+    why = f", {lost} failed or dropped ({found.last_error or 'they waited too long'})" if lost else ""
+    print(f"webhook: {counted(found.sent, 'result')} sent{why}", file=sys.stderr)
 
 
 def replayed(report: Replayed) -> None:
@@ -277,7 +282,9 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
     def on_status(status: Status) -> None:
+        audits.serves(status.version)
         state.promise(status.promise)
+        state.rests(status.resting)
         if (trial := status.on_trial) is None:
             state.proof(None)
         else:
@@ -311,20 +318,31 @@ def _title(source: str) -> str:
 
 
 class _PageAudits:
-    """Counts audits of answers for a page, per version."""
+    """Counts audits of answers for a page: those of the version that serves."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
+        self._lock = threading.Lock()  # audits come from the threads that make them
         self._version: int | None = None
         self._audits = self._losses = 0
 
+    def serves(self, version: int) -> None:
+        """Begin to count anew if this version did not serve before."""
+        if version == self._version:
+            return
+        with self._lock:
+            if self._version is not None:
+                self._audits = self._losses = 0
+                self._state.no_audits()
+            self._version = version
+
     def heard(self, audit: Audit) -> None:
         """Count an audit, and report the counts to the page."""
-        if audit.shadow:  # the status has the proof that it is part of
-            return
-        if audit.version != self._version:
-            self._version, self._audits, self._losses = audit.version, 0, 0
-            self._state.no_audits()
-        self._audits += 1
-        self._losses += not audit.agreed
-        self._state.audit(audit.agreed, self._audits, self._losses)
+        with self._lock:
+            # of the shadow, the status has the proof; those of another version come late
+            if audit.shadow or self._version not in (None, audit.version):
+                return
+            self._version = audit.version
+            self._audits += 1
+            self._losses += not audit.agreed
+            self._state.audit(audit.agreed, self._audits, self._losses)

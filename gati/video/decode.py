@@ -91,7 +91,7 @@ def open_video(
         if container.streams.video:
             return Video(container, name, live=live)
         container.close()
-        reason = "there are no pictures in it"
+        reason = "there are no pictures in it, or it is cut short"
     raise VideoError(f"cannot read {name}: {reason}")
 
 

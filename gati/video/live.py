@@ -190,7 +190,7 @@ class _Line:
         limit_s = rule.stall_s if self.connected else rule.open_s
         if self._clock() - self.heard_s <= limit_s:
             return False
-        what = "no picture came" if self.connected else "no connection came about"
+        what = "no picture came" if self.connected else "no connection"
         self.reason = f"{what} for {limit_s:g} s"
         return True
 

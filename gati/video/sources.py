@@ -193,8 +193,8 @@ class Source:
                 return
             if (opened := recording.give_up_endless()) is not None:
                 _log.warning(
-                    "%s tells neither its size nor its duration: it is read as live, with pictures left out; "
-                    "download it if it is a recording",
+                    "%s has neither a known size nor a known duration: it is read as live, which skips "
+                    "pictures; download it if it is a recording",
                     self.name,
                 )
                 live, self.policy = self._if_endless(opened), FramePolicy.DROP_OLDEST

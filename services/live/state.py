@@ -6,7 +6,7 @@ import math
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Literal, NamedTuple, get_args
@@ -57,8 +57,8 @@ class _Event(NamedTuple):
 class LiveState:
     """The contents of a live page. Thread-safe; no method waits for a viewer.
 
-    It keeps the last 600 answers, 100 events, 60 audits, 32 regions and one picture. Viewers request what
-    happened `since` the last sequence number they have, so they need no queues.
+    It keeps the last 600 answers, 100 events, 60 audits, and one picture; of the first 32 regions, the last
+    answer. Viewers request what happened `since` the last sequence number they have, so they need no queues.
 
     `promise` is the agreement promised for the active version. Servers, which show no pictures, set
     `pictures` to False.
@@ -82,7 +82,8 @@ class LiveState:
         self._sequence = 0
         self._points: deque[_Point] = deque(maxlen=_POINTS)
         self._events: deque[_Event] = deque(maxlen=_EVENTS)
-        self._answers: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._answers: dict[tuple[str, str], dict[str, Any]] = {}
+        self._has_more_regions = False  # than are shown
         self._order: list[str] = [BASE]
         self._totals: Counter[str] = Counter()
         self._outcomes: deque[bool] = deque(maxlen=AUDITS)
@@ -94,6 +95,7 @@ class LiveState:
         self._version_since_s: float | None = None  # None: since the first answer
         self._alarm: dict[str, Any] | None = None
         self._retraining = False
+        self._resting = False
 
     @property
     def sequence(self) -> int:
@@ -137,10 +139,10 @@ class LiveState:
                 self._version_since_s = now_s
             self._version = version
             place = (answer["source"], str(answer["region"]))
-            self._answers[place] = answer
-            self._answers.move_to_end(place)
-            if len(self._answers) > _REGIONS:
-                self._answers.popitem(last=False)
+            if place in self._answers or len(self._answers) < _REGIONS:
+                self._answers[place] = answer
+            else:  # which ones are shown does not change from picture to picture
+                self._has_more_regions = True
             if self._source["state"] == "waiting":
                 self._source = {"state": "running", "reason": "", "since_s": now_s}
 
@@ -248,6 +250,13 @@ class LiveState:
             self._promise = _share(agreement)
             self._sequence += 1
 
+    def rests(self, resting: bool) -> None:
+        """Set whether lookups pause, so that the caches do not answer although they may."""
+        with self._lock:
+            if resting != self._resting:
+                self._resting = resting
+                self._sequence += 1
+
     def since(self, sequence: int = 0) -> dict[str, Any]:
         """Return the contents as JSON values, with answers and events after `sequence` only."""
         with self._lock:
@@ -262,7 +271,9 @@ class LiveState:
                 "source": {"name": self._source_name[1], **self._source},
                 "alarm": self._alarm,
                 "retraining": self._retraining,
+                "resting": self._resting,
                 "answers": list(self._answers.values()),
+                "has_more_regions": self._has_more_regions,
                 "exits": [(name, self._totals[name]) for name in self._order],
                 "events": [tuple(event) for event in self._events if event.sequence > sequence],
                 "audits": self._audits and {**self._audits, "outcomes": list(self._outcomes)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -19,7 +20,9 @@ from services.scheduler.scheduler import Scheduler
 def create_app(scheduler: Scheduler) -> FastAPI:
     """The application for a scheduler, which the caller starts and stops."""
     app = FastAPIOffline(
+        docs_url=None,
         redoc_url=None,
+        servers=[{"url": "."}],  # relative to the page, as are its links: a proxy may add a prefix
         title="Gati",
         version=__version__,
         description="Neural networks with learned caches: easy inputs exit early. "
@@ -31,11 +34,23 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         ],
     )
     app.state.scheduler = scheduler
+    app.add_api_route("/docs", _documentation, include_in_schema=False)
     for router in (operations.router, v2.router, pipeline_routes.router):
         app.include_router(router)
     app.include_router(dashboards_router(scheduler.dashboards, scheduler.stopping))
     answer_errors(app)
     return app
+
+
+async def _documentation() -> Response:
+    static = "static-offline-docs"
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Gati",
+        swagger_js_url=f"{static}/swagger-ui-bundle.js",
+        swagger_css_url=f"{static}/swagger-ui.css",
+        swagger_favicon_url=f"{static}/favicon.png",
+    )
 
 
 def answer_errors(app: FastAPI) -> None:

@@ -81,6 +81,7 @@ class Dashboard:
         memory = found.memory
         recalls = active.agreement is None and memory is not None and memory.level > 0
         self.state.promise(memory.agreement if recalls else active.agreement)
+        self.state.rests(bool(active.resting))
         self._audited(active.audits or 0, active.losses or 0)
         self._on_trial(active)
         if found.stopped != self._stopped:

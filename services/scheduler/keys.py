@@ -127,7 +127,9 @@ class KeyRing:
         own.append(("management", config.management_key, frozenset(("manage",))))
         for name, text, rights in own:
             if text is not None:
-                found.setdefault(_digest(text), Key(name, rights, Quota()))
+                known = found.get(digest := _digest(text))  # one text may be both keys
+                more = known.rights if known is not None else frozenset()
+                found[digest] = Key(name, rights | more, Quota())
         before = {key.name: key.quota for key in self._keys.values()}
         entries = _entries(config.keys_file)
         for name, entry in entries.items():

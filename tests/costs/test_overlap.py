@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gati.cores import usable_cores
 from gati.costs.disturbance import Uncounted
 from gati.costs.overlap import measure_overlap
-from gati.engine.threads import on_threads, usable_cores
+from gati.engine.threads import on_threads
 from tests.engine.cores import Cores
 from tests.engine.networks import Cache, ready, traced_network
 

@@ -55,6 +55,7 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\nxyzzy=2", "setting 'models.m.xyzzy': there is no such setting"),
         ("[adaptation]\ninterval=2", "there is no such setting; did you mean 'interval_s'?"),
         ("hang_timeout_s=inf\n[models.m]\nlibrary='l'", "setting 'hang_timeout_s': input should be a finite"),
+        ("request_timeout_ms=3e9\n[models.m]\nlibrary='l'", "should be less than or equal to 2147483647"),
         ("[models.m]", "setting 'models.m': give a library, a model or an address"),
         ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
         ("[models.'a b']\nlibrary='l'", "'a b' cannot be a name"),

@@ -334,6 +334,40 @@ def test_replies_that_nobody_reads_take_little_memory() -> None:
     run(PATIENT.model_copy(update={"largest_held_bytes": 2 * large}), test)
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: 4194304\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_a_client_that_still_sends_a_refused_body_gets_its_last_reply(framing: bytes) -> None:
+    """The connection was reset, so clients that close it, such as urllib, never saw why they were refused."""
+    body = b"x" * 2**22  # more than the system keeps
+    if b"chunked" in framing:
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+    async def test(app: App, connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(b"POST /now HTTP/1.1\r\nConnection: close\r\n" + framing + b"\r\n")
+        await in_the_end(lambda: app.begun == ["/now"])
+        writer.write(body + ASK.replace(b"now", b"next"))
+        await writer.drain()
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"HTTP/1.1") == 1
+        assert app.begun == ["/now"], "what follows the last request is not served"
+
+    run(PATIENT, test)
+
+
+def test_a_stream_ends_with_its_client_whatever_else_that_asked_for() -> None:
+    """Only the last of the requests on a connection was told, and streams before it went on for ever."""
+
+    async def test(app: App, connect: Connect) -> None:
+        _, writer = await connect()
+        writer.write(ASK.replace(b"now", b"endless") + ASK)
+        await in_the_end(lambda: app.begun == ["/endless"])
+        writer.transport.abort()
+        await in_the_end(lambda: app.left == ["/endless"])
+        assert app.begun == ["/endless"]
+
+    run(PATIENT, test)
+
+
 def test_requests_that_wait_for_the_one_before_are_few() -> None:
     async def test(app: App, connect: Connect) -> None:
         greedy = await connect()

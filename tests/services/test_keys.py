@@ -218,6 +218,14 @@ def test_keys_may_be_all_that_is_asked_for(file: Path) -> None:
     assert KeyRing(config).asks
 
 
+def test_one_key_for_clients_and_management_has_the_rights_of_both() -> None:
+    """It could not manage, and the error asked for the management key that was set."""
+    ring = KeyRing(ServeConfig(host="0.0.0.0", api_key="the same", management_key="the same"))
+    key = ring.find("the same")
+    assert key is not None and key.rights == {"infer", "read", "manage"}
+    assert ring.manages
+
+
 @pytest.mark.parametrize("kind", ["api_key", "management_key"])
 def test_the_newline_after_a_secret_is_no_part_of_the_key(kind: str) -> None:
     """Kubernetes passes on that of the file that a secret was made from; no header could match the key."""

@@ -76,6 +76,18 @@ def test_rates_and_means_are_of_the_last_200_answers() -> None:
     assert dict(state.since()["exits"]) == {"early": 150, "base": 550}
 
 
+def test_of_many_regions_the_same_ones_are_shown_with_every_picture() -> None:
+    """They were the last 32 answers of whatever was being answered, and nothing said that there are more."""
+    state = LiveState()
+    for count in (32, 40, 40):
+        for k in range(count):
+            state.publish({**ANSWER, "region": [k, 0, 5, 5], "probability": count / 100})
+        known = state.since()
+        assert [answer["region"][0] for answer in known["answers"]] == list(range(32))
+        assert {answer["probability"] for answer in known["answers"]} == {count / 100}
+        assert known["has_more_regions"] == (count > 32)
+
+
 def test_exits_stand_in_the_order_of_the_network_and_the_base_model_is_last() -> None:
     state = LiveState()
     state.exits(["b", "a", "base"])
@@ -537,6 +549,65 @@ def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> 
         page.wait_for_selector(".banner.good")
 
 
+def test_a_banner_says_no_news_at_every_audit(browser: Any) -> None:
+    """A screen reader was interrupted by each: the banner is read aloud whenever its text changes."""
+    state = LiveState("small", pictures=False)
+    state.publish(ANSWER)
+    state.proof("7", 57, 1, 150)
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.wait_for_selector(".banner:has-text('On probation')")
+        before = page.locator("#banners").text_content()
+        state.proof("7", 58, 1, 150)
+        page.wait_for_selector("#proof:has-text('58 of about 150')")
+        assert page.locator("#banners").text_content() == before
+
+
+def test_who_answers_is_told_while_lookups_pause_and_where_there_are_no_caches(browser: Any) -> None:
+    """It said that the caches answer where they may."""
+    state = LiveState("small", pictures=False, promise=0.97)
+    state.publish({**ANSWER, "exit": "base"})
+    with serve_page(state) as running, visit(browser, running.url) as page:
+
+        def says(text: str) -> None:
+            page.wait_for_selector(f".banner.good:has-text('{text}')")
+
+        says("There are no caches: the base model answers.")
+        state.exits(["early"])
+        says("The caches answer where they may, the base model elsewhere.")
+        state.rests(True)
+        says("Lookups pause for a while: the base model answers.")
+        state.publish({**ANSWER, "exit": "recall"})
+        state.event("retraining", "on 400 samples")
+        says("Lookups pause for a while: memory or the base model answers. New caches are being trained.")
+        state.rests(False)
+        says("The caches answer where they may")
+
+
+def test_what_was_on_another_day_has_its_date(browser: Any) -> None:
+    """Of an alarm two days ago, the page said "14:03:00", and of midnight "24:00:30"."""
+    clock = Clock(0.0)
+    state = LiveState("small", pictures=False, clock=clock)
+    midnight_s = time.mktime((2026, 3, 5, 0, 0, 30, 0, 0, -1))
+    clock.now_s = midnight_s
+    state.publish(ANSWER)
+    state.event("alarm", "losses")
+    state.event("recovered", "proven")
+    state.source("running")
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        assert page.locator("#log time").all_text_contents() == ["00:00:30", "00:00:30"]
+        clock.now_s = midnight_s + 2 * 86_400
+        state.source("reconnecting", "silent")
+        page.wait_for_selector("#log .source")
+        assert page.locator("#log time").all_text_contents() == [
+            "00:00:30",
+            "Mar 5, 00:00:30",
+            "Mar 5, 00:00:30",
+        ]
+        clock.now_s = midnight_s + 3 * 86_400
+        state.event("kept", "nothing better")
+        page.wait_for_selector(".banner.lost:has-text('Since Mar 7, 00:00:30')")
+
+
 def test_memory_answers_where_caches_do_not(browser: Any) -> None:
     """The page said that the base model answers, and that nothing is promised, next to its share."""
     state = LiveState("small", pictures=False, promise=0.97)
@@ -557,9 +628,13 @@ def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
         state.publish({**ANSWER, "version": "v9"})
         state.event("alarm", "losses")
         page.wait_for_selector(".banner.alarm")
+        noted = page.locator("#latency-note").text_content()
+        for _ in range(200):
+            state.publish({**ANSWER, "version": "v9", "latency_ms": 77.0})
         page.hover("#latency")
         page.wait_for_selector("#tip:not([hidden])")
         assert page.locator("#version").text_content() == "v3"
+        assert page.locator("#latency-note").text_content() == noted, "it had news while the chart had none"
         page.click("#pause")
         page.wait_for_selector("#version:text-is('v9')")
 

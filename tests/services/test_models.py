@@ -409,6 +409,25 @@ def test_the_page_shows_the_promise_of_memory_while_caches_do_not_answer(
     run(test)
 
 
+def test_the_page_says_that_lookups_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that the caches answer where they may."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        found, dashboard = await model.statistics(), Dashboard(model)
+
+        async def statistics() -> Any:
+            return found
+
+        monkeypatch.setattr(model, "statistics", statistics)
+        for resting in (True, None):
+            model.active.resting = resting
+            await dashboard._look()
+            assert dashboard.state.since()["resting"] is bool(resting)
+
+    run(test)
+
+
 class Certified(Engine):
     """Its version is described with certificate "a"; answers name another one, `names`."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 import pytest
@@ -318,6 +319,19 @@ def test_documentation_needs_no_network(serving: Serving) -> None:
     assert serving.client.get("/static-offline-docs/swagger-ui-bundle.js").status_code == 200
     paths = serving.client.get("/openapi.json").json()["paths"]
     assert "/v1/pipelines/{pipeline}/query" in paths and "/v2/models/{model}/infer" in paths
+
+
+def test_documentation_works_behind_a_proxy_that_removes_a_prefix(serving: Serving) -> None:
+    """The page asked the proxy for paths without the prefix, and showed nothing."""
+    page = serving.client.get("/docs").text
+    links = re.findall(r"""(?:src=|href=|url: )["'](.*?)["']""", page)
+    assert len(links) == 4
+    for link in links:
+        path = urljoin("/prefix/docs", link)
+        assert path.startswith("/prefix/")
+        assert serving.client.get(path.removeprefix("/prefix")).status_code == 200
+    (server,) = serving.client.get("/openapi.json").json()["servers"]
+    assert urljoin("/prefix/openapi.json", server["url"]) == "/prefix/"
 
 
 def test_every_model_has_a_live_page(serving: Serving) -> None:

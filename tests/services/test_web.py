@@ -38,6 +38,20 @@ def test_models_that_run_elsewhere_take_one_file_each(monkeypatch: pytest.Monkey
     assert web._limits(config).connections == 1024 - 128 - 60
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "fe80::1"])
+def test_an_address_of_another_machine_is_told_as_such(host: str) -> None:
+    """The advice was to choose another port."""
+    with pytest.raises(ConfigError, match=r"^cannot listen on [^ ]+:0 \([^()]+\); --host must be an address"):
+        web.listen(ServeConfig(host=host, port=0))
+
+
+def test_a_port_in_use_is_told_as_such() -> None:
+    with web.listen(ServeConfig(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf":{port} \(Address already in use\); choose another --port$"):
+            web.listen(ServeConfig(port=port))
+
+
 def test_clients_that_do_not_speak_http_cannot_fill_the_log() -> None:
     """Each cost a line, without a key."""
     for _ in range(2):

@@ -224,7 +224,7 @@ def test_a_connection_that_does_not_come_about_is_given_up() -> None:
         until(lambda: feed._line is not None)
         assert source.state is SourceState.RECONNECTING
         clock.now_s += 3.1
-        with pytest.raises(VideoError, match="no connection came about for 3 s"):
+        with pytest.raises(VideoError, match="no connection for 3 s"):
             next(source)
         never.set()
     assert source.state is SourceState.ERROR
@@ -403,7 +403,7 @@ def test_a_live_stream_that_is_called_like_a_recording_is_live(
             assert newest >= 589
             assert source.policy is FramePolicy.DROP_OLDEST
         statistics = source.statistics
-    told = f"{source.name} tells neither its size nor its duration: it is read as live"
+    told = f"{source.name} has neither a known size nor a known duration: it is read as live"
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [told]
     assert (statistics.delivered, statistics.reconnects) == (1, 2)
     assert statistics.dropped >= newest

@@ -411,3 +411,11 @@ def test_where_time_begins_anew_it_goes_on_at_the_rate(window: int, pause_s: flo
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert all(gap == pytest.approx(0.04) for gap in gaps[260:])
     assert times[-1] == pytest.approx(20.0 + pause_s, abs=0.1)
+
+
+def test_a_recording_that_was_cut_short_is_told_from_sound(tmp_path: Path) -> None:
+    """Of an MP4 whose recorder died, the index is missing: it was said to have no pictures."""
+    path = film(tmp_path / "film.mp4", 12, codec="libx264")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(VideoError, match="or it is cut short|damaged at its beginning"):
+        next(open_source(str(path)))

@@ -50,7 +50,7 @@ def test_a_camera_that_accepts_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
         with (
-            pytest.raises(VideoError, match="no answer in time|no connection came about for 0.3 s"),
+            pytest.raises(VideoError, match="no answer in time|no connection for 0.3 s"),
             open_source(url, reconnect=Reconnect(open_s=0.3)) as source,
         ):
             next(source)
