@@ -22,7 +22,7 @@ from gati.exploration.state import StagePlan
 def test_answers_in_8_bits_are_planned_where_they_are_clearly_faster(
     answer_s: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training quantises again, which takes as long as the probe did. None: the network cannot be quantised."""
+    """Training quantises again, for as long as the probe did. None: the network cannot be quantised."""
     now = [0.0]
 
     def probe(_planner: Any, task: Any, _size: Any) -> Any:
