@@ -111,8 +111,10 @@ def absolute(path: Path) -> Path:
 
     In the caches of Hugging Face and DVC, files are links to others with a hash for a name.
     """
-    real = path.resolve()
-    return real if path.is_dir() or real.suffixes == path.suffixes else path.parent.resolve() / path.name
+    real = Path(os.path.realpath(path))  # that of pathlib raises an error for links in a circle
+    if path.is_dir() or real.suffix == path.suffix:
+        return real
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def is_standard_output(path: Path) -> bool:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from gati.errors import CheckpointError
+from gati.errors import CheckpointError, one_line
 from gati.model.bindings import storage
 
 _CONTAINERS = (
@@ -45,9 +45,9 @@ def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -
     """Read the state dict in a file.
 
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
-    containers (`state_dict`, `model`, ...) are unwrapped, and so is a prefix under which there is all of
-    `wanted`, the network's state, as in a LightningModule. If several hold tensors, that with the most keys
-    of `wanted` is taken, the first of these. Tensors are on the CPU.
+    containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
+    `wanted`, the network's state, is taken, the first of these. If none holds any of these keys, but all of
+    them under a prefix, as in a LightningModule, what is under it is taken. Tensors are on the CPU.
 
     **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
     one that is written meanwhile.
@@ -87,64 +87,69 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     """Load `state` into `module`; all names and shapes must match.
 
     A prefix that all keys of the file have and none of the network's (`module.`, `model.`, `_orig_mod.`) is
-    removed. Of tensors that the network shares, one is enough: safetensors keeps only one. `path` is for
-    messages.
+    removed. Of tensors that the network shares, one is enough: safetensors keeps only one. Older names count
+    if the network's layers take them. `path` is for messages.
 
-    **Raises:** `CheckpointError` naming the first missing and unexpected keys, or the first wrong shape.
+    **Raises:** `CheckpointError` naming the first missing and unexpected keys, or the first wrong shape, or
+    why the network's own code does not load them.
     """
     wanted = module.state_dict()
     state = fit_prefixes(state, wanted)
-    absent, unexpected = _load(module, state, wanted, path)
     given = {_memory_of(tensor) for key, tensor in wanted.items() if key in state}
     missing = [
         key
-        for key in absent
-        if isinstance(wanted.get(key), Tensor)
+        for key, tensor in wanted.items()
+        if key not in state
+        and isinstance(tensor, Tensor)
         and not key.endswith(_COUNT)
-        and _memory_of(wanted[key]) not in given
+        and _memory_of(tensor) not in given
     ]
+    unexpected = [key for key in state if key not in wanted]
+    if missing and unexpected:  # in place of each other, perhaps
+        missing, unexpected = _load_older(module, state, missing, unexpected)
+        if not missing and not unexpected:
+            return
     if missing or unexpected:
         raise CheckpointError(
             f"checkpoint {path} does not fit the network: {_counted('missing', missing)}, "
             f"{_counted('unexpected', unexpected)}; give the checkpoint of this architecture"
         )
     for key, tensor in state.items():
-        if key in wanted and tensor.shape != wanted[key].shape:
+        if tensor.shape != wanted[key].shape:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the "
                 f"file and {list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
             )
+    named = OrderedDict(state)
+    named._metadata = getattr(wanted, "_metadata", None)  # type: ignore[attr-defined]  # versions of layers
+    try:
+        module.load_state_dict(named, strict=False)
+    except Exception as error:  # of the network's code
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded into the network ({one_line(error)}); give the checkpoint "
+            "of this architecture"
+        ) from error
 
 
-def _load(
-    module: nn.Module, state: Mapping[str, Tensor], wanted: Mapping[str, Any], path: str | Path
+def _load_older(
+    module: nn.Module, state: Mapping[str, Tensor], missing: list[str], unexpected: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Load what has the right shape; return the names that only the network has, and those that it lacks.
+    """Load a state whose names may be older; return what of `missing` and `unexpected` no layer has taken.
 
     Layers take the names of their older versions, as those of torchvision's ViT and weight normalisation do.
     """
-    fitting = OrderedDict(
-        (key, tensor)
-        for key, tensor in state.items()
-        if key not in wanted or tensor.shape == wanted[key].shape
-    )
-    absent = [key for key in wanted if key not in state]
-    others = [key for key in state if key not in wanted]
-    if not others:  # all names are of this version, which some networks ask for
-        fitting._metadata = getattr(wanted, "_metadata", None)  # type: ignore[attr-defined]
+    before = module.state_dict()
+    writes = {key: before[key]._version for key in missing}
     try:
-        found = module.load_state_dict(fitting, strict=False)
-    except Exception as error:  # of the network's code, or about a wrong shape under an older name
-        if absent or others:
-            return absent, others
-        (*_, reason) = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into the network ({reason.strip()}); give the checkpoint of "
-            "this architecture"
-        ) from error
-    if found is None:  # of an own load_state_dict
-        return absent, others
-    return [key for key in found.missing_keys if key not in state], found.unexpected_keys
+        unknown = module.load_state_dict(OrderedDict(state), strict=False).unexpected_keys
+    except Exception:  # of the network's code, or about a shape: the names already say that it does not fit
+        return missing, unexpected
+    after = module.state_dict()
+    return [
+        key
+        for key in missing
+        if _memory_of(after.get(key)) == _memory_of(before[key]) and before[key]._version == writes[key]
+    ], [key for key in unexpected if key in unknown]
 
 
 def _memory_of(tensor: Any) -> tuple[Any, ...]:
@@ -247,7 +252,7 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
             f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
             "save it with torch.save(model.state_dict(), ...)"
         )
-    found = list(_states_in(content, wanted))
+    found = list(_states_in(content))
     if not found:
         shown = ", ".join([str(key) for key in content][:_LISTED_KEYS]) or "none"
         raise CheckpointError(
@@ -255,19 +260,21 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
             f"of {', '.join(_CONTAINERS[:4])}"
         )
     fits = [len(fit_prefixes(each.state, wanted).keys() & wanted.keys()) for each in found]
-    names = [each.name or "no name" for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
-    chosen = found[fits.index(max(fits))]
+    fitting = [each for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
+    if not fitting:
+        inside = [each for state in found for each in _networks_in(state, wanted)]
+        fitting = [each for each in inside if _has_shapes(each.state, wanted)] or inside
+    chosen = (fitting or found)[0]
     note = ""
-    if len(names) > 1:
-        note = f"{path} has weights under {', '.join(names)}: the first are used; save others alone"
+    if len(fitting) > 1:
+        names = ", ".join(each.name or "no name" for each in fitting)
+        note = f"{path} has weights under {names}: the first are used; save others alone"
     elif chosen.others:
         note = f"{path} has more than the network's weights: those under {chosen.name} are used"
     return chosen.state, note
 
 
-def _states_in(
-    content: Any, wanted: Mapping[str, Any], name: str = "", depth: int = _DEEPEST
-) -> Iterator[_Found]:
+def _states_in(content: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[_Found]:
     """The tensors in each container, innermost first, and those of `content` itself, with the names of these.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
@@ -275,32 +282,35 @@ def _states_in(
     if not isinstance(content, Mapping) or depth == 0:
         return
     for key in _CONTAINERS:
-        yield from _states_in(content.get(key), wanted, f"{name}.{key}" if name else key, depth - 1)
+        yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
     own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if own:
-        yield from _networks_in(own, wanted, name)
         yield _Found(name, own)
 
 
-def _networks_in(state: Mapping[str, Tensor], wanted: Mapping[str, Any], name: str) -> Iterator[_Found]:
+def _networks_in(found: _Found, wanted: Mapping[str, Any]) -> Iterator[_Found]:
     """The whole network under each prefix of a state that has more, as that of a LightningModule.
 
-    There, the weights of a loss or an average of the network's are next to those of the network.
+    There, the weights of a loss or an average of the network's are next to those of the network. What has
+    other weights as well is another network, such as a deeper one that taught this one.
     """
-    needed = {
+    needed = [
         key for key, tensor in wanted.items() if isinstance(tensor, Tensor) and not key.endswith(_COUNT)
-    }
-    fitted = fit_prefixes(state, wanted)
-    if not needed or fitted.keys() & needed:
-        return
-    first = next(key for key in wanted if key in needed)
-    for key in fitted:
-        prefix = key.removesuffix(first)
+    ]
+    fitted = fit_prefixes(found.state, wanted)
+    for key in fitted if needed else ():
+        prefix = key.removesuffix(needed[0])
         if prefix.endswith("."):
             part = {each.removeprefix(prefix): fitted[each] for each in fitted if each.startswith(prefix)}
-            if part.keys() >= needed:
-                inside = f"{name}.{prefix[:-1]}" if name else prefix[:-1]
+            if set(needed) <= part.keys() <= wanted.keys():
+                inside = f"{found.name}.{prefix[:-1]}" if found.name else prefix[:-1]
                 yield _Found(inside, part, len(fitted) - len(part))
+
+
+def _has_shapes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> bool:
+    """Whether most shapes are the network's: the number of classes, and so the last layer's, may differ."""
+    same = sum(tensor.shape == getattr(wanted[key], "shape", None) for key, tensor in state.items())
+    return same * 2 > len(state)
 
 
 def _counted(word: str, keys: list[str]) -> str:

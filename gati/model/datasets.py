@@ -139,8 +139,13 @@ class DatasetData(Data):
         if not self._as_arrays:
             return None
         try:
-            rows = [_copied(self._item(index)[0]) for index in range(self._length)]
-            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            first = _named(self._item(0)[0])
+            found = {name: np.empty((self._length, *each.shape), each.dtype) for name, each in first.items()}
+            for index in range(self._length):
+                item = _named(self._item(index)[0])
+                for name, array in found.items():
+                    found[name] = _with_row(array, index, item[name])
+            return found
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(
                 f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
@@ -233,10 +238,19 @@ def _plain(value: Any) -> Any:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _copied(item: Any) -> dict[str, NDArray[Any]]:
-    """The arrays of an item, by name, that the dataset cannot overwrite later."""
+def _named(item: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of an item, by name."""
     named = item if isinstance(item, Mapping) else {ALONE: item}
-    return {name: np.asarray(each).copy() for name, each in named.items()}
+    return {name: np.asarray(each) for name, each in named.items()}
+
+
+def _with_row(array: NDArray[Any], index: int, row: NDArray[Any]) -> NDArray[Any]:
+    """`array` with a copy of a row, of a type that holds both. Raises `ValueError` for another shape."""
+    if row.shape != array.shape[1:]:
+        raise ValueError(f"shapes {list(array.shape[1:])} and {list(row.shape)}")
+    array = array.astype(np.result_type(array, row), copy=False)
+    array[index] = row
+    return array
 
 
 def _class_number(label: Any) -> int:

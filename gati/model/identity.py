@@ -2,6 +2,7 @@
 
 Images are hashed as decoded, before resizing, so an array, a file and a lossless copy in another format are
 the same input. An image that was compressed again, or an adjacent video frame, is a different input.
+Preprocessed tensors have no identity in common with the images that they were made from.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ ALONE = "inputs"  # the array of a network that takes only one, whatever its cod
 _TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # dtypes by NumPy's kinds
 _TORCH = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 _MOST_RANGES = 1024  # positions of a vector
+_ROWS = 4096  # inputs that are looked at together
+_LARGEST_CODE = 2**24  # larger floats are all whole
 
 
 @dataclass(frozen=True)
@@ -242,9 +244,16 @@ def _part(name: str, array: NDArray[Any], what: str) -> InputPart:
 def _ranges(part: InputPart, array: NDArray[Any]) -> tuple[tuple[float, float], ...]:
     if array.ndim != 2 or array.shape[1] > _MOST_RANGES:
         return ((part.low, part.high),)
-    whole = (array == np.floor(array)).all(0) if part.dtype == "float32" else np.ones(array.shape[1], bool)
-    ends = zip(array.min(0).tolist(), array.max(0).tolist(), whole.tolist(), strict=True)
-    return tuple((int(low), int(high)) if is_whole else (low, high) for low, high, is_whole in ends)
+    lowest, highest = array.min(0), array.max(0)
+    whole = np.ones(array.shape[1], bool)
+    if part.dtype == "float32":
+        whole = np.maximum(-lowest.astype(float), highest.astype(float)) <= _LARGEST_CODE
+        for rows in np.array_split(array, len(array) // _ROWS + 1):
+            whole &= (rows == np.floor(rows)).all(0)
+    ends = zip(lowest.tolist(), highest.tolist(), whole.tolist(), strict=True)
+    return tuple(
+        (int(low), int(high)) if is_whole else (float(low), float(high)) for low, high, is_whole in ends
+    )
 
 
 def _within(

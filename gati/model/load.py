@@ -69,7 +69,7 @@ class LoadedModel:
 
 
 @contextmanager
-def _plain_defaults() -> Iterator[None]:
+def plain_defaults() -> Iterator[None]:
     """Tensors are made as float32 on the CPU, whatever the program's own defaults are."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -80,7 +80,7 @@ def _plain_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-@_plain_defaults()
+@plain_defaults()
 def load_model(
     source: str | Path,
     checkpoint: str | Path | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from gati.cores import core_count
 from gati.errors import DataError, one_line
 from gati.model.depth import eight_bits
 from gati.model.identity import Identities, identity_of
@@ -34,7 +34,7 @@ def open_image(path: Path) -> Image.Image:
 
 
 def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Identities:
-    """Return a hash of each image's pixels, uint64 [n]; decodes on all cores.
+    """Return a hash of each image's pixels, uint64 [n]; decodes on all cores that this process may use.
 
     **Raises:** `DataError` as `open_image`, naming others like the first.
     """
@@ -45,7 +45,7 @@ def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Iden
         except DataError as error:
             return error
 
-    with _oversized_is_an_error(), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with _oversized_is_an_error(), ThreadPoolExecutor(core_count()) as pool:
         found = list(pool.map(identity, paths))
     wrong = [(path, each) for path, each in zip(paths, found, strict=True) if isinstance(each, DataError)]
     if len(wrong) > 1:

@@ -133,7 +133,8 @@ class Preprocessing:
         """Resize and crop images uint8 [N, H, W, C] to uint8 [N, C, h, w]. Raises as `__call__`."""
         self.check_images()
         check_image_array(images, self.channels)
-        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
+        own = np.require(images, requirements=("C", "W"))  # torch warns of memory that it may not write to
+        pixels = torch.from_numpy(own).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
         return self._crop(self._resize(self._middle(pixels)))
 
     def scaled(self, pixels: Tensor) -> Tensor:
@@ -275,7 +276,9 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def check_image_array(images: NDArray[Any], channels: int, what: str = "images") -> None:
-    """Check that `images` is uint8 [N, H, W, channels]. Raises `DataError`."""
+    """Check that `images` is an array uint8 [N, H, W, channels]. Raises `DataError`."""
+    if not isinstance(images, np.ndarray):
+        raise DataError(f"{what} are of type {type(images).__name__}; give a NumPy array uint8 [N, H, W, C]")
     shape = list(images.shape)
     if images.ndim != 4:
         raise DataError(f"{what} have shape {shape}; give uint8 [N, H, W, C], or [N, H, W] for grey images")

@@ -87,7 +87,7 @@ class LogMel:
 
     def fitted(self, wave: NDArray[np.float32]) -> Tensor:
         """Cut or pad a recording [samples] to float32 [self.samples]."""
-        known = torch.from_numpy(np.ascontiguousarray(wave[: self.samples]))
+        known = torch.from_numpy(np.require(wave[: self.samples], requirements=("C", "W")))
         return functional.pad(known, (0, self.samples - len(known)))
 
     def __call__(self, waves: Tensor) -> Tensor:

@@ -271,6 +271,89 @@ def test_of_several_networks_inside_a_module_it_is_said_which_is_taken(tmp_path:
         apply_checkpoint(target, load_checkpoint(path, target.state_dict()).state, path)
 
 
+def filled(value: float, *, width: int = 2, layers: int = 2) -> dict[str, torch.Tensor]:
+    """The state of linear layers, all of whose weights are `value`."""
+    linear = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    return {key: torch.full_like(tensor, value) for key, tensor in linear.state_dict().items()}
+
+
+def below(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{key}": tensor for key, tensor in state.items()}
+
+
+@pytest.mark.parametrize("teacher", [filled(2, width=4), filled(2, layers=3)], ids=["wider", "deeper"])
+def test_a_larger_network_of_the_same_names_is_not_taken(
+    tmp_path: Path, teacher: dict[str, torch.Tensor]
+) -> None:
+    """As the teacher of a distillation, which is often before its student."""
+    path = tmp_path / "last.ckpt"
+    torch.save(below("teacher", teacher) | below("student", filled(1)), path)
+    found = load_checkpoint(path, filled(0))
+    assert found.note == f"{path} has more than the network's weights: those under student are used"
+    assert {float(tensor.mean()) for tensor in found.state.values()} == {1.0}
+
+
+def test_weights_without_a_prefix_come_before_those_with_one(tmp_path: Path) -> None:
+    """Libraries know only the hash of the file: they must get the same weights of it again."""
+    path = tmp_path / "last.ckpt"
+    student = below("model", filled(1)) | {"loss.weight": torch.ones(1)}
+    torch.save({"state_dict": student, "model_ema": filled(2)}, path)
+    found = load_checkpoint(path, filled(0))
+    assert ({float(tensor.mean()) for tensor in found.state.values()}, found.note) == ({2.0}, "")
+
+
+class Stubborn(nn.Linear):
+    """A layer whose own code does not load what it is given."""
+
+    def _load_from_state_dict(self, *others: Any) -> None:
+        raise ValueError("no scales")
+
+
+class Lenient(nn.Linear):
+    """A layer that hides what is missing, as adapters do for the weights that they add."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
+
+
+def test_nothing_is_left_at_its_initial_weights(tmp_path: Path) -> None:
+    """Whatever a network's own code says of it."""
+    state = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).state_dict()
+    del state["0.num_batches_tracked"]
+    with pytest.raises(
+        CheckpointError,
+        match=r"^checkpoint a.pt cannot be loaded into the network \(ValueError: no scales\); ",
+    ):
+        apply_checkpoint(nn.Sequential(nn.BatchNorm1d(2), Stubborn(2, 2)), state, "a.pt")
+    target = nn.Sequential(nn.BatchNorm1d(2), Lenient())
+    for others, said in (({}, "no unexpected key"), ({"2.weight": torch.ones(2)}, "unexpected key 2.weight")):
+        given = {key: tensor for key, tensor in state.items() if key != "1.bias"} | others
+        with pytest.raises(CheckpointError, match=f"missing key 1.bias, {said}"):
+            apply_checkpoint(target, given, "a.pt")
+
+
+def test_weights_of_a_layer_that_the_network_has_set_to_none_are_refused() -> None:
+    """torch does not count them as unexpected."""
+    target = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    target.register_module("1", None)
+    before = state_sha256(target)
+    with pytest.raises(CheckpointError, match=r"no missing key, unexpected key 1.weight and 1 more"):
+        apply_checkpoint(target, filled(1), "a.pt")
+    assert state_sha256(target) == before, "it is refused before anything is loaded"
+
+
+def test_a_load_state_dict_of_its_own_may_return_anything() -> None:
+    class Own(nn.Linear):
+        def load_state_dict(self, *others: Any, **options: Any) -> Any:
+            super().load_state_dict(*others, **options)
+            return self
+
+    target = Own(2, 2)
+    apply_checkpoint(target, {"weight": torch.ones(2, 2), "bias": torch.ones(2)}, "a.pt")
+    assert torch.equal(target.weight, torch.ones(2, 2))
+
+
 def test_old_checkpoints_without_batch_counts_are_accepted() -> None:
     state = {k: v for k, v in network().state_dict().items() if not k.endswith("num_batches_tracked")}
     apply_checkpoint(network(), state, "weights.pth")

@@ -256,6 +256,18 @@ def test_a_dataset_may_use_the_memory_of_an_item_again(named: bool) -> None:
     assert (data.images(range(20))[:, 0, 0, 0] * 255).round().tolist() == list(range(20))
 
 
+def test_items_of_several_types_are_read_as_the_type_of_all() -> None:
+    """As `np.stack` does."""
+    items = [{"input_ids": np.array([number, 300 - number], np.int16)} for number in range(19)]
+    items.append({"input_ids": np.array([2**40, 1])})
+    read = load_data(_Items(items), PLAIN).images(range(20))
+    np.testing.assert_array_equal(read, np.stack([item["input_ids"] for item in items]))
+    with pytest.raises(
+        DataError, match=r"items differ \(ValueError: shapes \[2\] and \[3\]\); return arrays of"
+    ):
+        load_data(_Items([*items, {"input_ids": np.arange(3)}]), PLAIN)
+
+
 def test_an_item_may_be_alone_in_a_tuple_and_a_label_in_an_array() -> None:
     """As in a `TensorDataset` without labels, and in MedMNIST."""
     values = torch.rand(20, 3, 4, 4)

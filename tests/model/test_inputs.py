@@ -170,6 +170,18 @@ def test_codes_of_several_sizes_in_one_array_are_inputs(tmp_path: Path, whole: b
     )
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble])
+def test_large_numbers_are_no_codes(kind: type[np.floating[Any]]) -> None:
+    """They are all whole, and many exceed the integers: exploring ended in a ValueError of NumPy."""
+    values = np.random.default_rng(0).normal(size=(50, 3))
+    if kind is not np.float16:
+        values[:, 0] *= 1e25
+    arrays = {"inputs": values.astype(kind)}
+    inputs = TensorInputs.of(arrays, "--data").with_ranges(arrays)
+    assert not inputs.has_codes and inputs.example().isfinite().all()
+    assert TensorInputs.from_json(json.loads(json.dumps(inputs.to_json()))) == inputs
+
+
 def test_numbers_that_float32_does_not_have_are_one_line() -> None:
     """They became infinite, and the network's answers NaN."""
     with pytest.raises(

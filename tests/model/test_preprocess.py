@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gati.errors import DataError
 from gati.model.preprocess import Preprocessing
+from gati.model.sound import LogMel
 
 
 def whole(preprocessing: Preprocessing, images: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
@@ -88,3 +89,22 @@ def test_without_a_crop_what_would_fill_the_memory_is_refused() -> None:
     assert Preprocessing(resize=8)(narrow).shape == (1, 3, 8, 25_600)
     large = np.zeros((1, 2100, 2100, 3), np.uint8)  # made smaller, however large it is
     assert Preprocessing(resize=2099).fitted(large).shape == (1, 3, 2099, 2099)
+
+
+@pytest.mark.parametrize("images", [[np.zeros((4, 4, 3), np.uint8)], torch.zeros(1, 4, 4, 3), "images/0.png"])
+def test_what_is_no_array_of_images_is_one_line(images: Any) -> None:
+    with pytest.raises(DataError) as refused:
+        Preprocessing()(images)
+    assert str(refused.value) == (
+        f"images are of type {type(images).__name__}; give a NumPy array uint8 [N, H, W, C]"
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_may_not_be_written_to_are_read() -> None:
+    """As those that NumPy makes of Pillow's images, or of bytes."""
+    images = np.frombuffer(bytes(range(48)), np.uint8).reshape(1, 4, 4, 3)
+    assert torch.equal(Preprocessing()(images), Preprocessing()(images.copy()))
+    wave = np.frombuffer(np.linspace(-1, 1, 400, dtype=np.float32).tobytes(), np.float32)
+    sound = LogMel(sample_rate=1000, seconds=0.5)
+    assert torch.equal(sound.fitted(wave), sound.fitted(wave.copy()))
