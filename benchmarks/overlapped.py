@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gati.composition.load import Served, open_served
-from gati.cores import usable_cores
+from gati.cores import core_count
 from gati.engine.cores import check_lookup_cores
 from gati.errors import GatiError
 from gati.evaluation.bench import float32_classes
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if not served.composition.exits:
             raise SystemExit(f"composition '{asked.composition}' has no exits, so there are no lookups")
-        contenders = contenders_of(served, asked.cores or sorted({1, max(1, len(usable_cores()) // 2)}))
+        contenders = contenders_of(served, asked.cores or sorted({1, max(1, core_count() // 2)}))
         data = load_data(asked.data, served.model.preprocessing, what="requests")
     except GatiError as error:
         raise SystemExit(f"error: {error}") from None
@@ -73,7 +73,7 @@ def contenders_of(served: Served, shares: Sequence[int]) -> list[BenchEntry]:
         check_lookup_cores(cores, device)
     base = BenchEntry("the plain network", model.engine_of([], "base", "torch"), early=False)
     overlapped = [
-        entry(f"overlapped, {cores} of {len(usable_cores())} cores for lookups", "overlapped", cores)
+        entry(f"overlapped, {cores} of {core_count()} cores for lookups", "overlapped", cores)
         for cores in shares
     ]
     return [base, entry("inline", "inline"), *overlapped]

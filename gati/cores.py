@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # of control groups v2 and v1
+_NUMBER = r"\s*\+?0*[1-9]\d*\s*"
+_NUMBERS = re.compile(f"{_NUMBER}(,{_NUMBER})*")  # the first one counts, the others are of nested loops
 
 
 def usable_cores() -> set[int]:
@@ -21,6 +24,11 @@ def usable_cores() -> set[int]:
 def core_count() -> int:
     """How many cores the calling thread may use, or fewer if a quota allows less time."""
     return within_quota(len(usable_cores()))
+
+
+def threads_are_given() -> bool:
+    """Whether OMP_NUM_THREADS names a number for the whole process; OpenMP ignores any other value."""
+    return _NUMBERS.fullmatch(os.environ.get("OMP_NUM_THREADS", "")) is not None
 
 
 def within_quota(count: int) -> int:
@@ -49,14 +57,14 @@ def _own_groups() -> Iterator[tuple[Path, str]]:
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []  # not known: the roots remain
-    own = {"": "", "cpu": ""}  # by controllers; "" is v2
+        lines = ["0::/", "1:cpu:/"]  # not known: the roots remain
     for line in lines:
         controllers, _, path = line.partition(":")[2].partition(":")
-        if not controllers or "cpu" in controllers.split(","):
-            own[controllers] = path.lstrip("/")
-    for controllers, path in own.items():
-        yield _GROUPS / controllers, path
+        if not controllers:  # v2
+            yield _GROUPS, path.lstrip("/")
+        elif "cpu" in controllers.split(","):
+            for name in {"cpu", controllers}:  # the folder may list controllers in another order
+                yield _GROUPS / name, path.lstrip("/")
 
 
 def _quota_of(group: Path) -> Iterator[float]:

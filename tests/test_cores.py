@@ -70,11 +70,13 @@ def test_quotas_of_the_groups_around_count(own: str, count: int, tmp_path: Path)
     ("own", "group", "count"),
     [
         pytest.param("4:cpu,cpuacct:/docker/1a2b", "cpu,cpuacct", 3, id="a container, which shows the root"),
-        pytest.param("4:cpu,cpuacct:/docker/1a2b", "cpu/docker/1a2b", 8, id="another hierarchy"),
+        pytest.param("4:cpu,cpuacct:/docker/1a2b", "cpuset/docker/1a2b", 8, id="another hierarchy"),
         pytest.param("4:cpuacct,cpu:/a/b\n0::/", "cpuacct,cpu/a", 3, id="the group around, next to v2"),
+        pytest.param("4:cpuacct,cpu:/a/b", "cpu/a", 3, id="mounted under another name"),
         pytest.param("4:cpu:/a\n3:cpuset:/b", "cpu/a", 3, id="cpu alone"),
         pytest.param("4:cpuset:/a", "cpuset/a", 8, id="not of time"),
         pytest.param(None, "cpu", 3, id="the own group is not known"),
+        pytest.param("0::/a", "cpu", 8, id="a group of v2 that has the name of a controller"),
     ],
 )
 def test_quotas_of_control_groups_v1_count(own: str | None, group: str, count: int, tmp_path: Path) -> None:

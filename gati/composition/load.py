@@ -287,6 +287,5 @@ def _set_threads(threads: int | None) -> None:
     if threads is not None and threads < 1:
         raise BackendError(f"threads is {threads}; give at least 1")
     wanted = threads or granted_threads()
-    # Without need it is not set again: new threads would then get the number of this one.
-    if threads is not None or wanted < torch.get_num_threads():
+    if threads is not None or wanted < torch.get_num_threads():  # not again: see `on_granted_threads`
         torch.set_num_threads(wanted)

@@ -9,7 +9,6 @@ The composition records the number, and `gati.load` uses it.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from gati.composition.costs import to_measure
 from gati.composition.networks import plain_graph
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
-from gati.cores import core_count
+from gati.cores import core_count, threads_are_given
 from gati.costs.hardware import conditions_here, processor_name
 from gati.documents import DocumentKind, values_of
 from gati.errors import BackendError, LibraryError
@@ -58,7 +57,7 @@ def as_measured(measured_on: Conditions | None, device: str) -> int | None:
     None if that is not known or was on another processor, if fewer cores are usable, on a GPU, and if
     OMP_NUM_THREADS names a number for the whole process.
     """
-    if measured_on is None or not device.startswith("cpu") or os.environ.get("OMP_NUM_THREADS"):
+    if measured_on is None or not device.startswith("cpu") or threads_are_given():
         return None
     if measured_on.processor != processor_name(device):
         return None
@@ -130,8 +129,9 @@ def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) ->
     path = costs_path(library, "threads", replace(conditions_here("cpu"), threads=0))
     timed = before = _read(path)
     notes: list[str] = []
+    numbers = [str(count) for count in numbers_to_try(core_count())]
     for name in backends:
-        if name not in timed.base_ms:
+        if not timed.base_ms.get(name, {}).keys() >= set(numbers):  # or only on other cores
             try:
                 found = _times(library, name, pieces, notes)
             except BackendError as error:
@@ -142,7 +142,8 @@ def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) ->
         _log.warning("the number of threads may be wrong, and will be timed again: %s", notes[0])
     elif timed != before:
         _THREADS.write(path, {**values_of(conditions_here("cpu")), **values_of(timed)})
-    every = [timed.base_ms[name] for name in backends if name in timed.base_ms]
+    known = (timed.base_ms.get(name, {}) for name in backends)
+    every = [{count: each[count] for count in numbers} for each in known if each.keys() >= set(numbers)]
     if not every:
         raise BackendError(
             f"no number of threads can be chosen on {', '.join(backends)}; give a number instead of auto"

@@ -15,7 +15,7 @@ from gati.cores import usable_cores, within_quota
 from gati.errors import BackendError
 
 
-class Part(NamedTuple):
+class PartOfCores(NamedTuple):
     """A part of the cores, and how many threads may compute on it at a time."""
 
     cores: set[int]
@@ -120,9 +120,9 @@ class ReservedCores:
         pin(self._cores)
         torch.set_num_threads(self._threads)
 
-    def _left_over(self) -> Part:
+    def _left_over(self) -> PartOfCores:
         if not self._shares:
-            return Part(self._cores, self._threads)
+            return PartOfCores(self._cores, self._threads)
         return divided(self._cores, max(self._shares.values()))[0]
 
     def _settle(self) -> None:
@@ -181,7 +181,7 @@ def most_lookup_cores() -> int:
     return max(1, within_quota(len(reserved_here().cores)) - 1)
 
 
-def divided(cores: set[int], wanted: int) -> tuple[Part, Part]:
+def divided(cores: set[int], wanted: int) -> tuple[PartOfCores, PartOfCores]:
     """The part of the calling thread, and that of lookups, which have the last cores.
 
     Each has at least one thread. Where a quota grants the time of fewer cores, both may run on all of them:
@@ -191,9 +191,9 @@ def divided(cores: set[int], wanted: int) -> tuple[Part, Part]:
     theirs = min(wanted, max(1, count - 1))
     ours = max(1, count - theirs)
     if len(cores) == 1 or count < len(cores):
-        return Part(cores, ours), Part(cores, theirs)
+        return PartOfCores(cores, ours), PartOfCores(cores, theirs)
     ordered = sorted(cores)
-    return Part(set(ordered[:ours]), ours), Part(set(ordered[ours:]), theirs)
+    return PartOfCores(set(ordered[:ours]), ours), PartOfCores(set(ordered[ours:]), theirs)
 
 
 def pin(cores: set[int], thread: int = 0) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gati.engine.cores import Part, ReservedCores, divided, pin, reserved_here
+from gati.engine.cores import PartOfCores, ReservedCores, divided, pin, reserved_here
 from gati.engine.exits import Lookup
 from gati.engine.threads import limit_threads
 
@@ -212,7 +212,7 @@ def _end(inbox: SimpleQueue[_Work | None], reserved: ReservedCores, share: objec
     reserved.remove(share)
 
 
-def _serve(inbox: SimpleQueue[_Work | None], part: Part, started: threading.Event) -> None:
+def _serve(inbox: SimpleQueue[_Work | None], part: PartOfCores, started: threading.Event) -> None:
     """The worker's loop; it knows nothing of its `WorkerLookups`, so that these can be collected."""
     try:
         pin(part.cores)

@@ -6,12 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
 
-from gati.cores import core_count, usable_cores, within_quota
+from gati.cores import core_count, threads_are_given, usable_cores, within_quota
 
 _CHANGES = threading.Lock()
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -50,13 +50,17 @@ def granted_threads() -> int:
     OMP_NUM_THREADS holds.
     """
     count = torch.get_num_threads()
-    return count if os.environ.get("OMP_NUM_THREADS") else within_quota(count)
+    return count if threads_are_given() else within_quota(count)
 
 
 @contextmanager
 def on_granted_threads() -> Iterator[None]:
-    """As `on_threads`, on `granted_threads`."""
-    with on_threads(granted_threads()):
+    """As `on_threads`, on `granted_threads`; does nothing if torch uses no more.
+
+    Setting the number again would change that of new threads: they take the one that any thread has set last.
+    """
+    granted = granted_threads()
+    with on_threads(granted) if granted < torch.get_num_threads() else nullcontext():
         yield
 
 

@@ -198,7 +198,7 @@ class Opener:
 
         settings = self._settings
         if settings.library is not None:
-            return open_model(settings.library, device=settings.device)
+            return open_model(settings.library, device=settings.device, threads=settings.thread_count)
         if settings.model is None:
             raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
         return open_plain_model(
@@ -206,6 +206,7 @@ class Opener:
             settings.checkpoint,
             size=settings.height_and_width,
             device=settings.device or "cpu",
+            threads=settings.thread_count,
         )
 
 

@@ -20,6 +20,7 @@ from gati.composition.pareto import pareto
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.composition.threads import fastest_number, fewest_as_fast, numbers_to_try, using_threads
+from gati.cores import core_count
 from gati.costs import graph as graph_costs
 from gati.costs import hardware
 from gati.costs.hardware import conditions_here
@@ -28,6 +29,7 @@ from gati.errors import BackendError
 from gati.exploration.library import Library
 from gati.types import Trial, TrialId
 from tests.composition.libraries import make_library
+from tests.engine.cores import grant
 from tests.engine.networks import BLOCKS
 from tests.engine.served import make_served
 
@@ -50,6 +52,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
         return dict(zip((1, 2, 4), found.pop(backend), strict=True))
 
     monkeypatch.setattr(threads, "_times", times)
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(4)))
     return found
 
 
@@ -93,6 +96,26 @@ def test_times_of_other_software_are_measured_again(
     assert fastest_number(library, ["torch"], Pieces(library)) == 4
 
 
+def test_times_of_more_cores_than_are_usable_are_measured_again(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a library that was composed on all cores, a container with a quota of three took eight threads."""
+    told: list[int] = []
+
+    def times(library: Library, backend: str, pieces: Pieces, notes: list[str]) -> dict[int, float]:
+        told.append(core_count())
+        return {count: 1.0 / count for count in numbers_to_try(core_count())}
+
+    monkeypatch.setattr(threads, "_times", times)
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(8)))
+    assert fastest_number(library, ["torch"], Pieces(library)) == 8
+    grant(3, tmp_path, monkeypatch)
+    assert fastest_number(library, ["torch"], Pieces(library)) == 3
+    grant(1, tmp_path, monkeypatch)
+    assert fastest_number(library, ["torch"], Pieces(library)) == 1
+    assert told == [8, 3], "a smaller number of threads has been timed"
+
+
 def test_times_that_other_programs_disturbed_are_used_but_not_kept(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +123,7 @@ def test_times_that_other_programs_disturbed_are_used_but_not_kept(
         notes.append("the measurement stayed disturbed")
         return {1: 1.0, 2: 2.0}
 
+    monkeypatch.setattr("gati.cores.usable_cores", lambda: set(range(2)))
     monkeypatch.setattr(threads, "_times", disturbed)
     assert fastest_number(library, ["torch"], Pieces(library)) == 1
     assert "may be wrong, and will be timed again: the measurement stayed disturbed" in caplog.text

@@ -64,7 +64,7 @@ def make_served(tmp_path: Path) -> Path:
             classes=CLASSES,
             outputs_kind="logits",
             input_shape=(1, 6, 6),
-            profile=_profile(),
+            profile=replace(_profile(), threads=torch.get_num_threads()),  # not those of an earlier test
             seed=0,
             counts={},
             data={},

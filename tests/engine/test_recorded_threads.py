@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -257,15 +258,63 @@ def test_a_quota_limits_the_threads_of_an_engine(
     assert compiled == [1] and torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("given", ["threads", "OMP_NUM_THREADS"])
 def test_a_number_that_is_given_comes_before_a_quota(
+    directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(1, tmp_path, monkeypatch)
+    load(directory, threads=OURS)
+    assert compiled == [OURS] and torch.get_num_threads() == OURS
+
+
+@pytest.mark.parametrize("given", ["3", " 3 ", "3,1", "3 , 01"])
+def test_a_number_for_the_whole_process_comes_before_a_quota(
     given: str, directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant(1, tmp_path, monkeypatch)
-    if given != "threads":
-        monkeypatch.setenv(given, str(OURS))
-    load(directory, threads=OURS if given == "threads" else None)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    load(directory)
     assert compiled == [OURS] and torch.get_num_threads() == OURS
+
+
+@pytest.mark.parametrize("given", ["", " ", "0", "-1", "abc", "3x", "3,", "3.5"])
+def test_what_openmp_ignores_is_no_number_for_the_whole_process(
+    given: str, directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP then counts all cores of the machine."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    load(directory)
+    assert compiled == [RECORDED]
+    grant(1, tmp_path, monkeypatch)
+    load(directory)
+    assert compiled[1:] == [1] and torch.get_num_threads() == 1
+
+
+def test_a_service_keeps_the_threads_of_its_configuration_whatever_the_quota(
+    directory: Path, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening its model lowered the number to the quota; versions opened later had the configuration's."""
+    rewrite(directory, measured_on=measured(threads=OURS))
+    grant(1, tmp_path, monkeypatch)
+    opener = Opener(InferenceSettings(name="m", library=directory, threads=OURS, workers=1))
+    opener.open("default", None)
+    assert set(compiled) == {OURS}
+
+
+@pytest.mark.parametrize("measuring", [on_granted_threads, partial(using_threads, None)])
+def test_measuring_in_a_thread_with_fewer_changes_the_number_of_no_other_thread(
+    measuring: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """It set the thread's own number again, which new threads of the process then took."""
+
+    def measured_alongside() -> None:
+        limit_threads(1)
+        with measuring():
+            assert torch.get_num_threads() == 1
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(measured_alongside).result(LONG_S)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(torch.get_num_threads).result(LONG_S) == OURS
 
 
 def test_a_quota_leaves_a_program_that_needs_less_alone(
