@@ -2,7 +2,8 @@
 
 They are stored next to the ledger as sorted identities (`gati.model.identity`), one file for each data set
 that was counted: `certify_inputs/DATA.npy`. A file is written before the ledger names it; without an entry in
-the ledger it means nothing.
+the ledger it means nothing. One that the ledger names and that is gone is written again when the same data is
+given; until then nothing else is certified.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class CountedInputs:
             if not known:
                 return None
             raise LibraryError(
-                f"{path} is missing, so inputs that were counted before would count as new: restore a backup"
+                f"{path} is missing, so inputs that were counted before would count as new: restore a "
+                "backup, or repeat the command that counted them, with the same data"
             )
         try:
             found: Identities = np.load(path, allow_pickle=False)

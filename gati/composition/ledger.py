@@ -233,6 +233,8 @@ class Ledger:
         """
         with self._locked():
             entries = self._read()
+            if inputs is not None and data in [each.data for each in entries.attempts]:
+                self._counted.keep(data, inputs)  # whoever has lost the record repeats the attempt
             records = {each.data: self._inputs_of(each) for each in entries.looks}
             records |= {each.data: self._inputs_of(each) for each in entries.attempts}
             earlier = [(each.data, each.given) for each in entries.attempts]
@@ -267,9 +269,9 @@ class Ledger:
         """
         with self._locked():
             entries = self._read()
+            self._counted.keep(data, inputs)
             if (composition, data) in [(each.composition, each.data) for each in entries.looks]:
                 return
-            self._counted.keep(data, inputs)
             new = EnteredLook(composition=composition, data=data, at=self._now())
             self._write(replace(entries, looks=(*entries.looks, new)))
 

@@ -10,9 +10,15 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 from gati.exploration.alike import warning_of_neighbours
-from gati.exploration.library import Library
+from gati.exploration.library import InputRecord, Library
 from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
+
+_KINDS = {True: "pictures", False: "preprocessed tensors"}
+_ALTERNATIVES = {
+    True: "pictures: a folder, an .npz with `images`, or a dataset of uint8 or Pillow images",
+    False: "preprocessed tensors: a dataset like that of gati explore",
+}
 
 
 @dataclass(frozen=True)
@@ -34,24 +40,27 @@ class Fresh:
 def fresh_inputs(library: Library, inputs: Data) -> Fresh:
     """Find inputs that explore has used, under any name or label and in any order.
 
-    A library of an older Gati has no record of its inputs; then only identical data is refused.
+    A library of an older Gati has no record of its inputs; then only identical data is refused. A picture
+    and what a dataset makes of it are the same input, but have not the same content, so pictures are only
+    compared with pictures, and preprocessed tensors with such tensors.
 
-    **Raises:** `DataError` if there are no inputs, or no new ones.
+    **Raises:** `DataError` if there are no inputs, no new ones, or none of the kind that explore has seen.
     """
     if len(inputs) == 0:
         raise DataError("the certification data is empty; give at least one input")
     record = library.input_record()
+    notes = []
     if record is None:
         _refuse_same_data(library, inputs)
+        notes.append("explored by an older Gati, which kept no record of its inputs: these may not be new")
+    elif note := _check_kind(library, record, inputs):
+        notes.append(note)
     identities = inputs.identities
     first, copies = group_copies(identities)
     new = np.ones(len(inputs), dtype=bool) if record is None else ~np.isin(identities, record.seen)
     if not new.any():
         raise _not_new(inputs)
     rows = np.flatnonzero(first == np.arange(len(inputs)))
-    notes = []
-    if record is None:
-        notes.append("explored by an older Gati, which kept no record of its inputs: these may not be new")
     if not new.all():
         notes.append(
             f"gati explore has already seen {int((~new).sum())} of {len(inputs)} inputs: they count only if "
@@ -81,10 +90,44 @@ def _content_hash(identities: Identities, copies: NDArray[np.int64]) -> str:
 def note_of_seen(library: Library, inputs: Data) -> str:
     """Return a warning if explore has seen some of the inputs to measure on, else an empty string."""
     record = library.input_record()
-    seen = 0 if record is None else int(np.isin(inputs.identities, record.seen).sum())
+    if record is None:
+        return ""
+    if record.pictures.tolist() == [not inputs.is_images]:
+        return f"{_of_another_kind(inputs)}: if it has seen some of them, the results are too optimistic"
+    seen = int(np.isin(inputs.identities, record.seen).sum())
     if seen == 0:
         return ""
     return f"gati explore has seen {seen} of these {len(inputs)} inputs, so the results are too optimistic"
+
+
+def _check_kind(library: Library, record: InputRecord, inputs: Data) -> str:
+    """Return a note if explore may have seen the inputs as something that they cannot be compared with.
+
+    Raises `DataError` if it is known to have seen nothing that they can be compared with.
+    """
+    known = record.pictures.tolist()
+    if known == [inputs.is_images]:
+        return ""
+    if known == [not inputs.is_images]:
+        raise DataError(
+            f"{_of_another_kind(inputs)}, so they may not be new; give {_ALTERNATIVES[not inputs.is_images]}"
+        )
+    if known:
+        return "gati explore has seen both pictures and preprocessed tensors: these may not be new"
+    takes = library.preprocessing
+    if inputs.is_images or takes.tensors is not None or takes.sound is not None:
+        return ""
+    return (
+        "explored by an older Gati, which did not record whether it has seen pictures or preprocessed "
+        "tensors: these may not be new"
+    )
+
+
+def _of_another_kind(inputs: Data) -> str:
+    return (
+        f"gati explore has seen {_KINDS[not inputs.is_images]}, and {inputs.name} holds "
+        f"{_KINDS[inputs.is_images]}, which cannot be compared with them"
+    )
 
 
 def _refuse_same_data(library: Library, inputs: Data) -> None:

@@ -73,6 +73,8 @@ class InputRecord(NamedTuple):
     copies: npt.NDArray[np.int64]  # [n], how many draws of the certify split it is; 1 in the select split
     seen: npt.NDArray[np.uint64]  # identities of all inputs used to train, select or certify, sorted
     new: npt.NDArray[np.bool_]  # [n], whether no copy of a certify input was used to train or select
+    # which of both are among the seen: pictures (True), preprocessed tensors (False); empty if not known
+    pictures: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +291,7 @@ class Library:
         arrays = self._arrays(self.inputs_path)
         if "new" not in arrays:  # an older Gati kept all copies in one part
             arrays["new"] = np.ones(len(arrays["rows"]), dtype=np.bool_)
-        return InputRecord(*(arrays[name] for name in InputRecord._fields))
+        return InputRecord(**{name: arrays[name] for name in InputRecord._fields if name in arrays})
 
     def copies(self) -> CopyCounts:
         """How often each held-out input counts, [n]; once if copies were not counted."""

@@ -97,6 +97,7 @@ def split_inputs(held: Data, more: Data | None, seed: int, *, unique: bool = Fal
         of_all[rows],
         np.unique(seen),
         new[rows] | (split == SELECT),
+        np.unique([each.is_images for each in (held, more) if each is not None]),
     )
     found = Inputs(trained, held.subset(rows), split, record)
     return replace(found, notes=(*notes, *_notes_of_copies(held, found, unique=unique)))
@@ -118,6 +119,11 @@ _TRAIN, _LEFT_OUT = -1, -2
 
 def _without(more: Data, held: Data, notes: list[str]) -> Data:
     """Return `more` without the inputs of `held`."""
+    if more.is_images != held.is_images:
+        notes.append(
+            "one of --data and --train-data holds pictures and the other preprocessed tensors, which cannot "
+            "be compared: make sure that --train-data has none of --data"
+        )
     left = left_over(more, held.identities)
     if len(left) == 0:
         same = f"--train-data and --data are the same {len(more)} inputs"

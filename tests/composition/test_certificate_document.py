@@ -134,7 +134,7 @@ def test_the_share_of_delta_follows_from_the_level_where_a_file_has_that_alone()
             r"certificate is damaged .*delta 0.0, but both must lie in \(0, 1\)\): compose again",
         ),
         ({"deployed": 0.5}, "field 'deployed' is 0.5, expected a whole number or null"),
-        ({"deployed": 5}, "certificate is damaged .deployed is 5, but 2 settings were"),
+        ({"deployed": 2}, "certificate is damaged .deployed is 2, but 2 settings were"),
         ({"engines": [{"backend": 1}]}, r"engines\[0\]: field 'backend' is 1, expected a string"),
         ({"previous": {}}, "certificate: previous: has no field 'accuracy'"),
     ],

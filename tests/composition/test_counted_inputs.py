@@ -130,6 +130,18 @@ def test_a_record_that_is_gone_is_not_one_that_never_was(ledger: Ledger, tmp_pat
     assert entered(ledger, slice(10, 250), "second").compositions == 2
 
 
+def test_records_that_are_gone_come_back_with_the_data(ledger: Ledger, tmp_path: Path) -> None:
+    entered(ledger, slice(0, 100), "first")
+    ledger.look("b", "test", INPUTS[200:300])
+    kept = sorted((tmp_path / "certify_inputs").iterdir())
+    contents = [path.read_bytes() for path in kept]
+    for path in kept:
+        path.unlink()
+    ledger.look("b", "test", INPUTS[200:300])
+    assert entered(ledger, slice(0, 100), "first").number == 1
+    assert [path.read_bytes() for path in kept] == contents
+
+
 # The promise ----------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from gati.composition.plans import Settings
 from gati.composition.walk import certify as walk
 from gati.documents import values_of
 from gati.errors import LibraryError, StorageError
-from gati.exploration.library import Library
+from gati.exploration.library import CERTIFY, SELECT, Library
 from tests.composition.libraries import make_library
 from tests.engine.served import make_served
 
@@ -119,6 +119,7 @@ def test_compositions_that_were_measured_on_the_data_before_count_as_its_users(t
     assert ledger.attempt("a", "data", {"other": 1}, hashes(3, 4)).compositions == 2
     assert ledger.attempt("a", "elsewhere", {}, hashes(7, 8)).compositions == 1
     assert ledger.attempt("c", "data", {}, hashes(3, 4)).compositions == 3
+    assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 1, "whoever came later"
     assert [each.composition for each in ledger.looks] == ["a", "b"]
 
 
@@ -162,6 +163,14 @@ def test_whatever_determines_answers_makes_another_composition(tmp_path: Path) -
     found.append(composition_identity(library, own))
     assert len(set(found)) == 7
     assert composition_identity(library, replace(own, name="another", note="told")) == found[-1]
+
+
+def test_another_split_of_the_same_inputs_is_another_one(tmp_path: Path) -> None:
+    library = make_library(tmp_path)
+    base, before = library.base_outcomes(), split_identity(library)
+    swapped = np.where(base.split == CERTIFY, SELECT, CERTIFY).astype(base.split.dtype)
+    library.write_base_outcomes(base._replace(split=swapped))
+    assert split_identity(library) != before
 
 
 def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:

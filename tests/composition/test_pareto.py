@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -52,19 +52,25 @@ def test_the_frontier_trades_agreement_for_latency_and_is_stored(library, points
     assert read_frontier(library.directory / "pareto.json") == points
 
 
+def counted(library: Library, split: int, exits: Iterable[tuple[str, float]]) -> tuple[int, int]:
+    """How many inputs of a split the exits answer otherwise than the base model, and of how many."""
+    base = library.base_outcomes()
+    rows = base.split == split
+    inside, losses = rows.copy(), 0
+    for trial, threshold in exits:
+        found = library.outcomes(TrialId(trial))
+        leaves = inside & (found.score >= np.float32(threshold))
+        losses += int((found.predicted != base.base_class)[leaves].sum())
+        inside &= ~leaves
+    return losses, int(rows.sum())
+
+
 @pytest.mark.slow
 def test_the_limits_of_the_frontier_hold_together(library, points):
     """The operator sees all points before choosing one, so that their limits share delta."""
-    base = library.base_outcomes()
-    rows = base.split == CERTIFY
     for point in points:
-        inside, losses = rows.copy(), 0
-        for trial, threshold in zip(point.trials, point.thresholds, strict=True):
-            found = library.outcomes(TrialId(trial))
-            leaves = inside & (found.score >= np.float32(threshold))
-            losses += int((found.predicted != base.base_class)[leaves].sum())
-            inside &= ~leaves
-        limit = agreement_lower_bound(losses, int(rows.sum()), 0.05 / len(points))
+        exits = zip(point.trials, point.thresholds, strict=True)
+        limit = agreement_lower_bound(*counted(library, CERTIFY, exits), 0.05 / len(points))
         assert point.certified_agreement == pytest.approx(limit)
 
 
@@ -79,6 +85,9 @@ def test_within_a_latency_the_most_careful_composition_is_written_with_what_is_c
     assert fast.certificate.certified
     assert fast.accuracy_target <= fast.certificate.proven_agreement
     assert Composition.load(library.composition_path("fast")) == fast
+    exits = [(each.trial_id, each.threshold) for each in fast.exits]
+    certify, select = (counted(library, split, exits) for split in (CERTIFY, SELECT))
+    assert (fast.certificate.losses, fast.certificate.inputs) == certify != select
 
 
 def test_a_latency_that_nothing_reaches_is_refused_with_the_fastest_there_is(library):

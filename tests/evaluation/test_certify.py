@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from gati.cli import render, run
 from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
@@ -24,7 +25,7 @@ from gati.errors import CompositionError, DataError, LibraryError, ModelError, S
 from gati.evaluation.bench import bench
 from gati.evaluation.certify import certify
 from gati.evaluation.evaluate import evaluate
-from gati.exploration.fresh import fresh_inputs
+from gati.exploration.fresh import fresh_inputs, note_of_seen
 from gati.exploration.library import InputRecord, Library
 from gati.model.data import load_data
 from tests.engine.served import PREPROCESSING, exit_at, images, rewrite
@@ -282,7 +283,9 @@ def remember(directory: Path, seen: Path) -> None:
     identities = load_data(seen, PREPROCESSING).identities
     nothing = np.zeros(0, dtype=np.int64)
     new = np.zeros(0, dtype=np.bool_)
-    record = InputRecord(nothing, np.zeros(0, np.uint64), nothing, np.unique(identities), new)
+    record = InputRecord(
+        nothing, np.zeros(0, np.uint64), nothing, np.unique(identities), new, np.array([True])
+    )
     Library(directory).write_input_record(record)
 
 
@@ -305,6 +308,36 @@ def test_what_explore_has_seen_certifies_nothing_in_any_disguise(
         np.savez(tmp_path / "again.npz", **disguise(arrays["images"], arrays["labels"]))
     with pytest.raises(DataError, match="this composition was made from again.npz"):
         certify(directory, tmp_path / "again.npz")
+
+
+def test_every_class_is_another_test_of_the_same_inputs(directory: Path, more: tuple[Path, int]) -> None:
+    found = [certify(directory, more[0], per_class=each).attempt.number for each in (False, True, False)]
+    assert found == [1, 2, 1]
+
+
+def test_pictures_that_explore_has_seen_are_not_new_as_preprocessed_tensors(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    remember(directory, more[0])
+    library, tensors = Library(directory), TensorDataset(PREPROCESSING(images(150)))
+    unlike = "gati explore has seen pictures, and TensorDataset holds preprocessed tensors, which cannot be"
+    with pytest.raises(DataError, match=f"{unlike}.*give pictures: a folder, an .npz with `images`, or a"):
+        certify(directory, tensors)
+    assert Ledger(directory).attempts == ()
+    assert note_of_seen(library, load_data(tensors, PREPROCESSING)).startswith(unlike)
+    record = library.input_record()
+    assert record is not None
+    library.write_input_record(record._replace(pictures=np.array([False])))
+    with pytest.raises(
+        DataError, match="seen preprocessed tensors, and more.npz holds pictures, which cannot"
+    ):
+        certify(directory, more[0])
+    library.write_input_record(record._replace(pictures=np.array([False, True])))
+    assert certify(directory, tensors).note == (
+        "gati explore has seen both pictures and preprocessed tensors: these may not be new"
+    )
+    library.write_input_record(record._replace(pictures=np.array([], dtype=np.bool_)))
+    assert certify(directory, tensors).note.startswith("explored by an older Gati, which did not record")
 
 
 def test_inputs_that_explore_has_seen_count_only_against_the_caches_and_it_says_so(

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from scipy.stats import binom
+from torch.utils.data import TensorDataset
 
 from gati.composition.accuracy import accuracy_drop
 from gati.composition.copies import counted
 from gati.errors import DataError
-from gati.exploration.library import CERTIFY, SELECT
+from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.exploration.splits import Inputs, inputs_to_select_on, part_to_train_on, split_inputs
 from gati.model.data import Data, load_data
 from gati.model.identity import CopyCounts
@@ -114,6 +116,22 @@ def test_what_is_in_both_is_not_trained_on(tmp_path: Path) -> None:
     assert inputs.notes == ("left out 80 of 200 inputs of --train-data: they are also in --data",)
     assert len(inputs.train) == 120 and not np.isin(inputs.train.identities, held.identities).any()
     assert len(inputs.record.seen) == 320
+
+
+def test_pictures_are_not_compared_with_preprocessed_tensors(tmp_path: Path) -> None:
+    held = data_of(tmp_path, pictures(200))
+    tensors = load_data(TensorDataset(GREY(pictures(120, 1))), GREY)
+    mixed, alone = split_inputs(held, tensors, 0), split_inputs(held, None, 0)
+    assert mixed.notes[0].startswith("one of --data and --train-data holds pictures and the other preprocess")
+    assert (mixed.record.pictures.tolist(), alone.record.pictures.tolist()) == ([False, True], [True])
+    Library(tmp_path).write_input_record(alone.record)
+    kept = Library(tmp_path).input_record()
+    assert kept is not None and kept.pictures.tolist() == [True]
+    older = load_file(tmp_path / "inputs.safetensors")
+    del older["pictures"]  # as an older Gati left it
+    save_file(older, tmp_path / "inputs.safetensors")
+    kept = Library(tmp_path).input_record()
+    assert kept is not None and len(kept.pictures) == 0 and np.array_equal(kept.seen, alone.record.seen)
 
 
 @pytest.mark.parametrize("rows", [slice(None, None, -1), slice(0, 40)], ids=["reordered", "a part"])
