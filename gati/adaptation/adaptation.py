@@ -53,7 +53,7 @@ from gati.adaptation.triggers import Triggers
 from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
 from gati.errors import GatiError
-from gati.guard.auditor import RECALL
+from gati.guard.auditor import NO_ANSWER, RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Duration
@@ -247,12 +247,13 @@ class Adaptation:
         looked = None if self._recall is None else self._recall.look(x, place)
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
         current = decided.deployed
+        ticket = Ticket(x, self._counts.requests + 1, time_s, source, NO_ANSWER, looked, place)
         try:
             prediction = looked.where(alone=decided.alone).answer if looked and decided.recalls else None
             with self._answering:
                 prediction = prediction or self._answer(x, decided)
         except BaseException:
-            self._follow.withdraw(decided)
+            self._follow.unanswered(ticket, decided)
             raise
         prediction = prediction._replace(version=current.served.engine.version)
         latency_ms = 1e3 * (self._clock() - began)
@@ -261,8 +262,7 @@ class Adaptation:
             self._counts.answered(prediction.exit, time_s)
             if prediction.exit != RECALL and decided.may_hit:
                 self._reached(prediction, lookups=decided.lookups, time_s=time_s)
-        ticket = Ticket(x, self._counts.requests, time_s, source, prediction, looked, place)
-        agreed = self._follow.answered(ticket, decided, base) or None
+        agreed = self._follow.answered(ticket._replace(prediction=prediction), decided, base) or None
         self._after(time_s)
         if self._keeper.is_due():
             self._workers.auditing.submit(self._keeper.save)

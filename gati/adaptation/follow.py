@@ -77,11 +77,6 @@ class FollowUp:
                 repeated=looked is not None and looked.repeated,
             )
 
-    def withdraw(self, decided: Decided[Deployed]) -> None:
-        """Cancel a decision: the request could not be answered."""
-        if decided.looked_at:
-            self._worker.release()
-
     def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> bool:
         """Carry out the decision for a request; returns whether the reference answered it.
 
@@ -94,6 +89,17 @@ class FollowUp:
         elif known is not None:
             self.auditor.learn(decided, ticket.given, known)
         return known is not None
+
+    def unanswered(self, ticket: Ticket, decided: Decided[Deployed]) -> None:
+        """Carry out what is left of the decision for a request whose engine failed (`Auditor.unanswered`)."""
+        if not decided.looked_at:
+            return
+        with self._lock:
+            left = self.auditor.unanswered(decided)
+        if left.looked_at:
+            self.answered(ticket, left, None)
+        else:
+            self._worker.release()
 
     def _look_at(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
         needs = self.auditor.needs(decided, ticket.given, base)

@@ -18,7 +18,7 @@ _KEPT = 2  # one that serves, one on trial
 
 
 class Ticket(NamedTuple):
-    """An answered request of `place`, if known. `looked` is its lookup in memory, if there was one."""
+    """A request of `place`, if known. `prediction` and `looked` as in `Given`."""
 
     x: Tensor  # [1, ...]
     request: int

@@ -82,7 +82,7 @@ class Succession(Roster[Deployed]):
         post = self._post(active) if active.number else self.serving
         if isinstance(self._left, list) and _identity(post) not in self._left:
             post.bring_back()
-        self.standing.keep(_PART, lambda: [_identity(each) for each in self.in_use])
+        self.standing.keep(_PART, lambda: [_identity(each) for each in (self.serving, self.trial) if each])
         waits = post is not self.serving and not post.may_hit
         if waits or why_not:  # the library's own caches were proven before that version served
             self.serving.bring_back()

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
-from gati.engine.exits import BASE
+import torch
+
+from gati.engine.exits import BASE, Prediction
 from gati.guard.draws import NOTHING, Drawn, Draws
 from gati.guard.effort import Effort
 from gati.guard.posts import Counting, Post, Version
 from gati.guard.proof import Proof
 from gati.types import RECALL as RECALL
 
-if TYPE_CHECKING:
-    from gati.engine.exits import Prediction
-
 _NO_CLASS = -1
+
+NO_ANSWER = Prediction(_NO_CLASS, torch.empty(0), "", "")  # of a request without one
 
 
 class Probed(NamedTuple):
@@ -104,10 +105,15 @@ class Decided(Generic[Version]):
 
 
 class Given(NamedTuple):
-    """The answer to a request, and its lookup in memory, if there was one."""
+    """The answer to a request, or `NO_ANSWER`, and its lookup in memory, if there was one."""
 
     prediction: Prediction
     looked: Any = None  # gati.adaptation.recall.Looked
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has an answer."""
+        return self.prediction is not NO_ANSWER
 
     @property
     def recalled(self) -> bool:
@@ -264,8 +270,9 @@ class Auditor(Generic[Version]):
         """
         drawn = decided.drawn
         shadows = decided.shadows if self._judges(decided, given) else ()
-        tries = decided.tried and given.looked is not None
-        if not (drawn.audit or drawn.sample or shadows or tries):
+        looked = given.looked is not None
+        judges = drawn.audit and (given.answered or looked)
+        if not (judges or drawn.sample or shadows or (decided.tried and looked)):
             return None  # drawn for caches but answered by memory, or for memory without a place
         return Needs(self.known(decided, given) or known, shadows)
 
@@ -319,7 +326,7 @@ class Auditor(Generic[Version]):
             if apart:
                 continue  # it is no trial of what will answer
             found.append(tried)
-            if self.compare is not None:
+            if self.compare is not None and given.answered:
                 self.compare(post, [each.exit for each in probed], left)
         return found
 
@@ -344,7 +351,7 @@ class Auditor(Generic[Version]):
 
     def _is_audit(self, decided: Decided[Version], given: Given) -> bool:
         """Whether the answer given was drawn for an audit; the reference's in place of caches is none."""
-        return decided.drawn.audit and (given.recalled or not decided.doubted)
+        return decided.drawn.audit and given.answered and (given.recalled or not decided.doubted)
 
     def _of_caches(self, decided: Decided[Version], given: Given) -> Counting | None:
         """What counts an audit of the answer of the version's engine; None if there is nothing to count.

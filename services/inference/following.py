@@ -16,7 +16,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE, Prediction
-from gati.guard.auditor import Auditor, Compared, Decided, Given, Probed, lookups_failed
+from gati.guard.auditor import NO_ANSWER, Auditor, Compared, Decided, Given, Probed, lookups_failed
 from gati.guard.draws import Draws
 from gati.guard.posts import Counting, Post
 from gati.guard.watch import Watch
@@ -44,8 +43,6 @@ _log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
 _COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
-
-_UNKNOWN = Prediction(-1, torch.empty(0), "", "")  # stands for an answer that no one waited for
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 
@@ -252,7 +249,7 @@ class Following:
         """
         decided = self._auditor.unanswered(drawn.decided)
         if drawn.place is not None:
-            drawn.place.fill(lambda: self._follow(decided, x, given, Given(_UNKNOWN, looked)))
+            drawn.place.fill(lambda: self._follow(decided, x, given, Given(NO_ANSWER, looked)))
 
     # ----------------------------------------------------------------------------------------------------
 
@@ -295,8 +292,7 @@ class Following:
             self._shared.counts.left_out += 1
             return
         needs = self._auditor.needs(decided, given)
-        answered = given.prediction is not _UNKNOWN
-        if needs is None or not (answered or needs.shadows or given.looked):
+        if needs is None:
             return
         try:
             base = needs.known or await _ask(self._base or self._version.queue, x)
@@ -310,7 +306,6 @@ class Following:
             for post, counting in needs.shadows
             if not post.version.gone
         ]
-        given = given if answered else given._replace(prediction=base)
         asked = self._auditor.own(decided, given, base)
         own = () if asked is None else await self._looked_up(asked, x, base)
         said = _said(given.prediction) if decided.may_hit else self._would(decided, found)

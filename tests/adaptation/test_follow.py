@@ -18,7 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X, composition
+from benchmarks.promise_streams import (
+    AGREEMENT,
+    CONFIDENCE,
+    LEVELS,
+    RIGHT,
+    TRUE,
+    WRONG,
+    World,
+    X,
+    composition,
+)
 from gati.adaptation.background import Failures
 from gati.adaptation.deployments import Deployments
 from gati.adaptation.follow import FollowUp
@@ -29,6 +39,7 @@ from gati.adaptation.settings import Audit
 from gati.adaptation.shadow import Ticket
 from gati.adaptation.succession import Succession
 from gati.engine.exits import Prediction
+from gati.guard.auditor import NO_ANSWER, Probed
 from gati.guard.draws import Draws
 from gati.guard.standing import Standing
 from gati.versions.lineage import Lineage
@@ -205,6 +216,24 @@ def test_a_version_on_trial_that_fails_hides_nothing_of_the_one_that_serves(sett
     assert trial.watch.proof.losses == trial.watch.proof.audits > 0
 
 
+def test_looser_settings_are_not_proven_by_what_a_stricter_one_answers() -> None:
+    requests = Requests()
+    said = [Probed(0, "block", True), *[Probed(1, "block", False)] * (LEVELS - 1)]
+    requests.world.probe = lambda version: lambda x, base: said  # type: ignore[method-assign]
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    prove(requests)
+    serving = requests.succession.serving
+    assert (serving.version.number, serving.level) == (1, 1)
+    proof = serving.watch.proof
+    assert proof is not None
+    before = proof.audits
+    for _ in range(50):
+        requests(RIGHT)
+        requests.settle()
+    assert proof.audits == proof.losses == before + 50
+    assert serving.watch.losses == 0
+
+
 def test_audits_of_before_an_alarm_prove_nothing_after_it() -> None:
     requests = Requests(limit=1000)
     for _ in range(100):
@@ -248,12 +277,43 @@ def test_a_version_on_trial_is_looked_up_in_the_shadow_and_never_answers() -> No
     assert requests.succession.serving.deployed.number == 0 and requests.succession.may_hit
 
 
-def test_a_request_that_could_not_be_answered_gives_its_place_back() -> None:
-    requests = Requests(limit=1)
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_request_that_could_not_be_answered_gives_its_place_back(sampled: bool) -> None:
+    requests = Requests(limit=1, audits=0.0 if sampled else 1.0)
     for _ in range(3):
-        requests.follow.withdraw(requests.follow.decide(0.0, lookups_pay=True))
+        decided = requests.follow.decide(float(sampled), lookups_pay=True)
+        assert decided.looked_at
+        requests.follow.unanswered(Ticket(X, 1, 0.0, "", NO_ANSWER), decided)
+        requests.settle()
+        assert requests.queue.reserved == 0
     requests(RIGHT)
-    assert requests.follow.auditor.left_out == 0 and len(requests.queue.jobs) == 1
+    assert requests.follow.auditor.left_out == 0 and requests.counted == (0, 0)
+    assert requests.follow.auditor.audits == 0
+
+
+@pytest.mark.parametrize("fails", ["the engine", "and the reference"])
+def test_a_request_that_could_not_be_answered_judges_what_is_on_trial(fails: str) -> None:
+    """If the engine fails for what is hard, a version on trial was judged by what is easy."""
+    requests = Requests()
+    requests.world.wrong[1] = (1.0, 1.0, 1.0)
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+
+    def reference(x: Any) -> Prediction:
+        raise MemoryError
+
+    if fails != "the engine":
+        requests.world.reference = reference  # type: ignore[method-assign]
+    trial = requests.succession.trial
+    assert trial is not None and trial.watch.proof is not None
+    for count in range(1, 6):
+        requests.follow.unanswered(
+            Ticket(X, 1, 0.0, "", NO_ANSWER), requests.follow.decide(0.0, lookups_pay=True)
+        )
+        with suppress(MemoryError):  # as the background does
+            requests.settle()
+        assert trial.watch.proof.losses == count
+    assert requests.counted == (0, 0) and requests.follow.auditor.audits == 0
+    assert trial.compared == 0, "what the version that serves would have taken is not known"
 
 
 def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> None:
@@ -271,6 +331,33 @@ def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> 
     assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
     assert not requests.succession.trial.watch.may_hit
     assert requests.succession.standing.spending.used == spent + 1
+
+
+def test_a_certificate_says_nothing_of_what_memory_leaves() -> None:
+    """Nor do alarms on all requests, counted late, speak of it; they count as soon as memory stops."""
+    requests = Requests()
+    succession, of_all = requests.succession, requests.succession.serving.of_all
+    assert succession.may_hit
+    succession.follow_memory(0.5)
+    assert succession.after_memory and not succession.may_hit
+    while of_all.may_hit:
+        of_all.audited(agreed=False)
+    assert "alarm" not in requests.changes
+    succession.follow_memory(None)
+    assert not succession.after_memory and not succession.may_hit
+
+
+def test_a_version_that_was_not_proven_is_remembered_and_the_librarys_caches_are_not() -> None:
+    """Each attempt costs a share of delta."""
+    requests = Requests()
+    requests.world.wrong |= {1: (1.0, 1.0, 1.0)}
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+        requests.succession.give_up()
+    requests.succession.on_given_up(requests.succession.first)
+    assert requests.succession.unproven == {1}
 
 
 def test_a_version_that_has_left_is_let_go_with_its_engines() -> None:
@@ -477,6 +564,31 @@ def test_a_version_that_others_rolled_back_to_has_to_prove_itself_anew(tmp_path:
     prove(rolled_back)
     rolled_back.succession.save()
     assert begun(1).succession.serving.version.number == 1
+
+
+def test_the_librarys_caches_that_answer_again_have_to_prove_themselves_anew(tmp_path: Path) -> None:
+    """Their proof was of what was asked before version 1 came, which is not in the repository any more."""
+    path = tmp_path / "standing.json"
+    requests = Requests(path=path)
+    requests.world.wrong |= {0: (0.0, 0.0, 0.0), 1: (0.0, 0.0, 0.0)}
+    requests.succession.begin(0)
+    while requests.succession.may_hit:  # the guard takes their certificate away
+        requests(WRONG)
+        requests.settle()
+    while not requests.succession.may_hit:
+        requests(RIGHT)
+        requests.settle()
+    requests.succession.save()
+    again = Requests(path=path)
+    again.succession.begin(0)
+    assert again.succession.may_hit, "a mere restart asks for no proof"
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    prove(requests)
+    assert requests.succession.serving.version.number == 1
+    requests.succession.save()
+    once_more = Requests(path=path)
+    once_more.succession.begin(0)
+    assert once_more.succession.serving.version.number == 0 and not once_more.succession.may_hit
 
 
 def test_a_setting_that_cannot_be_opened_for_any_reason_is_tried_again() -> None:

@@ -185,6 +185,7 @@ def test_memory_that_answers_little_waits_if_caches_do_not_prove_themselves_next
         stream.request()
         if serving.after_memory and not before:
             tried.append(request)
+            assert not serving.hopeless, "each time by a proof of its own"
         if not serving.after_memory:
             assert serving.may_hit or serving.watch.state == "stopped"
     assert len(tried) >= 3

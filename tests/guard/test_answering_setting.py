@@ -245,7 +245,7 @@ def test_a_request_without_an_answer_is_an_audit_of_the_settings_that_are_not_pr
     post = retrained()
     roster_of(post, most=1)
     prove(post, True, False, False)
-    auditor, draws, proof = Auditor[str](), Draws(1.0, seed=0), post.watch.proof
+    auditor, draws, proof = Auditor[str](), Draws(1.0, 1.0, seed=0), post.watch.proof
     assert post.deployed == "retrained-1" and proof is not None
     before, losses = (post.watch.audits, post.watch.losses), proof.losses
     for count in range(1, 21):
@@ -260,6 +260,28 @@ def test_a_request_without_an_answer_is_an_audit_of_the_settings_that_are_not_pr
         assert proof.losses == losses + count
     assert (post.watch.audits, post.watch.losses) == before, "the setting that answers did not answer these"
     assert post.level == 1
+    undrawn = auditor.decide(post, None, Draws(0.0, seed=0), room=lambda: True)
+    assert undrawn.lookups and not auditor.unanswered(undrawn).looked_at, "as if it had an answer"
+
+
+def test_a_request_without_an_answer_is_no_more_evidence_than_one_with_it() -> None:
+    post = retrained()
+    roster_of(post, most=1)
+    prove(post, True, False, False)
+    auditor, draws, proof = Auditor[str](), Draws(1.0, seed=0), post.watch.proof
+    assert proof is not None
+    audits = proof.audits
+    late = auditor.unanswered(auditor.decide(post, None, draws, room=lambda: True, repeated=True))
+    right = [Probed(0, "block", True)] * 3
+    auditor.settle(late, Given(TRUE), TRUE, [(*each, right) for each in late.shadows])
+    assert (proof.audits, proof.copies) == (audits, 1)
+    post.watch.left_by(3)
+    post.watch.begin_anew()
+    post.watch.audited(agreed=[True] * 3)
+    post.watch.begin_anew()
+    post.watch.left_by(1)
+    post.watch.tried([True] * 3)
+    assert post.watch.left_by(3), "it was of an easier request"
 
 
 def test_where_nothing_is_left_to_prove_a_request_without_an_answer_costs_nothing() -> None:

@@ -461,3 +461,45 @@ def test_an_answer_that_agrees_says_nothing_of_stricter_settings_that_may_answer
     decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
     assert decided.level == LEVELS
     assert auditor.own(decided, Given(RIGHT), TRUE) is (None if is_nested else post)
+
+
+def test_what_a_setting_answered_counts_and_not_what_its_copy_says_later() -> None:
+    """Another engine may say otherwise of the same input, and the guard is about answers that were given."""
+    post, auditor = nested(), Auditor[str]()
+    decided = auditor.decide(post, None, Draws(1.0, seed=0), room=lambda: True)
+    agreeing = [Probed(0, "block", agreed=True)] * LEVELS
+    auditor.settle(decided, Given(WRONG), TRUE, [], own=agreeing)
+    assert (post.watch.audits, post.watch.losses) == (1, 1)
+
+
+def test_samples_prove_nothing_where_nothing_is_guarded() -> None:
+    post = Post("a", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False))
+    auditor = Auditor[str](guarded=False)
+    decided = auditor.decide(post, None, Draws(0.0, 1.0, seed=0), room=lambda: True)
+    needs = auditor.needs(decided, Given(TRUE))
+    assert needs is not None and needs.shadows
+    probed = [Probed(0, "block", agreed=True)]
+    [found] = auditor.settle(decided, Given(TRUE), TRUE, [(*each, probed) for each in needs.shadows])
+    assert found.shadow and post.watch.proof is not None and post.watch.proof.audits == 0
+
+
+def test_caches_that_are_fallen_back_to_are_proven_anew_and_those_on_trial_go_on() -> None:
+    """The proof of the first version was of what was asked before the second one came."""
+
+    def proven(name: str) -> Post[str]:
+        post = Post(name, Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False))
+        while not post.may_hit:
+            post.watch.audited(agreed=True)
+        return post
+
+    library = proven("library")
+    library.nested = True
+    roster, second, third = NamedVersions(library), proven("second"), proven("third")
+    second.watch._on_event = lambda event: roster.heard(second, event)
+    roster.serve(second, trial=third)
+    roster.bring_back(third)
+    assert third.may_hit
+    roster.trial = None
+    while second.may_hit:
+        second.watch.audited(agreed=False)
+    assert roster.serving is second and not library.may_hit and not roster.may_hit

@@ -129,12 +129,18 @@ def test_versions_that_are_wrong_in_bursts_are_not_proven_between_two_of_them() 
     assert share_proven(0.0) > 0.25  # the simulation would notice
 
 
-def test_audits_that_wait_count_by_the_time_of_their_requests() -> None:
+@pytest.mark.parametrize("answered", [True, False])
+def test_audits_that_wait_count_by_the_time_of_their_requests(answered: bool) -> None:
     """A long queue of requests of one moment took longer than a proof must, and all were alike."""
     clock = Clock()
     watch = Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False, lasts=Duration(LEAST_S, clock))
     post, auditor, draws = Post("retrained", watch), Auditor[str](), Draws(1.0, seed=0)
-    waiting = [auditor.decide(post, None, draws, room=lambda: True) for _ in range(400)]
+    # without an answer, what may answer unproven is proven by these
+    waiting = [
+        auditor.decide(post, None, draws, room=lambda: True, unguarded=not answered) for _ in range(400)
+    ]
+    if not answered:
+        waiting = [auditor.unanswered(each) for each in waiting]
 
     def settle(decided: Decided[str]) -> None:
         found = [(*each, [Probed(0, "block", agreed=True)]) for each in decided.shadows]

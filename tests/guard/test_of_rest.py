@@ -170,6 +170,9 @@ def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path
         rest=lambda: other,
         is_after_memory=lambda: run.roster.is_after_memory(back),
     )
+    run.roster.trial = back
+    run.roster.settle()
+    assert run.roster.trial is back, "it does not serve before it is told"
     run.roster.serve(back)
     assert not back.may_hit and back.of_all.may_hit
 

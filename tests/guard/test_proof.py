@@ -74,6 +74,10 @@ def test_shares_of_delta_never_add_up_to_more() -> None:
     shares = [spending.next() for _ in range(10_000)]
     assert sum(shares) < 0.05 and shares == sorted(shares, reverse=True) and spending.used == 10_000
     assert Spending(0.05, used=9).next() == shares[9]
+    later = Spending(0.05, used=2)
+    for number in (9, 4):  # the second is known already
+        later.begin_after(number)
+    assert later.since == 9 and later.next() == shares[9]
 
 
 def test_values_that_promise_nothing_are_refused() -> None:
