@@ -86,6 +86,14 @@ def reads_input(variant: str) -> bool:
     return _READS[parse_variant(variant)[0]] == "input"
 
 
+def is_of_gati(variant: str) -> bool:
+    """Whether a variant's family is one that Gati brings, whose builder does nothing but build.
+
+    **Raises:** `VariantError` as `parse_variant` does.
+    """
+    return _PREDICTORS[parse_variant(variant)[0]].__module__.startswith("gati.")
+
+
 def expand_variants(names: Iterable[str]) -> tuple[str, ...]:
     """Return the named variants without duplicates, with `default` and `published` expanded."""
     return tuple(dict.fromkeys(each for name in names for each in _GROUPS.get(name, (name,))))

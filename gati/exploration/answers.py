@@ -27,6 +27,7 @@ ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference
 IN_8_BITS = "openvino-int8"  # which is not among those that are tried: quantising takes seconds
 CLEARLY = 1.3  # times faster; a smaller gain may be noise
 _TIMED = 3
+_CALIBRATED_AT_ONCE = 8  # inputs
 _SAME_CLASS_SHARE = 0.9  # of a batch: reduced precision changes the class of a few inputs, not of many
 
 
@@ -112,15 +113,23 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, name: str) -> Engine:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # tracing warns about every Python number
             model = openvino.convert_model(base, example_input=example[:2])
-        model.reshape(list(example.shape))
         if name == IN_8_BITS:
-            model = in_8_bit_integers(model, [np.ascontiguousarray(example.numpy())])
+            model = _in_8_bits(model, example)
+        model.reshape(list(example.shape))
         engine = _compiled(model, "bf16" if name == "openvino-bf16" else "f32")
     except Exception as error:  # converter and quantiser raise many unrelated types
         raise BackendError(f"engine {name!r} cannot run the network: {one_line(error)}") from error
     if name == IN_8_BITS and not _gives_same_classes(engine, _Expected.of(base, example)):
         raise BackendError(f"engine {name!r} gives many inputs another class than the network")
     return engine
+
+
+def _in_8_bits(model: Any, example: Tensor) -> Any:
+    """Calibrated on a few inputs at a time, because what all layers return is kept until a batch ends."""
+    few = min(_CALIBRATED_AT_ONCE, len(example))
+    whole = len(example) - len(example) % few
+    model.reshape([few, *example.shape[1:]])
+    return in_8_bit_integers(model, [np.ascontiguousarray(x.numpy()) for x in example[:whole].split(few)])
 
 
 def _compiled(model: Any, precision: str) -> Engine:

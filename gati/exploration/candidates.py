@@ -30,6 +30,7 @@ from gati.caches import (
     reads_input,
     token_students,
 )
+from gati.caches.predictors import is_of_gati
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
 from gati.costs.least import Arithmetic
@@ -176,7 +177,8 @@ def _check_answers(cache: LearnedCache, hidden: Tensor) -> None:
             f"variant {cache.variant} returns {shape} for one input; return logits of shape "
             f"[1, {cache.classes}], one for each class"
         )
-    other = 1.0 - 2.0 * hidden if hidden.is_floating_point() else hidden
+    # zeros are valid in arrays, too, also as codes; of integers, they could be sequences without an element
+    other = torch.zeros_like(hidden) if hidden.is_floating_point() else hidden
     among = cache.predictor(torch.cat((hidden, other)))[:1]
     if (among - logits).abs().amax() > _ROUNDING[hidden.device.type] * logits.abs().amax():
         raise VariantError(
@@ -264,7 +266,7 @@ class _Chooser:
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
         """A variant that the user named, unless it is too large or its lookup takes too long to pay."""
-        if not is_reduced(variant):
+        if not is_reduced(variant) and is_of_gati(variant):  # others may do more than build
             with suppress(VariantError):  # which measuring tells, if it is none of counting
                 parameters = self._weights_of(variant, block)
                 if reason := too_large(parameters, free_bytes(self.traced.device)):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gati.errors import BackendError
 from gati.exploration.answers import ENGINES, BaseAnswers, Engine, fastest_engine, open_engine
 from gati.exploration.fronts import Front, Fronts
 from gati.exploration.memory import spare_bytes
@@ -70,8 +72,9 @@ class InputLessons:
     """Lessons on the batches of `viewer` for learners at the input, whose first layers are `fronts`.
 
     Views repeat after `rounds` rounds; None if they do not repeat in this training. In an answer, `features`
-    pooled hidden outputs follow the logits. `engine` computes base answers, by default the fastest one
-    available. After a lesson, `fresh_s` is the number of seconds spent on what is computed once per view.
+    pooled hidden outputs follow the logits. `engine` computes base answers, by default and where it is not
+    available the fastest one that is. After a lesson, `fresh_s` is the number of seconds spent on what is
+    computed once per view.
     """
 
     def __init__(
@@ -156,11 +159,13 @@ class InputLessons:
         return rounded(rows).float() if self._answers is None else self._answers.put(batch, rows)
 
     def _open(self, images: Tensor) -> tuple[str, Engine]:
-        if self.engine_name is None:
-            return fastest_engine(self.base, images)
-        # what calibrates it is the same where training is resumed
-        first = images if self.engine_name in ENGINES else self._first_views()
-        return self.engine_name, open_engine(self.engine_name, self.base, first)
+        """The engine, or the fastest one if it is not known, or not there, as on another machine."""
+        if self.engine_name is not None:
+            # what calibrates it is the same where training is resumed
+            first = images if self.engine_name in ENGINES else self._first_views()
+            with suppress(BackendError):
+                return self.engine_name, open_engine(self.engine_name, self.base, first)
+        return fastest_engine(self.base, images)
 
     def _first_views(self) -> Tensor:
         return self.viewer.show(ViewedBatch(0, 0), self.device).images

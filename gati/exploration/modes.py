@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
+
+from gati.model.load import plain_defaults
 
 
 @contextmanager
@@ -14,16 +16,11 @@ def modes_of_training() -> Iterator[None]:
 
     Programs that only run networks often turn gradients off once, for all of their threads' work.
     """
-    dtype, elsewhere = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
-    torch.set_default_dtype(torch.float32)
-    try:
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-            torch.device("cpu") if elsewhere else nullcontext(),  # which slows every operator a little
-        ):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
+    with (
+        plain_defaults(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield

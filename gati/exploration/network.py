@@ -55,7 +55,7 @@ def load_network(library: Library, device: torch.device) -> Network:
     tensors = preprocessing.tensors
     module = loaded.module if tensors is None else packed(loaded.module, tensors)
     module = module.to(device)
-    example = example_of(preprocessing, manifest.input_shape).to(device)
+    example = example_for(module, preprocessing, manifest.input_shape, device)
     names = [block.name for block in manifest.blocks]
     traced = trace(module, example, names)
     devices = (device.type, manifest.profile.device.partition(":")[0])
@@ -71,7 +71,7 @@ def load_network(library: Library, device: torch.device) -> Network:
 
 
 def probe_of(network: Network, example: Tensor) -> NetworkProbe:
-    """The network's scores and hidden outputs for the first input of `example_of`, from one forward pass."""
+    """The network's scores and hidden outputs for the first input of `example_for`, from one forward pass."""
     x, traced = example[:1], network.traced
     blocks = [name for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
     with torch.inference_mode(), collect_hidden(network.module, blocks) as hidden:
@@ -131,6 +131,28 @@ def example_of(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Te
         (2, *input_shape)
     )  # RandomState is stable across versions
     return torch.from_numpy(noise.astype(np.float32))
+
+
+def example_for(
+    module: nn.Module, preprocessing: Preprocessing, input_shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """As `example_of`, on `device`; from 0 to 1, as pictures, if the network gives NaN for noise.
+
+    So does one that takes the logarithm or the root of its pixels.
+    """
+    noise = example_of(preprocessing, input_shape).to(device)
+    if preprocessing.tensors is not None or not _gives_nan(module, noise):
+        return noise
+    values = np.random.RandomState(_EXAMPLE_SEED).random_sample(tuple(noise.shape))
+    return torch.from_numpy(values.astype(np.float32)).to(device)
+
+
+@torch.inference_mode()
+def _gives_nan(module: nn.Module, x: Tensor) -> bool:
+    try:
+        return bool(module(x.clone()).isnan().any())
+    except Exception:  # of the user's code, which tracing tells
+        return False
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gati.caches import is_reduced
 from gati.engine.threads import on_threads
-from gati.errors import BackendError
 from gati.exploration.answers import CLEARLY, ENGINES, IN_8_BITS, calls_to_choose
 from gati.exploration.budget import Budget
 from gati.exploration.crowding import CROWDED, crowding_since
@@ -175,11 +174,8 @@ class GroupPlanner:
         Else the result is `probe`, and 0. Training quantises again.
         """
         began = self.budget.clock()
-        try:
-            other = self._probed(replace(task, plan=task.plan._replace(engine=IN_8_BITS)), size)
-        except BackendError:
-            return probe, 0.0
-        if CLEARLY * other.pace.answer_s > probe.pace.answer_s:
+        other = self._probed(replace(task, plan=task.plan._replace(engine=IN_8_BITS)), size)
+        if other.engine_name != IN_8_BITS or CLEARLY * other.pace.answer_s > probe.pace.answer_s:
             return probe, 0.0
         return other, self.budget.clock() - began
 

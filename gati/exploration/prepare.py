@@ -29,7 +29,7 @@ from gati.exploration.library import NetworkProbe
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, base_batches, selector_seconds
 from gati.exploration.memory import is_lack_of_memory, spare_bytes
-from gati.exploration.network import Network, answers_otherwise, computes_otherwise, example_of, probe_of
+from gati.exploration.network import Network, answers_otherwise, computes_otherwise, example_for, probe_of
 from gati.exploration.places import find_places
 from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, PreparedModel
 from gati.exploration.progress import Progress, told_if_long
@@ -102,7 +102,8 @@ def prepare(
     asked = for_tokens(asked, traced, tensors)
     if not all(map(of_any_length, (*asked.variants, *accompanying))):  # some support one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
-    probe = probe_of(Network(module, traced), example_of(loaded.preprocessing, traced.input_shape).to(device))
+    known = example_for(module, loaded.preprocessing, traced.input_shape, device)
+    probe = probe_of(Network(module, traced), known)
     if stored is not None:
         if computes_otherwise(stored.probe, probe, (device.type,)):
             raise _other_network()

@@ -87,6 +87,20 @@ def test_8_bit_integers_that_change_the_class_of_many_inputs_are_refused(
         open_engine(answers.IN_8_BITS, base, images)
 
 
+def test_few_inputs_at_a_time_calibrate_8_bit_integers(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every layer returns for these is kept at a time: for a whole batch, it could fill the memory."""
+    pytest.importorskip("nncf")
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        answers, "in_8_bit_integers", lambda model, batches: shapes.extend(x.shape for x in batches) or model
+    )
+    for count, expected in ((19, [(8, 1, 8, 8)] * 2), (5, [(5, 1, 8, 8)])):
+        images, base = torch.randn(count, 1, 8, 8), BaseAnswers(net, "logits")
+        assert open_engine(answers.IN_8_BITS, base, images)(images).shape == (count, 10)
+        assert shapes == expected
+        shapes.clear()
+
+
 class _Residual(nn.Module):
     """Two residual blocks of linear layers."""
 

@@ -20,7 +20,7 @@ from gati.cli import render
 from gati.errors import DataError, ModelError, VariantError
 from gati.exploration import memory, stages
 from gati.exploration.augment import Augmentation
-from gati.exploration.candidates import Specification
+from gati.exploration.candidates import Specification, measured_costs, specify, wanted
 from gati.exploration.explore import explore
 from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.further import explore_more
@@ -33,9 +33,11 @@ from gati.exploration.train import Learner, SharedTraining
 from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
+from gati.model.segments import trace
 from gati.types import Trial, TrialId
 from tests.exploration.networks import Net, trained_state, write_digits
 from tests.exploration.quick import few_steps
+from tests.exploration.test_defaults import profile_of
 from tests.exploration.test_train import RandomInputs
 
 NETWORKS = Path(__file__).parent / "networks.py"
@@ -293,6 +295,17 @@ def test_inputs_that_cannot_be_read_are_no_fault_of_a_variant(classroom: Classro
         list(training_of(classroom, one=unreadable, good=None).run())
 
 
+class _OfCodes(nn.Module):
+    """Embeds the first of an input's numbers, which are from 0 to 1."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embedding(x.flatten(1)[:, 0].round().long())
+
+
 # The verb ---------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +343,17 @@ def families() -> Iterator[None]:
         @register_predictor("of-the-batch")
         def of_the_batch(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
             return Wrapped(lambda answers, module: answers - answers.mean(0))
+
+        kept: dict[tuple[int, ...], nn.Module] = {}
+
+        @register_predictor("kept")
+        def of_kept(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+            layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(hidden_shape), classes))
+            return kept.setdefault(hidden_shape, layers)
+
+        @register_predictor("with-codes", reads="input")
+        def of_codes(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+            return _OfCodes(classes)
 
         @register_predictor("changing")
         def of_changing(hidden_shape: tuple[int, ...], classes: int, number: int) -> nn.Module:
@@ -430,6 +454,17 @@ def test_neither_do_failures_and_what_was_left_out_make_a_library(
     with pytest.raises(ModelError, match=r"no variant could be trained; raising-input\(1\) at input"):
         explored(files, tmp_path / "out", "raising-input(1)", "grid(16)", budget_s=600.0)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("variant", ["kept", "with-codes"])
+def test_builders_that_do_more_than_build_are_measured(variant: str, families: None) -> None:
+    """Counting weights on the meta device first left a module without data behind; codes must stay codes."""
+    torch.manual_seed(1)
+    network = Net().eval().requires_grad_(False)
+    model = trace(network, torch.randn(2, 1, 8, 8).sigmoid(), ["input", "blocks.1"])
+    asked = wanted([variant], "blocks.1" if variant != "with-codes" else "input", 1)
+    rows = specify(model, network, profile_of(model), asked, measured_costs(model, network, 1.0))
+    assert {row.trial.lookup_ms is not None for row in rows if row.trial.variant == variant} == {True}
 
 
 @pytest.mark.slow

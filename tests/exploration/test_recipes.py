@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.caches import build_predictor
+from gati.exploration import answers
 from gati.exploration.augment import Augmentation
 from gati.exploration.average import RunningAverage
 from gati.exploration.recipes import EXITS, STUDENTS, Emphasis, Recipe
@@ -123,6 +124,21 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
         assert second.step == 20 and second.finished
         for expected, found in zip(weights(whole), weights(second), strict=True):
             assert torch.equal(expected, found)
+
+
+def test_a_run_goes_on_with_another_engine_where_its_own_is_not_available(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without nncf, or without OpenVINO."""
+    first = training(net, BRIEF, engine="torch")
+    next(first.run())
+    first._lessons.engine_name = "openvino-int8"  # type: ignore[union-attr]
+    first.save(tmp_path / "state.safetensors")
+    monkeypatch.setattr(answers, "find_spec", lambda name: None)
+    second = training(net, BRIEF, engine=None)
+    second.restore(tmp_path / "state.safetensors")
+    list(second.run())
+    assert second.step == 20 and second.engine_name == "torch"
 
 
 def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
