@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import httptools
 from starlette.types import Scope
@@ -168,7 +168,7 @@ def tell_when_gone(scope: Scope, tell: Callable[[], None]) -> Callable[[], None]
     return None if connection is None else connection.tell_when_gone(tell)
 
 
-def _is_silent(connection: Any, now_s: float) -> bool:
+def _is_silent(connection: object, now_s: float) -> TypeGuard[_BoundedProtocol]:
     return isinstance(connection, _BoundedProtocol) and connection.silent_s(now_s) > _SILENT_S
 
 
@@ -184,8 +184,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.parser = _Parser(self)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0  # received of the current head
-        self._body_bytes = 0  # received of the current body
+        self._head_bytes = self._body_bytes = 0  # received of the current head, and body
         self._body_began_s = 0.0
         self._in_head = self._in_body = False
         self._answered = False  # whether any request was answered
@@ -239,8 +238,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         """A head is complete."""
         if self.parser.should_upgrade() or self.transport.is_closing():  # it is parsed again, or not served
             return
-        self._in_head = False
-        self._head_bytes = 0
+        self._in_head, self._head_bytes = False, 0
         self._cancel_timer()
         self.scope[_CONNECTION] = self  # type: ignore[literal-required]
         if self.waited_s:
@@ -268,12 +266,18 @@ class _BoundedProtocol(HttpToolsProtocol):
         """A request is complete."""
         if self.parser.should_upgrade():
             return
-        self._in_body = False
-        self._head_bytes = 0
+        self._in_body, self._head_bytes = False, 0
         self._cancel_timer()
         super().on_message_complete()
         if self._lingers:
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse data that are not HTTP; in a body whose request has its reply, only end the connection."""
+        if self._in_body and self.cycle.response_started:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """A request is answered."""
@@ -329,13 +333,13 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _begins_to_linger(self) -> bool:
         """Whether to close the connection only once the body of its last request has arrived.
 
-        The system resets a connection that is closed before all data were read, and then the client may lose
-        the reply, which says why it was refused.
+        The system resets a connection that is closed before all data were read; the client may then lose the
+        reply, which says why it was refused. One that waits for "100 Continue" sends no body.
         """
         if self._lingers or not self._in_body or self.cycle.keep_alive or not self.cycle.response_complete:
             return False
-        self._lingers = True
-        return True
+        self._lingers = self._body_bytes > 0 or not self.expect_100_continue
+        return self._lingers
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._hang_up)
@@ -356,11 +360,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         If none is silent, there is one connection too many for a while.
         """
         now_s = self.loop.time()
-        silent = [
-            each
-            for each in self.connections
-            if isinstance(each, _BoundedProtocol) and each is not self and _is_silent(each, now_s)
-        ]
+        silent = [each for each in self.connections if each is not self and _is_silent(each, now_s)]
         if silent:
             min(silent, key=lambda each: (each._answered, each._waits_since_s))._hang_up()
 

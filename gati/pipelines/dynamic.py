@@ -102,7 +102,8 @@ class DynamicPolicy:
     """Tables for every stage, remaining time and finding; see the module.
 
     Building them takes one or two seconds for three stages with six options, and over ten seconds for ten
-    with five, if their behaviours after each finding were measured.
+    with five, if their behaviours after each finding were measured; and as long again for each finer grid, at
+    most three.
 
     `columns` is the number of distinct remaining times; by default 1024, or 256 with parallel branches.
 
@@ -230,7 +231,8 @@ def _spans_ms(pipeline: Pipeline, columns: int) -> list[float]:
     }
     tight_ms = 2.0 * policies.longest(pipeline, fastest)[1][pipeline.input]
     spans = [_longest_ms(pipeline)]
-    while len(spans) < _MOST_GRIDS and columns * tight_ms < _FEWEST_CELLS * spans[0]:
+    # a finer grid that does not reach tight_ms is not worth its time
+    while len(spans) < _MOST_GRIDS and max(columns / _FEWEST_CELLS, _FINER) * tight_ms < spans[0]:
         spans.insert(0, spans[0] / _FINER)
     return spans
 

@@ -148,6 +148,13 @@ def test_blocks_are_numbered_in_the_order_of_their_first_use(rows: list[list[int
     assert first_places(blocks).tolist() == [expected.index(each) for each in range(len(numbers))]
 
 
+def test_requests_that_can_be_read_only_once_keep_their_first_block() -> None:
+    """Whether blocks are whole numbers shows only while they are read."""
+    numbering = BlockNumbering(flat=False)
+    numbering.add(map(str, [5, 6]))
+    assert numbering.finish().names == ["5", "6"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -354,6 +354,37 @@ def test_a_client_that_still_sends_a_refused_body_gets_its_last_reply(framing: b
     run(PATIENT, test)
 
 
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+def test_what_is_no_body_gets_no_second_reply(connection: bytes) -> None:
+    """A client or proxy that keeps connections took it for the reply to its next request."""
+
+    async def test(app: App, connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(
+            b"POST /now HTTP/1.1\r\nConnection: " + connection + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        reply = await reader.readuntil(b"0\r\n\r\n")
+        writer.write(b"no size\r\n")
+        assert reply.startswith(b"HTTP/1.1 200") and await reader.read() == b""
+
+    run(PATIENT, test)
+
+
+def test_no_body_is_awaited_of_a_client_that_was_not_told_to_continue() -> None:
+    """Its connection stayed open for half a minute after the last reply."""
+
+    async def test(app: App, connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(
+            b"POST /now HTTP/1.1\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+        )
+        async with asyncio.timeout(LONG_S / 2):
+            reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"HTTP/1.1") == 1
+
+    run(PATIENT, test)
+
+
 def test_a_stream_ends_with_its_client_whatever_else_that_asked_for() -> None:
     """Only the last of the requests on a connection was told, and streams before it went on for ever."""
 

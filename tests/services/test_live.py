@@ -562,6 +562,21 @@ def test_a_banner_says_no_news_at_every_audit(browser: Any) -> None:
         assert page.locator("#banners").text_content() == before
 
 
+def test_a_chart_says_what_is_pointed_at_once(browser: Any) -> None:
+    """It was said again with every answer: of several lines, the text never equalled itself."""
+    state = LiveState("small", pictures=False)
+    state.publish({**ANSWER, "base_latency_ms": 5.0})
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.hover("#latency")
+        page.wait_for_selector("#tip:not([hidden])")
+        page.evaluate("window.line = document.querySelector('#tip p')")
+        state.publish({**ANSWER, "latency_ms": 2.0, "version": "v9"})
+        page.wait_for_selector("#version:text-is('v9')")
+        page.focus("#latency")
+        page.keyboard.press("Home")
+        assert page.evaluate("window.line.isConnected")
+
+
 def test_who_answers_is_told_while_lookups_pause_and_where_there_are_no_caches(browser: Any) -> None:
     """It said that the caches answer where they may."""
     state = LiveState("small", pictures=False, promise=0.97)

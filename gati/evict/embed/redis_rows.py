@@ -45,6 +45,7 @@ class RowReplies:
         self._stream = stream
         self._replies = [_Reply(min(AT_ONCE, count - begin), size) for begin in range(0, count, AT_ONCE)]
         self._at = 0  # the first that is not complete
+        self._lost = False  # bytes that were received, as Ctrl-C came before they were counted
 
     def receive(self) -> None:
         """Take in what has arrived, without waiting.
@@ -55,15 +56,18 @@ class RowReplies:
         arrived = select.poll()
         with suppress(OSError, ValueError):  # if the connection failed or was closed, `read` will find out
             arrived.register(self._stream, select.POLLIN)
-            while self._at < len(self._replies) and arrived.poll(0) and self._take():
+            while self._at < len(self._replies) and not self._lost and arrived.poll(0) and self._take():
                 continue
 
     def read(self, out: Bytes) -> bool:
         """Wait for all rows, and copy them into `out` [count, size]; called once.
 
-        Returns False as soon as anything else is read: an error, a row that is missing or of another size.
-        What follows is then still to be read. Raises OSError if the connection fails.
+        Returns False as soon as anything else is read: an error, a row that is missing or of another size;
+        and after a `receive` that was interrupted. What follows is then still to be read. Raises OSError if
+        the connection fails.
         """
+        if self._lost:
+            return False
         for number, reply in enumerate(self._replies):
             while reply.sound() and not reply.complete:
                 before = reply.filled
@@ -79,7 +83,9 @@ class RowReplies:
     def _take(self) -> bool:
         """Receive a part of the first reply that is not complete; whether all that was asked for came."""
         reply = self._replies[self._at]
+        self._lost = True
         reply.take(self._stream)
+        self._lost = False
         self._at += reply.complete
         return reply.complete
 

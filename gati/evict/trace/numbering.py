@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -37,12 +37,12 @@ class BlockNumbering:
         """Number of requests."""
         return len(self._ends) - 1
 
-    def add(self, request: Sequence[int | str]) -> None:
+    def add(self, request: Iterable[int | str]) -> None:
         """Add the blocks of a request. In a flat trace, a block that is named twice counts once."""
-        row = dict.fromkeys(request) if self._flat else request
+        row = [*dict.fromkeys(request)] if self._flat else [*request]
         if self._numbers is None:
             try:
-                self._blocks += array("q", cast("Iterator[int]", iter(row)))
+                self._blocks += array("q", cast("list[int]", row))
             except (TypeError, OverflowError):
                 self._numbers = {}
                 self._blocks = self._looked_up(self._blocks)
@@ -58,7 +58,7 @@ class BlockNumbering:
         blocks, names = _numbered(blocks)
         return NumberedBlocks(blocks, starts, names)
 
-    def _looked_up(self, row: Collection[int | str]) -> array[int]:
+    def _looked_up(self, row: Iterable[int | str]) -> array[int]:
         assert self._numbers is not None
         numbers = self._numbers
         return array("q", [numbers.setdefault(block, len(numbers)) for block in row])

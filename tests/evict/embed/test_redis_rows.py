@@ -132,3 +132,27 @@ def test_what_was_taken_in_is_checked_when_it_is_read(content: bytes) -> None:
         else:
             with pytest.raises(ConnectionError):
                 replies.read(np.zeros((2, 8), dtype=np.uint8))
+
+
+def test_what_an_interrupt_lost_is_not_waited_for() -> None:
+    """Ctrl-C may come between receiving a whole reply and noting it: the rest waited for what never came."""
+
+    class Interrupted:
+        def __init__(self, stream: socket.socket) -> None:
+            self.stream = stream
+            self.fileno = stream.fileno
+
+        def recv_into(self, buffer: memoryview, /) -> int:
+            self.stream.recv_into(buffer)
+            raise KeyboardInterrupt
+
+    rows: list[bytes | None] = [b"%08d" % at for at in range(AT_ONCE + 2)]
+    client, server = socket.socketpair()
+    with client, server:
+        server.sendall(reply(rows[:AT_ONCE]))
+        replies = RowReplies(Interrupted(client), len(rows), 8)
+        with pytest.raises(KeyboardInterrupt):
+            replies.receive()
+        server.sendall(reply(rows[AT_ONCE:]))
+        replies.receive()
+        assert not replies.read(np.zeros((len(rows), 8), dtype=np.uint8))
