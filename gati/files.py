@@ -112,7 +112,7 @@ def absolute(path: Path) -> Path:
     In the caches of Hugging Face and DVC, files are links to others with a hash for a name.
     """
     real = Path(os.path.realpath(path))  # that of pathlib raises an error for links in a circle
-    if path.is_dir() or real.suffix == path.suffix:
+    if path.is_dir() or path.suffix in ("", real.suffix):
         return real
     return Path(os.path.realpath(path.parent), path.name)
 

@@ -241,11 +241,12 @@ def test_a_link_keeps_its_name_if_that_tells_what_the_file_is(tmp_path: Path, na
         assert lasting_source(f"{tmp_path / name}{suffix}") == f"{tmp_path / expected}{suffix}"
 
 
-def test_a_link_to_a_file_of_the_same_kind_is_that_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["best.ckpt", "best"])
+def test_a_link_to_a_file_of_the_same_kind_is_that_file(tmp_path: Path, name: str) -> None:
     """A number with a point is no kind: the link would name another file after the next training."""
     (tmp_path / "epoch=3-loss=0.25.ckpt").touch()
-    (tmp_path / "best.ckpt").symlink_to("epoch=3-loss=0.25.ckpt")
-    assert lasting_source(tmp_path / "best.ckpt") == str(tmp_path / "epoch=3-loss=0.25.ckpt")
+    (tmp_path / name).symlink_to("epoch=3-loss=0.25.ckpt")
+    assert lasting_source(tmp_path / name) == str(tmp_path / "epoch=3-loss=0.25.ckpt")
 
 
 def test_the_root_folder_is_no_file() -> None:

@@ -58,7 +58,8 @@ class Succession(Roster[Deployed]):
         self._found: RenewalOutcome | None = None  # what is on trial
         self.standing = standing
         self.unproven: set[int] = set()  # versions that were given up
-        self._left = standing.kept(_PART, math.inf)  # the versions in use when the last run ended
+        left = standing.kept(_PART, math.inf)
+        self._left = left if isinstance(left, list) else None  # the versions in use when the last run ended
         standing.keep(_PART, lambda: self._left)
         super().__init__(self._post(deployments.open(0)))
 
@@ -75,22 +76,21 @@ class Succession(Roster[Deployed]):
         """Continue with the version that is active in the repository; returns whether there is one.
 
         Until it is proven, the library's own caches answer, if they may. A version that was published but not
-        proven when the process ended is on trial again. One that was not in use by then, as others activated
-        it since or rolled back to it, was proven on earlier requests, and is proven anew.
+        proven when the process ended is on trial again. One that was not in use by then, as it was given up,
+        or others activated it since or rolled back to it, was proven on earlier requests, and is proven anew.
         """
         active, why_not = self._deployments.active()
-        post = self._post(active) if active.number else self.serving
-        if isinstance(self._left, list) and _identity(post) not in self._left:
-            post.bring_back()
+        post = self._resumed(active)
         self.standing.keep(_PART, lambda: [_identity(each) for each in (self.serving, self.trial) if each])
         waits = post is not self.serving and not post.may_hit
-        if waits or why_not:  # the library's own caches were proven before that version served
+        if (waits or why_not) and _identity(self.serving) not in (self._left or ()):
+            # its own proofs are of requests before that version served
             self.serving.bring_back()
             self.standing.save()
         self.serve(self.serving if waits else post, trial=post if waits else None)
         newest, why_not_newest = self._deployments.newest()
         if self.trial is None and newest is not None and newest.number > active.number:
-            self.trial = self._post(newest)
+            self.trial = self._resumed(newest)
         for each in filter(None, (why_not, why_not_newest)):
             self._tell("failed", each, {})
         if active.number:
@@ -217,6 +217,13 @@ class Succession(Roster[Deployed]):
         if kept.level and not post.may_hit:  # proven in an earlier run
             with suppress(Exception):  # the base model answers; the next attempt to open it reports why
                 post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
+        return post
+
+    def _resumed(self, deployed: Deployed) -> Post[Deployed]:
+        """The post of a version; what audits proved of it does not count if it was not in use last."""
+        post = self._post(deployed) if deployed.number else self.serving
+        if self._left is not None and _identity(post) not in self._left:
+            post.bring_back()
         return post
 
     def _open(self, post: Post[Deployed], level: int, kind: RosterChange, counted: str) -> None:

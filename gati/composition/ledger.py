@@ -235,14 +235,19 @@ class Ledger:
             entries = self._read()
             if inputs is not None and data in [each.data for each in entries.attempts]:
                 self._counted.keep(data, inputs)  # whoever has lost the record repeats the attempt
-            records = {each.data: self._inputs_of(each) for each in entries.looks}
-            records |= {each.data: self._inputs_of(each) for each in entries.attempts}
+            given = None if inputs is None else data
+            again = [data in (each.data, each.given) for each in entries.attempts]
+            needed = again.index(True) + 1 if True in again else len(again)
+            records = {each.data: self._inputs_of(each, given) for each in entries.attempts[:needed]}
             earlier = [(each.data, each.given) for each in entries.attempts]
             part = part_to_count(earlier, records, data, inputs, grows=grows)
             key = _digest({"composition": composition, "data": part.data, "settings": settings})
             if inputs is not None:
                 own = inputs if part.rows is None else inputs[part.rows]
-                self._counted.keep(part.data, own)
+                self._counted.keep(part.data, own)  # before others that are lost are noticed
+            records |= {each.data: self._inputs_of(each) for each in entries.looks}
+            records |= {each.data: self._inputs_of(each, given) for each in entries.attempts[needed:]}
+            if inputs is not None:
                 records[part.data] = own
             if key not in [entry.key for entry in entries.attempts]:
                 new = EnteredAttempt(
@@ -259,8 +264,8 @@ class Ledger:
             if entry.looks is not None:
                 looks = list(entries.looks[: entry.looks])
             looked = {each.composition for each in looks if each.data in sharing}
-            others = {*users[: users.index(composition)], *looked} - {composition}
-            return Attempt(key, number, 1 + len(others), part.rows, part.note)
+            before = {*users[: users.index(composition)], *looked} - {composition}
+            return Attempt(key, number, 1 + len(before), part.rows, part.note)
 
     def look(self, composition: str, data: str, inputs: Identities) -> None:
         """Enter that the agreement of `composition` on these inputs is shown; both names are content hashes.
@@ -289,9 +294,12 @@ class Ledger:
             before, after = entries.attempts[:at], entries.attempts[at + 1 :]
             self._write(replace(entries, attempts=(*before, renewed, *after)))
 
-    def _inputs_of(self, entry: EnteredAttempt | EnteredLook) -> Identities | None:
-        """The inputs of an entry; None for an attempt of an older Gati, which kept no record."""
-        known = isinstance(entry, EnteredLook) or entry.given != ""
+    def _inputs_of(self, entry: EnteredAttempt | EnteredLook, given: str | None = None) -> Identities | None:
+        """The inputs of an entry; None for an attempt of an older Gati, which kept no record.
+
+        Also if the record is lost of an attempt on the data that is `given` again: it is made anew.
+        """
+        known = isinstance(entry, EnteredLook) or entry.given not in ("", given)
         return self._counted.of(entry.data, known=known)
 
     @contextmanager

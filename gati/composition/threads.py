@@ -119,13 +119,14 @@ def wanted_threads(library: Library, settings: Settings, pieces: Pieces) -> int 
 def fastest_number(library: Library, backends: Sequence[str], pieces: Pieces) -> int:
     """Return the number of threads with which the plain network takes the least time on any of `backends`.
 
-    Of numbers that take about the same time it is the lowest. On a GPU it is the current one: threads of the
-    CPU do not run the network. Raises BackendError if no backend runs the network, and as `load_model`.
+    Of numbers that take about the same time it is the lowest. On a GPU it is that of `granted_threads`:
+    threads of the CPU do not run the network. Raises BackendError if no backend runs the network, and as
+    `load_model`.
     """
-    import torch
+    from gati.engine.threads import granted_threads
 
     if library.manifest.profile.device != "cpu":
-        return torch.get_num_threads()
+        return granted_threads()
     path = costs_path(library, "threads", replace(conditions_here("cpu"), threads=0))
     timed = before = _read(path)
     notes: list[str] = []

@@ -117,9 +117,10 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, name: str) -> Engine:
             model = _in_8_bits(model, example)
         model.reshape(list(example.shape))
         engine = _compiled(model, "bf16" if name == "openvino-bf16" else "f32")
+        fits = name != IN_8_BITS or _gives_same_classes(engine, _Expected.of(base, example))
     except Exception as error:  # converter and quantiser raise many unrelated types
         raise BackendError(f"engine {name!r} cannot run the network: {one_line(error)}") from error
-    if name == IN_8_BITS and not _gives_same_classes(engine, _Expected.of(base, example)):
+    if not fits:
         raise BackendError(f"engine {name!r} gives many inputs another class than the network")
     return engine
 

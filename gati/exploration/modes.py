@@ -18,7 +18,6 @@ def modes_of_training() -> Iterator[None]:
     """
     with (
         plain_defaults(),
-        torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gati.exploration.splits import content_hash
 from gati.files import lasting_source
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel
+from gati.model.preprocess import Preprocessing
 from gati.version import __version__
 
 
@@ -31,7 +33,7 @@ def settings_of(
     settings: dict[str, Any] = {
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
-        "preprocessing": loaded.preprocessing.to_json(),
+        "preprocessing": _asked(loaded.preprocessing),
         **others,
         "gati": __version__,
     }
@@ -45,11 +47,17 @@ def settings_of(
                 each.variant,
                 each.loaded.source,
                 each.loaded.checkpoint_sha256,
-                each.loaded.preprocessing.to_json(),
+                _asked(each.loaded.preprocessing),
             ]
             for each in companions
         ]
     return settings
+
+
+def _asked(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Without the ranges of arrays: an older Gati did not look for them, and its libraries are the same."""
+    tensors = preprocessing.tensors
+    return replace(preprocessing, tensors=tensors and tensors.without_ranges()).to_json()
 
 
 def sources_of(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

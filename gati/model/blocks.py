@@ -226,11 +226,11 @@ def _kind(module: nn.Module) -> str:
     exported_class = getattr(module, "_ty", None)
     if not isinstance(exported_class, str):
         return type(module).__name__
+    kind = exported_class.rpartition(".")[2]
     # A list is never called, so that an exported program gives it the class of what is in it.
     inside = {name: getattr(child, "_ty", None) for name, child in module.named_children()}
-    if exported_class in inside.values() and all(map(str.isdecimal, inside)):
-        return "ModuleList"
-    return exported_class.rpartition(".")[2]
+    is_list = exported_class in inside.values() and all(map(str.isdecimal, inside))
+    return "ModuleList" if is_list and kind != "Sequential" else kind
 
 
 def _listing(module: nn.Module) -> str:

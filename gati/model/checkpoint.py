@@ -11,6 +11,7 @@ import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,10 +121,13 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
                 f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the "
                 f"file and {list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
             )
-    named = OrderedDict(state)
-    named._metadata = getattr(wanted, "_metadata", None)  # type: ignore[attr-defined]  # versions of layers
     try:
-        module.load_state_dict(named, strict=False)
+        with suppress(Exception):  # of layers that ask for the version of their weights
+            module.load_state_dict(OrderedDict(state), strict=False)
+            return
+        current = OrderedDict(state)
+        current._metadata = getattr(wanted, "_metadata", None)  # type: ignore[attr-defined]
+        module.load_state_dict(current, strict=False)
     except Exception as error:  # of the network's code
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into the network ({one_line(error)}); give the checkpoint "
@@ -137,19 +141,26 @@ def _load_older(
     """Load a state whose names may be older; return what of `missing` and `unexpected` no layer has taken.
 
     Layers take the names of their older versions, as those of torchvision's ViT and weight normalisation do.
+    If any are left, the network has the weights that it had before.
     """
     before = module.state_dict()
+    kept = [(tensor, tensor.clone()) for tensor in before.values() if isinstance(tensor, Tensor)]
     writes = {key: before[key]._version for key in missing}
-    try:
+    # of the network's code, or about a shape: the names already say that it does not fit
+    with suppress(Exception):
         unknown = module.load_state_dict(OrderedDict(state), strict=False).unexpected_keys
-    except Exception:  # of the network's code, or about a shape: the names already say that it does not fit
-        return missing, unexpected
-    after = module.state_dict()
-    return [
-        key
-        for key in missing
-        if _memory_of(after.get(key)) == _memory_of(before[key]) and before[key]._version == writes[key]
-    ], [key for key in unexpected if key in unknown]
+        after = module.state_dict()
+        missing = [
+            key
+            for key in missing
+            if _memory_of(after.get(key)) == _memory_of(before[key]) and before[key]._version == writes[key]
+        ]
+        unexpected = [key for key in unexpected if key in unknown]
+    if missing or unexpected:
+        for tensor, value in kept:
+            if not torch.equal(tensor, value):  # nothing can be written to expanded ones
+                tensor.copy_(value)
+    return missing, unexpected
 
 
 def _memory_of(tensor: Any) -> tuple[Any, ...]:

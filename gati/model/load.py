@@ -70,11 +70,12 @@ class LoadedModel:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Tensors are made as float32 on the CPU, whatever the program's own defaults are."""
+    """Tensors are made as float32 on the CPU, outside inference mode, whatever the program has set."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    elsewhere = torch.get_default_device().type != "cpu"
     try:
-        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        with torch.inference_mode(False), torch.device("cpu") if elsewhere else nullcontext():
             yield
     finally:
         torch.set_default_dtype(dtype)

@@ -591,6 +591,51 @@ def test_the_librarys_caches_that_answer_again_have_to_prove_themselves_anew(tmp
     assert once_more.succession.serving.version.number == 0 and not once_more.succession.may_hit
 
 
+def test_the_librarys_caches_that_answered_last_go_on_after_a_restart(tmp_path: Path) -> None:
+    """They had replaced version 1, with which a restart begins; then nothing answered early."""
+    path = tmp_path / "standing.json"
+    requests = Requests(path=path)
+    requests.world.wrong |= {0: (0.0, 0.0, 0.0), 1: (0.0, 0.0, 0.0)}
+    requests.succession.begin(0)
+    while requests.succession.may_hit:  # the guard takes their certificate away
+        requests(WRONG)
+        requests.settle()
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    prove(requests)
+    requests.succession.take(RenewalOutcome("reused", requests.world.version(0), ""))
+    prove(requests)
+    assert requests.succession.serving.version.number == 0 and requests.succession.may_hit
+    requests.succession.save()
+    again = Requests(path=path)
+    again.world.activated = 1
+    again.succession.begin(0)
+    trial = again.succession.trial
+    assert again.succession.serving.version.number == 0 and again.succession.may_hit
+    assert trial is not None and trial.version.number == 1 and not trial.may_hit
+
+
+def test_a_version_that_was_given_up_is_not_tried_again_by_its_earlier_proof(tmp_path: Path) -> None:
+    """It was proven, but slow; after a restart it could take over by what was asked long before."""
+    path = tmp_path / "standing.json"
+    requests = Requests(path=path)
+    requests.world.wrong |= {0: (0.0, 0.0, 0.0), 1: (0.0, 0.0, 0.0)}
+    requests.succession.begin(0)
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    trial = requests.succession.trial
+    assert trial is not None
+    trial.compared, trial._serving_ms = 1, -1e9  # whatever it takes, it is slower
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+        requests.succession.give_up()
+    assert trial.may_hit and requests.succession.serving.version.number == 0
+    requests.succession.save()
+    again = Requests(path=path)
+    again.world.newest = lambda: (again.world.version(1), "")  # type: ignore[method-assign]
+    again.succession.begin(0)
+    assert again.succession.trial is not None and not again.succession.trial.may_hit
+
+
 def test_a_setting_that_cannot_be_opened_for_any_reason_is_tried_again() -> None:
     """Of errors that are not Gati's own, it was "being opened" for ever."""
     requests = Requests()

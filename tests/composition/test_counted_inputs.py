@@ -142,6 +142,34 @@ def test_records_that_are_gone_come_back_with_the_data(ledger: Ledger, tmp_path:
     assert [path.read_bytes() for path in kept] == contents
 
 
+def test_a_record_of_a_part_of_the_data_comes_back_with_it(ledger: Ledger, tmp_path: Path) -> None:
+    """Its error said to repeat the command, and that failed again."""
+    entered(ledger, slice(0, 100), "first")
+    part = entered(ledger, slice(60, 160), "second")
+    (path,) = (each for each in (tmp_path / "certify_inputs").iterdir() if each.stem != "first")
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(LibraryError, match="repeat the command that counted them, with the same data"):
+        entered(ledger, slice(500, 600), "third")
+    again = entered(ledger, slice(60, 160), "second")
+    assert again == part and np.array_equal(again.rows, part.rows)
+    assert path.read_bytes() == content and len(ledger.attempts) == 2
+
+
+def test_records_of_several_parts_come_back_one_after_the_other(ledger: Ledger, tmp_path: Path) -> None:
+    given = {"first": slice(0, 100), "second": slice(60, 160), "third": slice(120, 300)}
+    numbers = [entered(ledger, rows, name).number for name, rows in given.items()]
+    kept = {path: path.read_bytes() for path in (tmp_path / "certify_inputs").iterdir()}
+    for path in kept:
+        path.unlink()
+    for name in ("first", "second"):
+        with pytest.raises(LibraryError, match="is missing"):
+            entered(ledger, given[name], name)
+    assert entered(ledger, given["third"], "third").number == 3
+    assert {path: path.read_bytes() for path in (tmp_path / "certify_inputs").iterdir()} == kept
+    assert [entered(ledger, rows, name).number for name, rows in given.items()] == numbers
+
+
 # The promise ----------------------------------------------------------------------------------------------
 
 

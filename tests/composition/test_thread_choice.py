@@ -116,6 +116,18 @@ def test_times_of_more_cores_than_are_usable_are_measured_again(
     assert told == [8, 3], "a smaller number of threads has been timed"
 
 
+def test_on_a_gpu_no_number_is_timed_and_a_quota_holds(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all threads of the machine, other than explore used, everything was measured again."""
+    profile = replace(library.manifest.profile, device="cuda:0")
+    library.write_manifest(replace(library.manifest, profile=profile))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    grant(2, tmp_path, monkeypatch)
+    with using_threads(4):
+        assert fastest_number(library, ["torch"], Pieces(library)) == 2
+
+
 def test_times_that_other_programs_disturbed_are_used_but_not_kept(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

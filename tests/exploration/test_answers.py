@@ -87,6 +87,21 @@ def test_8_bit_integers_that_change_the_class_of_many_inputs_are_refused(
         open_engine(answers.IN_8_BITS, base, images)
 
 
+def test_8_bit_integers_that_fail_as_they_run_are_not_available(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then another engine answers; the error ended the training."""
+    pytest.importorskip("nncf")
+
+    def failing(images: Tensor) -> Tensor:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(answers, "in_8_bit_integers", lambda model, batches: model)
+    monkeypatch.setattr(answers, "_compiled", lambda *given: failing)
+    with pytest.raises(BackendError, match="'openvino-int8' cannot run the network: RuntimeError: no kernel"):
+        open_engine(answers.IN_8_BITS, BaseAnswers(net, "logits"), torch.randn(16, 1, 8, 8))
+
+
 def test_few_inputs_at_a_time_calibrate_8_bit_integers(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every layer returns for these is kept at a time: for a whole batch, it could fill the memory."""
     pytest.importorskip("nncf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,37 @@ def test_a_finished_exploration_is_used_where_it_has_moved_to(finished: Path, tm
     written = library.manifest_path.stat().st_mtime_ns
     explored(moved)
     assert library.manifest_path.stat().st_mtime_ns == written, "nothing has moved since"
+
+
+_OF_ARRAYS = """
+from torch import nn
+
+class OfArrays(nn.Sequential):
+    def __init__(self):
+        blocks = (nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh()) for _ in range(3))
+        super().__init__(*blocks, nn.Linear(16, 3, bias=False))
+
+    def forward(self, x):
+        return super().forward(x - 0.5)
+"""
+
+
+def test_an_exploration_of_arrays_by_an_older_gati_is_finished(tmp_path: Path) -> None:
+    """It kept no ranges of whole numbers; the same command replaced its library."""
+    (tmp_path / "own.py").write_text(_OF_ARRAYS)
+    bits = np.random.default_rng(0).integers(0, 2, (300, 16))
+    np.savez(tmp_path / "val.npz", inputs=bits.astype(np.float32))
+    given: dict[str, Any] = {"data": str(tmp_path / "val.npz"), "out": tmp_path / "library"}
+    given |= {"variants": ["fc(16)"], "blocks": "1", "epochs": 0.1}
+    library = explore(f"{tmp_path / 'own.py'}:OfArrays", **given)
+    assert library.preprocessing.tensors != library.preprocessing.tensors.without_ranges()
+    older = json.loads(library.manifest_path.read_text())
+    for each in (older, older["settings"]):
+        for part in each["preprocessing"]["tensors"]:
+            part.pop("ranges", None)
+    library.manifest_path.write_text(json.dumps(older))
+    explore(f"{tmp_path / 'own.py'}:OfArrays", **given)
+    assert json.loads(library.manifest_path.read_text()) == older
 
 
 @pytest.mark.parametrize("changed", ["fewer", "more", "labels", "names", "train", "code"])

@@ -207,12 +207,18 @@ def test_layers_take_the_names_of_their_older_versions() -> None:
     target = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     apply_checkpoint(target, state, "weights.pth")
     assert state_sha256(target) == state_sha256(trained)
+    target = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    before = state_sha256(target)
     del state["1.bias"]
     with pytest.raises(CheckpointError, match=r"missing key 1.bias, no unexpected key"):
         apply_checkpoint(target, state, "weights.pth")
+    assert state_sha256(target) == before, "what is refused changes nothing"
     state["1.bias"], state["0.weight_v"] = torch.ones(2), torch.ones(7, 7)
+    target.register_buffer("mask", torch.ones(1).expand(4))  # which nothing can be written to
+    state["mask"], before = torch.ones(4), state_sha256(target)
     with pytest.raises(CheckpointError, match=r"missing key 0.parametrizations\S+original0 and 1 more, "):
         apply_checkpoint(target, state, "weights.pth")
+    assert state_sha256(target) == before
 
 
 class Versioned(nn.Linear):
@@ -234,6 +240,28 @@ def test_layers_that_ask_for_the_version_of_their_weights_are_told() -> None:
     assert state_sha256(target) == state_sha256(trained)
     with pytest.raises(CheckpointError, match=r"missing key 0.weight and 1 more, unexpected key 1.weight"):
         apply_checkpoint(target, nn.Sequential(nn.ReLU(), nn.Linear(2, 2)).state_dict(), "last.pth")
+
+
+class Turned(nn.Linear):
+    """A layer whose rows were in another order before it had a version."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+        if "version" not in metadata:
+            state = {key: value.flip(0) for key, value in state.items()}
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_weights_of_no_known_version_are_read_as_before() -> None:
+    """Libraries know only the hash of the file: they must get the same weights of it again."""
+    target = nn.Sequential(Turned(1, 2))
+    state = {"0.weight": torch.tensor([[1.0], [2.0]]), "0.bias": torch.tensor([3.0, 4.0])}
+    apply_checkpoint(target, state, "a.pt")
+    assert {key: value.flatten().tolist() for key, value in target.state_dict().items()} == {
+        "0.weight": [2.0, 1.0],
+        "0.bias": [4.0, 3.0],
+    }
 
 
 @pytest.mark.parametrize("prefix", ["model.", "backbone.", "task.network."])

@@ -91,6 +91,26 @@ def test_blocks_in_a_list_are_found_in_an_exported_network(tmp_path: Path) -> No
     assert find_blocks(module, example=torch.zeros(2, 1, 8, 8)) == ("layers.0", "layers.1", "layers.2")
 
 
+class Mixed(nn.Module):
+    """Two sequences, one of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Conv2d(2, 2, 3))
+        self.second = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1))
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_a_sequence_of_sequences_stays_one_in_an_exported_network(tmp_path: Path) -> None:
+    program = torch.export.export(Mixed().eval(), (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: BATCH},))
+    torch.export.save(program, tmp_path / "mixed.pt2")
+    module = load_model(tmp_path / "mixed.pt2").module
+    assert find_blocks(module) == find_blocks(Mixed()) == ("first", "second")
+
+
 def test_an_exported_network_has_its_blocks_and_hooks(tmp_path: Path) -> None:
     network = zoo.digits_resnet().eval()
     program = torch.export.export(network, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: BATCH},))

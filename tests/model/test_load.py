@@ -488,6 +488,19 @@ def test_files_are_remembered_by_absolute_paths(tmp_path: Path, monkeypatch: pyt
     assert loaded.checkpoint_path == str(tmp_path / "weights.pt")
 
 
+def test_older_names_of_weights_are_loaded_in_inference_mode_too(tmp_path: Path) -> None:
+    """Its tensors do not know whether they were written to."""
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\nfrom torch.nn.utils.parametrizations import weight_norm\n"
+        "def build():\n    return nn.Sequential(weight_norm(nn.Linear(4, 4)))\n"
+    )
+    state = {"0.bias": torch.ones(4), "0.weight_g": torch.ones(4, 1), "0.weight_v": torch.ones(4, 4)}
+    torch.save(state, tmp_path / "old.pt")
+    with torch.inference_mode():
+        loaded = load_model(f"{tmp_path / 'own.py'}:build", tmp_path / "old.pt")
+    assert torch.equal(loaded.module.state_dict()["0.parametrizations.weight.original1"], torch.ones(4, 4))
+
+
 def test_weights_behind_a_link_are_found_again(tmp_path: Path) -> None:
     """As in the cache of Hugging Face, where a file's own name is a hash."""
     save_file(load_model(f"{HERE}:tiny").module.state_dict(), tmp_path / "0a1b2c")
