@@ -566,15 +566,21 @@ def test_a_version_that_others_rolled_back_to_has_to_prove_itself_anew(tmp_path:
     assert begun(1).succession.serving.version.number == 1
 
 
-def test_the_librarys_caches_that_answer_again_have_to_prove_themselves_anew(tmp_path: Path) -> None:
-    """Their proof was of what was asked before version 1 came, which is not in the repository any more."""
-    path = tmp_path / "standing.json"
+def _without_certificate(path: Path) -> Requests:
+    """Requests to the library's caches, whose certificate the guard has taken away."""
     requests = Requests(path=path)
     requests.world.wrong |= {0: (0.0, 0.0, 0.0), 1: (0.0, 0.0, 0.0)}
     requests.succession.begin(0)
-    while requests.succession.may_hit:  # the guard takes their certificate away
+    while requests.succession.may_hit:
         requests(WRONG)
         requests.settle()
+    return requests
+
+
+def test_the_librarys_caches_that_answer_again_have_to_prove_themselves_anew(tmp_path: Path) -> None:
+    """Their proof was of what was asked before version 1 came, which is not in the repository any more."""
+    path = tmp_path / "standing.json"
+    requests = _without_certificate(path)
     while not requests.succession.may_hit:
         requests(RIGHT)
         requests.settle()
@@ -594,12 +600,7 @@ def test_the_librarys_caches_that_answer_again_have_to_prove_themselves_anew(tmp
 def test_the_librarys_caches_that_answered_last_go_on_after_a_restart(tmp_path: Path) -> None:
     """They had replaced version 1, with which a restart begins; then nothing answered early."""
     path = tmp_path / "standing.json"
-    requests = Requests(path=path)
-    requests.world.wrong |= {0: (0.0, 0.0, 0.0), 1: (0.0, 0.0, 0.0)}
-    requests.succession.begin(0)
-    while requests.succession.may_hit:  # the guard takes their certificate away
-        requests(WRONG)
-        requests.settle()
+    requests = _without_certificate(path)
     requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
     prove(requests)
     requests.succession.take(RenewalOutcome("reused", requests.world.version(0), ""))
