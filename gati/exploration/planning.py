@@ -109,12 +109,17 @@ class GroupPlanner:
         usual = ProbeSize(_PROBE_STEPS_CUDA if on_cuda else _PROBE_STEPS, batch_size)
         size = probe_size(usual, self.answer_s, allowed_s, calls)
         began, opening_s = self.budget.clock(), 0.0
+        pace: Pace | None = None
         with self.probing():
             probe = self._probed_in_a_crowd(task, size) if self.adapts else self._probed(task, size)
-            if students and self._answers_long(task, probe, allowed_s):
-                probe, opening_s = self._probed_in_8_bits(task, size, probe)
+            if students and self._may_answer_in_8_bits():
+                pace = self._pace_of_batch(task, probe, students=True)
+                if pays_quantising(allowed_s, pace, inputs, batch_size, recipe):
+                    usual_probe = probe
+                    probe, opening_s = self._probed_in_8_bits(task, size, probe)
+                    pace = pace if probe is usual_probe else None
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
-        pace = self._pace_of_batch(task, probe, students=students)
+        pace = pace or self._pace_of_batch(task, probe, students=students)
         if not self._is_worth(pace.answer_s + pace.learn_s, left_s):
             return None
         steps, rounds, places = affordable(
@@ -158,13 +163,9 @@ class GroupPlanner:
         with on_threads(threads // 2):
             return min(probe, self._probed(task, size), key=lambda each: sum(each.pace))
 
-    def _answers_long(self, task: GroupTask, probe: SharedTraining, allowed_s: float) -> bool:
-        """Whether pictures are answered for so long that it pays to quantise the network first."""
-        if self.classroom.device.type != "cpu" or self.classroom.train.images(np.arange(1)).dim() != 4:
-            return False
-        pace = self._pace_of_batch(task, probe, students=True)
-        inputs, batch_size = len(self.classroom.train), batch_size_of(self.classroom, task)
-        return pays_quantising(allowed_s, pace, inputs, batch_size, task.lesson.recipe)
+    def _may_answer_in_8_bits(self) -> bool:
+        """Whether inputs are pictures, answered on the CPU: elsewhere 8-bit integers are not tried."""
+        return self.classroom.device.type == "cpu" and self.classroom.train.images(np.arange(1)).dim() == 4
 
     def _probed_in_8_bits(
         self, task: GroupTask, size: ProbeSize, probe: SharedTraining
