@@ -379,7 +379,8 @@ def certify(world: World) -> Judge:
                 answer = np.where(random.random(len(base)) < JUST_BELOW, (base + 1) % CLASSES, base)
                 judge = partial(verdict, world.library, answer, base, ACCURACY, DELTA, per_class=False)
                 if shared:
-                    attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA})
+                    new = np.arange(number * len(base), (number + 1) * len(base), dtype=np.uint64)
+                    attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA}, new)
                     found = judge(share=attempt.share)
                     ledger.conclude(attempt, found.to_json(), written=True)
                 else:

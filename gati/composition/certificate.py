@@ -326,8 +326,8 @@ def of_attempts(number: int, level: float, delta: float) -> str:
     if number == 1:
         return ""
     return (
-        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all together err "
-        f"with probability at most {100.0 * delta:g} %."
+        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all with this "
+        f"confidence or more err together with probability at most {100.0 * delta:g} %."
     )
 
 

@@ -203,7 +203,7 @@ def compose_best(
     entrants = enter(proposed(library), hopes, inputs, draws=draws)
     entrants = tuple(replace(each, share=share * each.share) for each in entrants)
     deployed, plan = deploy_one(entrants, lambda each: _to_certify_on(each.library, further, each.candidates))
-    return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
+    return deployed.library, to_composition(deployed.library, settings, plan)
 
 
 def _fastest_on_select(
@@ -228,19 +228,16 @@ def compose_library(
     library: Library,
     settings: Settings,
     *,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     further: Further | None = None,
     share: float = 1.0,
 ) -> Composition:
     """Choose caches from an open library; nothing is written. Raises as `compose`."""
     check_settings(settings)
     check_library(library, settings)
-    return to_composition(library, settings, plan(library, settings, further, share), clock())
+    return to_composition(library, settings, plan(library, settings, further, share))
 
 
-def to_composition(
-    library: Library, settings: Settings, best: CandidatePlan, created: datetime
-) -> Composition:
+def to_composition(library: Library, settings: Settings, best: CandidatePlan) -> Composition:
     """Return the composition that deploys a plan; its note says if it is not certified."""
     composition = Composition(
         name=settings.name,
@@ -259,7 +256,7 @@ def to_composition(
         expected=best.expected,
         certificate=best.certificate,
         checkpoint_sha256=library.manifest.checkpoint_sha256,
-        created=created.isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         note=_note(library, settings, best),
         expected_from="replay" if best.replayed else "table",
         per_class=settings.per_class,

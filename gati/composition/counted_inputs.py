@@ -76,7 +76,7 @@ def part_to_count(
     attempts: Sequence[tuple[str, str]],
     records: Mapping[str, Identities | None],
     data: str,
-    inputs: Identities | None,
+    inputs: Identities,
     *,
     grows: bool,
 ) -> Part:
@@ -86,8 +86,6 @@ def part_to_count(
     the inputs of each counted data. If the data `grows`, it is counted whole as long as it has all of these.
     Raises DataError without new inputs.
     """
-    if inputs is None:
-        return Part(data)
     again = next((at for at, each in enumerate(attempts) if data in each), None)
     earlier = [records[name] for name in dict.fromkeys(each for each, _ in attempts[:again])]
     known = [each for each in earlier if each is not None]
@@ -123,10 +121,6 @@ def part_to_count(
     return Part(counted, None if new.all() else np.flatnonzero(new), "; ".join(notes))
 
 
-def sharing_inputs(records: Mapping[str, Identities | None], data: str) -> set[str]:
-    """The counted data that have an input in common with `data`, itself included."""
-    own = records.get(data)
-    if own is None:
-        return {data}
-    others = {name for name, each in records.items() if each is not None and np.isin(own, each).any()}
-    return {data, *others}
+def sharing_inputs(records: Mapping[str, Identities | None], inputs: Identities) -> set[str]:
+    """The counted data that have one of these inputs."""
+    return {name for name, each in records.items() if each is not None and np.isin(inputs, each).any()}

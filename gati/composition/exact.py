@@ -15,16 +15,17 @@ the budget. So the guarantee of greedy algorithms does not hold here.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition.instance import Chosen, Instance, ReplayOutcome
 from gati.composition.priced_bound import priced_bound_ms
+from gati.composition.problem import BYTES_PER_UNIT
 from gati.composition.search import ROUNDING, Frontier, search_frontier
-from gati.composition.shared import BYTES_PER_UNIT
 from gati.composition.solvers import MixedIntegerProgram, Solution, solve
 from gati.errors import SolverError, UnsolvedError
 
@@ -105,11 +106,13 @@ def merge_inputs(
 
 def solve_program(instance: Instance, budget: int, *, solver: str = "auto") -> ExactChoice:
     """Solve the exact form as a mixed-integer program. Raises SolverError."""
-    program, cuts = exact_program(instance, budget)
+    program, takes = exact_program(instance, budget)
     solution = solve(program, solver)
     if solution.status == "infeasible":
         raise SolverError(f"{solution.solver} calls the empty composition infeasible; try another --solver")
-    chosen = tuple(sorted(pair for pair, variable in cuts.items() if solution.chosen(variable)))
+    # of each trial's cuts, which rise, the last one that it takes
+    last = {trial: cut for (trial, cut), variable in takes.items() if solution.chosen(variable)}
+    chosen = tuple(sorted(last.items()))
     outcome = instance.outcome(chosen)
     _check(instance, chosen, outcome, budget, solution.solver)
     return ExactChoice(chosen, outcome, _proven(solution), solution.solver)
@@ -120,49 +123,47 @@ def _proven(solution: Solution) -> float:
 
 
 def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram, dict[tuple[int, int], int]]:
-    """Return the program and its decision variables, by (trial, cut).
+    """Return the program and its decision variables, by (trial, cut), cuts rising.
 
-    y_tc: trial t serves with cut c. inside_sb: row s is still inside after block b. leaves_st: row s leaves
-    at trial t. misses_st: row s misses trial t and continues.
+    takes_tc: trial t serves with cut c or a later one, so an input hits if t takes the first cut behind it:
+    one variable instead of the sum over all such cuts. inside_sb: row s is still inside after block b.
+    leaves_st: row s leaves at trial t. misses_st: row s misses trial t and continues.
     """
     groups, wrong, count = merge_inputs(instance)
     share = count / instance.inputs
     program = MixedIntegerProgram()
-    cuts: dict[tuple[int, int], int] = {}
-    serving: dict[int, dict[int, int]] = defaultdict(dict)  # by trial: last group that hits -> y
+    takes: dict[tuple[int, int], int] = {}
+    hit_by: list[list[int]] = []  # by trial and group: with that variable, the group hits
     for trial in range(instance.trials):
-        for group, position in enumerate(np.flatnonzero(instance.may_cut[trial])):
-            variable = program.binary(f"y_{trial}_{position + 1}")
-            cuts[trial, int(position) + 1] = serving[trial][group] = variable
-    _add_limits(program, instance, serving)
+        cuts = [int(position) + 1 for position in np.flatnonzero(instance.may_cut[trial])]
+        hit_by.append([program.binary(f"takes_{trial}_{cut}") for cut in cuts])
+        takes |= {(trial, cut): variable for cut, variable in zip(cuts, hit_by[trial], strict=True)}
+        for earlier, later in pairwise(hit_by[trial]):
+            program.row("a_later_cut_takes_the_earlier_one", {later: 1.0, earlier: -1.0}, upper=0.0)
+    _add_limits(program, instance, hit_by)
     disagreements: dict[int, float] = {}
     for row in range(groups.shape[1]):
         before: int | None = None
         for block in np.unique(instance.block):
-            trials = np.flatnonzero(instance.block == block)
             inside = program.variable(f"inside_{row}_{block}")
-            leaving = {}
-            for trial in map(int, trials):
-                ys = serving[trial]
-                hitting = {y: -1.0 for group, y in ys.items() if group >= groups[trial, row]}
+            leaving: dict[int, float] = {}
+            hits: dict[int, float] = {}
+            for trial in map(int, np.flatnonzero(instance.block == block)):
+                group = int(groups[trial, row])
+                hit = {variable: 1.0 for variable in hit_by[trial][group : group + 1]}
+                served = {variable: -1.0 for variable in hit_by[trial][:1]}
                 exit_ms = float(instance.reach_ms[trial] + instance.lookup_ms[trial])
                 cost = share[row] * (exit_ms - instance.base_ms)
                 leaves = program.variable(f"leaves_{row}_{trial}", cost=float(cost))
-                program.row("leaves_only_by_a_hit", {leaves: 1.0, **hitting}, upper=0.0)
+                program.row("leaves_only_by_a_hit", {leaves: 1.0, **{v: -1.0 for v in hit}}, upper=0.0)
                 missed = float(share[row] * instance.penalty_ms[trial])
                 misses = program.variable(f"misses_{row}_{trial}", cost=missed)
-                served = {y: -1.0 for y in ys.values()}
                 program.row("misses_if_served", {misses: 1.0, inside: -1.0, **served}, lower=-1.0)
                 leaving[leaves] = 1.0
+                hits |= hit
                 # the penalties of earlier exits are already counted by their misses
                 if wrong[trial, row]:
                     disagreements[leaves] = float(count[row])
-            hits = {
-                y: 1.0
-                for trial in map(int, trials)
-                for group, y in serving[trial].items()
-                if group >= groups[trial, row]
-            }
             program.row("a_hit_leaves", {inside: 1.0, **hits}, upper=1.0)
             was = {} if before is None else {before: -1.0}
             now = 1.0 if before is None else 0.0
@@ -171,27 +172,25 @@ def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram,
     program.row("disagreements", disagreements, upper=float(budget))
     constant = program.variable("base", cost=instance.base_ms, lower=1.0)
     program.row("base_is_paid", {constant: 1.0}, lower=1.0, upper=1.0)
-    return program, cuts
+    return program, takes
 
 
-def _add_limits(program: MixedIntegerProgram, instance: Instance, serving: dict[int, dict[int, int]]) -> None:
-    of_trial = [dict.fromkeys(serving[trial].values(), 1.0) for trial in range(instance.trials)]
+def _add_limits(program: MixedIntegerProgram, instance: Instance, hit_by: Sequence[Sequence[int]]) -> None:
+    serves = {trial: variables[0] for trial, variables in enumerate(hit_by) if variables}
     for block in np.unique(instance.block):
-        at_block = [of_trial[trial] for trial in np.flatnonzero(instance.block == block)]
-        program.row(f"one_at_block_{block}", {y: 1.0 for ys in at_block for y in ys}, upper=1.0)
+        at_block = {variable: 1.0 for trial, variable in serves.items() if instance.block[trial] == block}
+        program.row(f"one_at_block_{block}", at_block, upper=1.0)
     if instance.memory_limit_bytes is not None:
         sizes = instance.memory_bytes / BYTES_PER_UNIT
-        memory = {y: float(sizes[trial]) for trial, ys in enumerate(of_trial) for y in ys}
+        memory = {variable: float(sizes[trial]) for trial, variable in serves.items()}
         program.row("memory", memory, upper=instance.memory_limit_bytes / BYTES_PER_UNIT)
     if instance.slowdown_limit_ms is not None:
-        penalties = instance.penalty_ms
-        slowdown = {y: float(penalties[trial]) for trial, ys in enumerate(of_trial) for y in ys}
+        slowdown = {variable: float(instance.penalty_ms[trial]) for trial, variable in serves.items()}
         program.row("slowdown", slowdown, upper=instance.slowdown_limit_ms)
-    for earlier in range(instance.trials):
-        for later in range(earlier + 1, instance.trials):
-            apart = instance.block[later] > instance.block[earlier]
-            if apart and not instance.compatible(earlier, later):
-                program.row("one_lookup_at_a_time", {**of_trial[earlier], **of_trial[later]}, upper=1.0)
+    for earlier, later in combinations(serves, 2):
+        apart = instance.block[later] > instance.block[earlier]
+        if apart and not instance.compatible(earlier, later):
+            program.row("one_lookup_at_a_time", {serves[earlier]: 1.0, serves[later]: 1.0}, upper=1.0)
 
 
 def _check(instance: Instance, chosen: Chosen, outcome: ReplayOutcome, budget: int, solver: str) -> None:

@@ -47,16 +47,15 @@ class Further:
     """Distinct inputs, and the answers of base model and caches to them.
 
     `copies` [n] says how often each counts. `data` names the file, `identity` is a hash of the content.
-    `identities` are the hashes of those that explore has not seen, None if they are not to be compared with
-    earlier attempts; `seen` is a hash of the others. `note` says what hardly counts. Answers are computed on
-    first use.
+    `identities` are the hashes of those that explore has not seen; `seen` is a hash of the others. `note`
+    says what hardly counts. Answers are computed on first use.
     """
 
     inputs: Data
     copies: CopyCounts
     data: str
     identity: str
-    identities: Identities | None = None
+    identities: Identities
     seen: str = ""
     note: str = ""
     base_class: NDArray[np.int64] | None = None

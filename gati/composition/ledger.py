@@ -98,9 +98,8 @@ class EnteredAttempt:
     """An attempt to certify `composition` on `data`, both digests of their contents.
 
     `given` is the digest of the data as given; `data` differs if some inputs are no evidence after earlier
-    attempts. It is empty without a record of the inputs, as in entries of an older Gati, to which all were
-    evidence. `looks` is the number of looks entered before it, as clocks may be set back; None in entries of
-    an older Gati.
+    attempts. `looks` is the number of looks entered before it, as clocks may be set back. An older Gati kept
+    no record of the inputs, to which all were evidence: in its entries `given` is empty, and `looks` None.
     """
 
     key: str
@@ -218,7 +217,7 @@ class Ledger:
         composition: str,
         data: str,
         settings: Mapping[str, Any],
-        inputs: Identities | None = None,
+        inputs: Identities,
         *,
         grows: bool = False,
     ) -> Attempt:
@@ -233,31 +232,28 @@ class Ledger:
         """
         with self._locked():
             entries = self._read()
-            if inputs is not None and data in [each.data for each in entries.attempts]:
+            if data in [each.data for each in entries.attempts]:
                 self._counted.keep(data, inputs)  # whoever has lost the record repeats the attempt
-            given = None if inputs is None else data
             again = [data in (each.data, each.given) for each in entries.attempts]
             needed = again.index(True) + 1 if True in again else len(again)
-            records = {each.data: self._inputs_of(each, given) for each in entries.attempts[:needed]}
+            records = {each.data: self._inputs_of(each, data) for each in entries.attempts[:needed]}
             earlier = [(each.data, each.given) for each in entries.attempts]
             part = part_to_count(earlier, records, data, inputs, grows=grows)
             key = _digest({"composition": composition, "data": part.data, "settings": settings})
-            if inputs is not None:
-                own = inputs if part.rows is None else inputs[part.rows]
-                self._counted.keep(part.data, own)  # before others that are lost are noticed
+            own = inputs if part.rows is None else inputs[part.rows]
+            self._counted.keep(part.data, own)  # before others that are lost are noticed
             records |= {each.data: self._inputs_of(each) for each in entries.looks}
-            records |= {each.data: self._inputs_of(each, given) for each in entries.attempts[needed:]}
-            if inputs is not None:
-                records[part.data] = own
+            records |= {each.data: self._inputs_of(each, data) for each in entries.attempts[needed:]}
+            records[part.data] = own
             if key not in [entry.key for entry in entries.attempts]:
                 new = EnteredAttempt(
                     key=key, composition=composition, data=part.data, at=self._now(),
-                    settings=dict(settings), given="" if inputs is None else data, looks=len(entries.looks),
+                    settings=dict(settings), given=data, looks=len(entries.looks),
                 )  # fmt: skip
                 entries = replace(entries, attempts=(*entries.attempts, new))
                 self._write(entries)
             number = 1 + [entry.key for entry in entries.attempts].index(key)
-            sharing = sharing_inputs(records, part.data)
+            sharing = sharing_inputs(records, own)
             users = list(dict.fromkeys(each.composition for each in entries.attempts if each.data in sharing))
             entry = entries.attempts[number - 1]
             looks = [each for each in entries.looks if each.at <= entry.at]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +205,7 @@ def _within_latency(
     plan = plan_of(library, asked, contest, select, choice)
     verdict = certify_one(library, asked, counts)
     plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
-    composition = to_composition(library, asked, plan, datetime.now(UTC))
+    composition = to_composition(library, asked, plan)
     composition = keep_graphs(library, composition)
     return written(library, "latency", composition)
 

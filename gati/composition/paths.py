@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.problem import SLACK_MS, Problem
-from gati.composition.shared import BYTES_PER_UNIT
+from gati.composition.problem import BYTES_PER_UNIT, SLACK_MS, Problem
 
 Floats = NDArray[np.float64]
 ROUNDS = 80

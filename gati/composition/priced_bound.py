@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition.instance import Bools, Floats, Instance
-from gati.composition.problem import SLACK_MS
-from gati.composition.shared import BYTES_PER_UNIT
+from gati.composition.problem import BYTES_PER_UNIT, SLACK_MS
 
 STEPS = 400
 WORK = 1e8  # most terms (trials x inputs x steps): five seconds on one core

@@ -15,6 +15,8 @@ from gati.errors import CompositionError
 from gati.types import TrialId
 
 SLACK_MS = 1e-9  # tolerance for rounding in sums of latencies
+# Solvers count memory in KiB: they hold rows to 1e-6, so a limit is kept to the byte.
+BYTES_PER_UNIT = 1024.0
 
 
 @dataclass(frozen=True, kw_only=True)

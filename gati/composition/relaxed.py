@@ -12,13 +12,14 @@ ends of a range choose the same caches, all values between them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Protocol
 
 from gati.composition.check import check_relaxed
-from gati.composition.problem import Candidate, Problem, Selection, estimate
-from gati.composition.shared import add_structure, read_choice
+from gati.composition.problem import BYTES_PER_UNIT, Candidate, Problem, Selection, estimate
 from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
@@ -54,22 +55,56 @@ def solve_relaxed(
     `most_caches` caps the number of caches; None means no cap, as published. Raises SolverError.
     """
     allowed = replace(problem, candidates=_accurate(problem))
-    program = MixedIntegerProgram()
+    candidates, program = allowed.candidates, MixedIntegerProgram()
     chosen = [
         program.binary(f"b_{candidate.trial_id}", cost=-relaxed_score(allowed, candidate, alpha))
-        for candidate in allowed.candidates
+        for candidate in candidates
     ]
-    add_structure(program, allowed, chosen)
+    _add_limits(program, allowed, chosen)
     if most_caches is not None:
         program.row("most_caches", dict.fromkeys(chosen, 1.0), upper=float(most_caches))
     solution = solve(program, solver)
     if solution.status == "infeasible":
         raise SolverError(f"{solution.solver} calls the empty composition infeasible; try another --solver")
-    choice = Selection(
-        read_choice(allowed, chosen, solution), -solution.objective, solution.gap, solution.solver, alpha
-    )
+    picked = [candidate for candidate, b in zip(candidates, chosen, strict=True) if solution.chosen(b)]
+    picked.sort(key=lambda candidate: candidate.block_index)
+    choice = Selection(tuple(picked), -solution.objective, solution.gap, solution.solver, alpha)
     check_relaxed(problem, choice.candidates)
     return choice
+
+
+def _add_limits(program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int]) -> None:
+    """Constrain the binaries `chosen`: one variant per block, memory, slowdown, one lookup at a time."""
+    by_block: dict[int, list[int]] = defaultdict(list)
+    for position, candidate in enumerate(problem.candidates):
+        by_block[candidate.block_index].append(position)
+    for block, positions in by_block.items():
+        program.row(f"one_variant_at_block_{block}", {chosen[p]: 1.0 for p in positions}, upper=1.0)
+    limit = problem.memory_limit_bytes
+    if limit is not None and by_block:
+        sizes = (candidate.memory_bytes / BYTES_PER_UNIT for candidate in problem.candidates)
+        memory = dict(zip(chosen, sizes, strict=True))
+        program.row("memory", memory, upper=limit / BYTES_PER_UNIT)
+    if problem.slowdown_limit_ms is not None and by_block:
+        penalties = (candidate.penalty_ms for candidate in problem.candidates)
+        slowdown = dict(zip(chosen, penalties, strict=True))
+        program.row("slowdown", slowdown, upper=problem.slowdown_limit_ms)
+    if problem.one_lookup_at_a_time:
+        _add_one_lookup_at_a_time(program, problem, chosen, by_block)
+
+
+def _add_one_lookup_at_a_time(
+    program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int], groups: Mapping[int, Sequence[int]]
+) -> None:
+    # The published constraint is about the next chosen block only. Block latencies add up, so a lookup that
+    # ends before the next chosen block ends before all later ones: constraining all pairs is equivalent.
+    # One row per pair of blocks is the clique of all conflicting pairs, which is tighter than a row for each.
+    for earlier, later in combinations(sorted(groups), 2):
+        anyone = problem.candidates[groups[later][0]]
+        slow = [p for p in groups[earlier] if problem.conflict(problem.candidates[p], anyone)]
+        if slow:
+            row = {chosen[p]: 1.0 for p in (*slow, *groups[later])}
+            program.row(f"one_lookup_at_a_time_{earlier}_{later}", row, upper=1.0)
 
 
 def sweep_relaxed(

@@ -260,12 +260,14 @@ def search_frontier(instance: Instance) -> Frontier:
     If slowdown is limited, search again among cheaper lookups only: one expensive lookup can use up the whole
     limit, and no single move leads from there to two cheap ones.
     """
-    frontier = Frontier(instance)
-    limit_ms = instance.slowdown_limit_ms
-    for share in (1,) if limit_ms is None else SHARED_LIMIT:
-        affordable = limit_ms is None or instance.penalty_ms <= limit_ms / share + SLACK_MS
-        may_cut = instance.may_cut & np.broadcast_to(affordable, instance.penalty_ms.shape)[:, None]
-        frontier.found |= _priced(replace(instance, may_cut=may_cut))
+    frontier, searched = Frontier(instance), -1
+    limit_ms = np.inf if instance.slowdown_limit_ms is None else instance.slowdown_limit_ms
+    for share in SHARED_LIMIT:
+        affordable = instance.penalty_ms <= limit_ms / share + SLACK_MS
+        if (count := int(affordable.sum())) != searched:  # else the same lookups as before
+            searched = count
+            may_cut = instance.may_cut & affordable[:, None]
+            frontier.found |= _priced(replace(instance, may_cut=may_cut))
     return frontier
 
 

@@ -170,6 +170,18 @@ def test_records_of_several_parts_come_back_one_after_the_other(ledger: Ledger, 
     assert [entered(ledger, rows, name).number for name, rows in given.items()] == numbers
 
 
+def test_a_record_of_data_that_grew_comes_back_with_it(ledger: Ledger, tmp_path: Path) -> None:
+    """Also if it is given to a command that counts only the part that was new then."""
+    entered(ledger, slice(0, 100), "first", grows=True)
+    entered(ledger, slice(0, 150), "grown", "b", grows=True)
+    path = tmp_path / "certify_inputs" / "grown.npy"
+    content = path.read_bytes()
+    path.unlink()
+    found = entered(ledger, slice(0, 150), "grown", "c")
+    assert found.rows is not None and found.rows.tolist() == list(range(100, 150))
+    assert found.compositions == 2 and path.read_bytes() == content
+
+
 # The promise ----------------------------------------------------------------------------------------------
 
 
@@ -198,29 +210,6 @@ def test_nothing_is_counted_that_was_looked_at_before_its_data(
             counted = frozenset((inputs if attempt.rows is None else inputs[attempt.rows]).tolist())
             assert counted == data - known or (grows and counted == data and known <= data)
             looked_at |= counted
-
-
-@pytest.mark.slow
-@given(st.lists(st.frozensets(st.integers(0, 12), min_size=1), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
-def test_attempts_count_the_same_inputs_or_none_in_common(given_data: list[frozenset[int]]) -> None:
-    """Whatever is asked in whatever order: so the inputs of each new data set are draws not looked at."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        ledger = Ledger(Path(folder))
-        counted: list[frozenset[int]] = []
-        for composition, data in enumerate(given_data):
-            inputs = np.array(sorted(data), dtype=np.uint64)
-            try:
-                attempt = ledger.attempt(f"{composition}", name_of(inputs), {}, inputs)
-            except DataError:
-                assert any(data != each for each in counted)
-                continue
-            assert attempt.number == len(counted) + 1
-            rows = inputs if attempt.rows is None else inputs[attempt.rows]
-            assert rows.size
-            counted.append(frozenset(rows.tolist()))
-        assert all(a == b or not a & b for a in counted for b in counted)
-        assert frozenset().union(*counted) == frozenset().union(*given_data)
 
 
 @pytest.mark.parametrize("inputs", [1, 60, 299, 300, 1000, 4000])

@@ -93,6 +93,7 @@ def test_base_model_and_caches_answer_as_they_did_when_explored(library: Library
         copies=CopyCounts.once(len(again)),
         data="again",
         identity="again",
+        identities=np.empty(0, np.uint64),
     )
     own = SplitOutcomes(library, CERTIFY)
     extended = further.after(own, ())
@@ -356,7 +357,7 @@ def drawn(population: SplitOutcomes, library: Library, rows: np.ndarray) -> Furt
         copies=some.copies,
         data="drawn",
         identity="drawn",
-        note="",
+        identities=np.empty(0, np.uint64),
         base_class=some.base_class,
         outcomes=outcomes,
     )  # type: ignore[arg-type]

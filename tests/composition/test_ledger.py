@@ -34,6 +34,10 @@ from tests.engine.served import make_served
 pytestmark = pytest.mark.usefixtures("unbounded")
 
 
+def hashes(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.uint64)
+
+
 def noon() -> datetime:
     return datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -85,27 +89,23 @@ def test_a_use_entered_without_the_counts_of_a_refused_engine_is_the_same_use(tm
 
 
 def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:
-    first = ledger.attempt("a", "data", {"delta": 0.05})
+    first = ledger.attempt("a", "data", {"delta": 0.05}, hashes(1, 2))
     assert (first.number, first.compositions) == (1, 1)
-    assert ledger.attempt("a", "data", {"delta": 0.05}) == first
-    assert ledger.attempt("a", "data", {"delta": 0.1}).number == 2
-    assert ledger.attempt("a", "more", {"delta": 0.05}).number == 3
-    other = ledger.attempt("b", "data", {"delta": 0.05})
-    assert (other.number, other.compositions) == (4, 2)
+    assert ledger.attempt("a", "data", {"delta": 0.05}, hashes(1, 2)) == first
+    assert ledger.attempt("a", "data", {"delta": 0.1}, hashes(1, 2)).number == 2
+    assert ledger.attempt("a", "more", {"delta": 0.05}, hashes(3)).number == 3
+    other = ledger.attempt("b", "data", {"delta": 0.05}, hashes(1, 2))
+    assert (other.number, other.compositions, other.share) == (4, 2, share_of_attempt(4))
 
 
 def test_what_came_of_an_attempt_is_never_lost(ledger: Ledger) -> None:
     for number in range(3):
-        attempt = ledger.attempt("a", f"data {number}", {})
+        attempt = ledger.attempt("a", f"data {number}", {}, hashes(number))
         ledger.conclude(attempt, {"losses": number}, written=number == 1)
         ledger.conclude(attempt, {"losses": number}, written=number == 1)
     results = [entry.results for entry in ledger.attempts]
     assert [[each.certificate["losses"] for each in found] for found in results] == [[0], [1], [2]]
     assert [found[0].written for found in results] == [False, True, False]
-
-
-def hashes(*numbers: int) -> np.ndarray:
-    return np.array(numbers, dtype=np.uint64)
 
 
 def test_compositions_that_were_measured_on_the_data_before_count_as_its_users(tmp_path: Path) -> None:

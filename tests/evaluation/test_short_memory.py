@@ -70,7 +70,10 @@ def further(folder: Path) -> Any:
     """What base model and cache answer to further inputs of `gati compose`, in the order of the inputs."""
     library = Library(folder / "library")
     library.write_trials([Trial(TrialId("trial-0"), 0, BLOCKS[0], "pool-linear(64)", "trained")], [])
-    asked = Further(inputs=more(folder), copies=CopyCounts.once(40), data="more", identity="more")
+    inputs = more(folder)
+    asked = Further(
+        inputs=inputs, copies=CopyCounts.once(40), data="more", identity="more", identities=inputs.identities
+    )
     base_class = asked.answer(Library.open(library.directory), [TrialId("trial-0")])
     found = asked.outcomes[TrialId("trial-0")]
     return np.stack([base_class, found.predicted, found.score])
