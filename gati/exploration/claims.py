@@ -12,15 +12,57 @@ import torch
 from gati.errors import DataError, LibraryError, ModelError
 from gati.exploration.library import Library, Manifest
 from gati.exploration.network import load_network
+from gati.exploration.progress import Progress
 from gati.exploration.splits import explored_inputs
 from gati.exploration.state import RunState, by_content, places_in
 from gati.model.labels import names_of_classes
 from gati.model.load import LoadedModel
 from gati.model.sequence import Data
+from gati.variants import FAMILIES
 from gati.version import __version__
 
 _COMPARED = 64  # inputs
 _OF_VERSION = {"gati", "families"}  # settings that say which Gati, not what it was asked for
+
+
+def is_finished(
+    library: Library,
+    state: RunState,
+    settings: Mapping[str, Any],
+    loaded: LoadedModel,
+    held: Data,
+    sources: tuple[Any, Any | None],
+    progress: Progress,
+) -> bool:
+    """Whether the folder holds the exploration with these settings, finished; a note says so.
+
+    Its manifest gets the present places of network and inputs, if they have moved. `held` is what the first
+    of the `sources` is now; the second one is for training only.
+    """
+    if not library.manifest_path.is_file():
+        return False
+    known = _found_again(library, settings, loaded, held, sources)
+    if known is None:
+        return False
+    if _differing(state.claimed(), library.manifest.settings) is None:
+        state.clear()  # killed between the manifest and this, it would refuse every further round
+    if known != library.manifest:
+        library.write_manifest(known)
+        progress.note(f"{library.directory} has the new places of network and inputs now")
+    progress.note(_already_finished(library, held))
+    return True
+
+
+def claim_folder(library: Library, state: RunState, settings: Mapping[str, Any], progress: Progress) -> None:
+    """Begin or resume the exploration with these settings; a note says if it replaces another, finished one.
+
+    **Raises:** `LibraryError` if the folder holds another one that is unfinished, has compositions or is by
+    another version of Gati.
+    """
+    check_nothing_depends_on(library)
+    if library.manifest_path.is_file():
+        progress.note(_replacing(library, settings))
+    state.claim({**settings, "families": FAMILIES})
 
 
 def check_nothing_depends_on(library: Library, claim: RunState | None = None) -> None:
@@ -37,7 +79,7 @@ def check_nothing_depends_on(library: Library, claim: RunState | None = None) ->
         )
 
 
-def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+def _differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """The first setting in which two explorations differ, None if they are the same.
 
     That another version of Gati made a library is no reason to make it again.
@@ -46,21 +88,20 @@ def differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     return next((name for name in names if known.get(name) != wanted.get(name)), None)
 
 
-def found_again(
+def _found_again(
     library: Library,
     settings: Mapping[str, Any],
     loaded: LoadedModel,
     held: Data,
-    data: Any,
-    train_data: Any | None,
+    sources: tuple[Any, Any | None],
 ) -> Manifest | None:
     """The manifest of a finished exploration with these settings, with the present places; None for another.
 
     Network and inputs may have moved since; then they must still be the same, with the same class names.
-    `held` is what `data` is now.
+    `held` is what the first of the `sources` is now; the second one is for training only.
     """
     known = library.manifest
-    if differing(by_content(known.settings), by_content(settings)) is not None:
+    if _differing(by_content(known.settings), by_content(settings)) is not None:
         return None
     now = replace(
         known,
@@ -78,7 +119,7 @@ def found_again(
             there.manifest = now
             load_network(there, torch.device("cpu"))
         if moved & {"data", "train_data"}:
-            found = explored_inputs(library, data, train_data).held_out.fingerprint
+            found = explored_inputs(library, *sources).held_out.fingerprint
             if found != known.data["held_out"].rpartition(" ")[2]:  # with other labels, or more inputs
                 return None
     except (DataError, LibraryError, ModelError):
@@ -86,7 +127,7 @@ def found_again(
     return now
 
 
-def already_finished(library: Library, held: Data) -> str:
+def _already_finished(library: Library, held: Data) -> str:
     """A note that there is nothing to do, and what could be. `held` are the inputs that are given now."""
     by = library.manifest.settings.get("gati")
     older = "" if by == __version__ else f" by Gati {by}"
@@ -112,13 +153,13 @@ def _has_changed(library: Library, held: Data) -> bool:
     return not np.array_equal(record.identities[few], held.identify(record.rows[few]))
 
 
-def replacing(library: Library, settings: Mapping[str, Any]) -> str:
+def _replacing(library: Library, settings: Mapping[str, Any]) -> str:
     """A note that another exploration is replaced. Raises `LibraryError` for one by another Gati.
 
     There, the command may be the same: what it means by default can change from one version to the next.
     """
     found = library.manifest.settings
-    by, name = found.get("gati"), differing(found, settings)
+    by, name = found.get("gati"), _differing(found, settings)
     if by != __version__:
         raise LibraryError(
             f"{library.directory} holds a finished exploration by Gati {by} with another {name}: choose "

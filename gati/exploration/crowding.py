@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from gati.costs.disturbance import MACHINE, Machine
+from gati.exploration.pace import LATENESS
 from gati.exploration.progress import Progress
 
 _EVERY_S = 20.0
@@ -95,8 +96,8 @@ class Crowding:
             self._use_threads(others)
 
     def end(self, step: int) -> None:
-        """Tell how many steps were done, if not all."""
-        if step < self._total_steps:
+        """Tell how many steps were done, if clearly fewer than planned."""
+        if step < (1.0 - LATENESS) * self._total_steps:
             self._progress.note(f"{self._name}: {step} of {self._total_steps} steps were done in the time")
 
     def _begin(self) -> None:

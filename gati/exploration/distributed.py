@@ -35,8 +35,7 @@ from gati.exploration.executors import (
 )
 from gati.exploration.groups import Classroom, GroupTask, TrialResult
 from gati.exploration.memory import is_lack_of_memory
-from gati.exploration.pace import allowance
-from gati.exploration.train import LATENESS
+from gati.exploration.pace import LATENESS, allowance
 from gati.exploration.workers import Slice, WorkerPlace, WorkerProcess
 from gati.files import atomic_write_bytes
 from gati.model.segments import TracedModel

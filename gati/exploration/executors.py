@@ -22,9 +22,9 @@ from gati.exploration.groups import (
     measured_trials,
     timekeeper,
 )
+from gati.exploration.pace import LATENESS
 from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
-from gati.exploration.train import LATENESS
 from gati.model.segments import TracedModel
 
 _GROUP_PARAMETERS = 60_000_000  # with gradients and two moments, these take 1 GB
@@ -106,15 +106,17 @@ class LocalExecutor:
         path = state.training_path(task.name)
         if path.is_file():
             if training.restore(path):
-                progress.note(f"resuming at step {training.step} of {training.total_steps}")
+                progress.note(f"resuming at step {training.step} of {_steps(task)}")
             else:
                 progress.note(f"{task.lesson.name} begin again: the code of a predictor has changed")
         progress.note(announcement(classroom, task))
-        progress.stage(task.lesson.name, task.plan.steps, training.step, _most_seconds(task, training.step))
+        plan = task.plan
+        steps = plan.steps if plan.most_steps is None else None  # the time ends it
+        progress.stage(task.lesson.name, steps, training.step, _most_seconds(task, training.share))
         saved = budget.clock()
-        share_due = timekeeper(task.plan, training, task.plan.planned_s, budget.clock, left_s=task.left_s)
-        with watched(task.lesson.name, task.plan.steps, progress, budget.clock, classroom.device) as crowding:
-            for loss in training.run(share_due):
+        share_done = timekeeper(plan, training, plan.planned_s, budget.clock, left_s=task.left_s)
+        with watched(task.lesson.name, plan.steps, progress, budget.clock, classroom.device) as crowding:
+            for loss in training.run(share_done):
                 progress.advance(1, f"loss {loss:.3f}")
                 crowding.look()
                 if budget.clock() - saved >= save_every_s:
@@ -127,12 +129,11 @@ class LocalExecutor:
         return measured_trials(classroom, training, task.specifications)
 
 
-def _most_seconds(task: GroupTask, step: int) -> float | None:
-    """After how many seconds a training at `step` ends, if not all steps are done by then; None for never."""
-    plan = task.plan
-    if plan.planned_s is None:
+def _most_seconds(task: GroupTask, share: float) -> float | None:
+    """After how many seconds a training ends at the latest, if a `share` of it is done; None for never."""
+    if task.plan.planned_s is None:
         return None
-    left_s = (1.0 + LATENESS) * plan.planned_s * (1.0 - step / plan.steps)
+    left_s = (1.0 + LATENESS) * task.plan.planned_s * (1.0 - share)
     return left_s if task.left_s is None else min(left_s, task.left_s)
 
 
@@ -163,8 +164,14 @@ def announcement(classroom: Classroom, task: GroupTask) -> str:
     places = len({item.trial.block for item in items})
     where = "at the input" if reads_input(items[0].trial.variant) else f"after {places} blocks"
     passes = plan.steps * batch_size_of(classroom, task) / len(classroom.train)
-    long = "" if plan.planned_s is None else f" in at most {(1.0 + LATENESS) * plan.planned_s / 60:.1f} min"
-    return f"{task.lesson.name}: {what} {where}, {plan.steps} steps ({passes:.0f} passes){long}"
+    most = "at most " if plan.most_steps is None else ""
+    long = "" if plan.planned_s is None else f" in {most}{(1.0 + LATENESS) * plan.planned_s / 60:.1f} min"
+    return f"{task.lesson.name}: {what} {where}, {_steps(task)} steps ({passes:.0f} passes){long}"
+
+
+def _steps(task: GroupTask) -> str:
+    """How many steps a task takes, for the user."""
+    return str(task.plan.steps) if task.plan.most_steps is None else f"about {task.plan.steps}"
 
 
 def packed(items: Sequence[Specification]) -> list[list[Specification]]:

@@ -15,13 +15,7 @@ from gati.engine.threads import on_granted_threads
 from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
-from gati.exploration.claims import (
-    already_finished,
-    check_nothing_depends_on,
-    differing,
-    found_again,
-    replacing,
-)
+from gati.exploration.claims import check_nothing_depends_on, claim_folder, is_finished
 from gati.exploration.companions import (
     is_accompanying,
     keep_accompanying,
@@ -45,7 +39,7 @@ from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.load import load_model
-from gati.variants import FAMILIES, ITSELF
+from gati.variants import ITSELF
 
 
 @modes_of_training()
@@ -203,22 +197,10 @@ def explore(
             **trained_on(ray, ray_cores, ray_gpus),
         )
         library, state = Library(directory), RunState(directory)
-        claim = {**settings, "families": FAMILIES}
-        before = library.manifest.settings if library.manifest_path.is_file() else None
-        known = None if before is None else found_again(library, settings, loaded, held, data, train_data)
-        if known is not None:
-            if differing(state.claimed(), library.manifest.settings) is None:
-                state.clear()  # killed between the manifest and this, it would refuse every further round
-            if known != library.manifest:
-                library.write_manifest(known)
-                reporter.note(f"{library.directory} has the new places of network and inputs now")
-            reporter.note(already_finished(library, held))
+        if is_finished(library, state, settings, loaded, held, (data, train_data), reporter):
             return library
         check_lookup_cores(lookup_cores, target)
-        check_nothing_depends_on(library)
-        if before is not None:
-            reporter.note(replacing(library, settings))
-        state.claim(claim)
+        claim_folder(library, state, settings, reporter)
         budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
             loaded,

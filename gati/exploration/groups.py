@@ -30,10 +30,10 @@ from gati.exploration.candidates import Specification
 from gati.exploration.failures import GAVE_NAN, noting_failure
 from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
 from gati.exploration.memory import MemoryNeed, fitting, halved
-from gati.exploration.pace import Course
+from gati.exploration.pace import LATENESS, Course
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
-from gati.exploration.train import LATENESS, Learner, SharedTraining
+from gati.exploration.train import Learner, SharedTraining
 from gati.model.sequence import Data
 from gati.types import OutputsKind, TrialId
 
@@ -109,7 +109,7 @@ def group_training(
         classroom.module,
         classroom.train if inputs is None else inputs,
         [_learner(classroom, item, task.weights) for item in task.specifications],
-        total_steps=task.plan.steps,
+        total_steps=task.plan.most_steps or task.plan.steps,
         batch_size=batch_size_of(classroom, task),
         seed=classroom.seed,
         augmentation=lesson.augmentation,
@@ -132,21 +132,31 @@ def timekeeper(
     *,
     left_s: float | None = None,
 ) -> Callable[[], float] | None:
-    """Return what tells the share of the steps that should be done by now.
+    """Return what tells the share of a training that is done, as `SharedTraining.run` takes it.
 
-    All steps should take `allowed_s` seconds, None without a limit, and those that are left at most `left_s`:
-    a training that is resumed may have lagged before it was interrupted.
+    It is planned for `allowed_s` seconds, None without a limit, and for `left_s` from now on at most: one
+    that is resumed may have lagged before it was interrupted. While the steps keep up with the time, they
+    count, so that the same seed gives the same weights. Once they lag by more than `LATENESS`, the time does,
+    and training ends after 1 + `LATENESS` of it. With `most_steps`, the time counts from the beginning.
     """
     if allowed_s is None:
         return None
+    slack = LATENESS if plan.most_steps is None else 0.0
     fresh_steps = (plan.rounds or 0) * training.steps_per_round
     course = Course(plan.steps, fresh_steps, plan.fresh_cost)
-    done = course.share_of_time(training.step)
+    done = min(1.0, course.share_of_time(training.share * plan.steps))
+    whole_s = (1.0 + LATENESS - slack) * allowed_s
     if left_s is not None:
-        allowed_s = min(allowed_s, left_s / (1.0 - min(done, 1.0) + LATENESS))
-    whole_s = max(allowed_s, 1e-3)
+        whole_s = min(whole_s, left_s / max(1.0 - done + slack, 1e-9))
+    whole_s = max(whole_s, 1e-3)
     began_s = clock() - whole_s * done
-    return lambda: course.share_of_steps((clock() - began_s) / whole_s)
+    most_steps = plan.most_steps or plan.steps
+
+    def share_done() -> float:
+        due = course.share_of_steps((clock() - began_s) / whole_s) - slack
+        return max(training.step / most_steps, due)
+
+    return share_done
 
 
 def batch_size_of(classroom: Classroom, task: GroupTask) -> int:
@@ -160,11 +170,14 @@ def in_smaller_batches(classroom: Classroom, task: GroupTask, error: Exception) 
 
     **Raises:** `ModelError` if two inputs are too many; any other `error` than a lack of memory.
     """
-    batch_size = halved(batch_size_of(classroom, task), error, least=LEAST_BATCH)
-    places = None if task.plan.places is None else 2 * task.plan.places
-    return replace(
-        task, plan=task.plan._replace(steps=2 * task.plan.steps, batch_size=batch_size, places=places)
+    plan = task.plan
+    smaller = plan._replace(
+        steps=2 * plan.steps,
+        batch_size=halved(batch_size_of(classroom, task), error, least=LEAST_BATCH),
+        places=None if plan.places is None else 2 * plan.places,
+        most_steps=None if plan.most_steps is None else 2 * plan.most_steps,
     )
+    return replace(task, plan=smaller)
 
 
 def measured_trials(

@@ -41,11 +41,9 @@ class Measured(NamedTuple):
     hit_rate_at_99: float
 
 
-def base_answers(
-    module: nn.Module, inputs: InputSource, device: torch.device, limit: TimeLimit | None = None
-) -> Tensor:
+def base_answers(module: nn.Module, inputs: InputSource, device: torch.device) -> Tensor:
     """The base model's raw outputs [n, K] on all inputs, in float32; as `base_batches`."""
-    return torch.cat(list(base_batches(module, inputs, device, limit)))
+    return torch.cat(list(base_batches(module, inputs, device)))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 SHOWINGS = 2  # of each view
 _KEPT = 50  # latest times only: the speed of a machine changes while it trains
+LATENESS = 0.05  # share of the allowed time by which training may lag before it is shortened
 
 
 class Pace(NamedTuple):
@@ -96,11 +97,11 @@ class Course(NamedTuple):
         done = passed / self.fresh_cost if passed <= fresh else self.fresh_steps + passed - fresh
         return done / self.steps
 
-    def share_of_time(self, step: int) -> float:
+    def share_of_time(self, step: float) -> float:
         """The share of the time after which that step should be reached."""
         return self._time_until(step) / self._time_until(self.steps)
 
-    def _time_until(self, step: int) -> float:
+    def _time_until(self, step: float) -> float:
         """In units of a step without base answers."""
         fresh = min(step, self.fresh_steps)
         return self.fresh_cost * fresh + step - fresh

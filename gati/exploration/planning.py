@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +13,7 @@ from gati.engine.threads import on_threads
 from gati.exploration.answers import CLEARLY, ENGINES, IN_8_BITS, calls_to_choose
 from gati.exploration.budget import Budget
 from gati.exploration.crowding import CROWDED, crowding_since
+from gati.exploration.executors import Executor
 from gati.exploration.groups import (
     LEAST_BATCH,
     Classroom,
@@ -24,18 +23,19 @@ from gati.exploration.groups import (
     in_smaller_batches,
 )
 from gati.exploration.memory import fitting, may_be_short, need_of
-from gati.exploration.pace import Pace
+from gati.exploration.pace import LATENESS, Pace
 from gati.exploration.schedule import (
     ProbeSize,
     affordable,
     is_worth_a_step,
+    most_steps,
     pays_quantising,
     probe_size,
     rounds_of_steps,
     steps_for_epochs,
 )
 from gati.exploration.state import StagePlan
-from gati.exploration.train import LATENESS, SharedTraining
+from gati.exploration.train import SharedTraining
 
 _PROBE_STEPS = 8
 _PROBE_STEPS_CUDA = 40  # the first ones are slow: see gati.exploration.graphs
@@ -43,27 +43,17 @@ _ALWAYS_AVAILABLE = ENGINES[-1]
 _FASTER = 4.0  # times as fast as torch, an engine for answers may be
 _MIXING = 4  # tensors like the inputs live while these are mixed
 _TIMES_ANSWERS = 2.0  # memory of a step, relative to that of answers
+_SHORT_STEPS = 100  # at least, if the time ends a training: the last step may exceed it
 
 
 class GroupPlanner:
-    """Plans groups of `classroom`.
+    """Plans groups of `classroom`, which `executor` trains.
 
-    `answer_s` is the time of the network per input of a batch. While a context of `probing` is open, this
-    process computes like the one that will train. `adapts` says that training uses fewer threads where that
-    is faster.
+    `answer_s` is the time of the network per input of a batch.
     """
 
-    def __init__(
-        self,
-        classroom: Classroom,
-        budget: Budget,
-        probing: Callable[[], AbstractContextManager[None]],
-        answer_s: float,
-        *,
-        adapts: bool,
-    ) -> None:
-        self.classroom, self.budget, self.probing = classroom, budget, probing
-        self.answer_s, self.adapts = answer_s, adapts
+    def __init__(self, classroom: Classroom, budget: Budget, executor: Executor, answer_s: float) -> None:
+        self.classroom, self.budget, self.executor, self.answer_s = classroom, budget, executor, answer_s
 
     def by_epochs(
         self, task: GroupTask, epochs: float, least_steps: int, allowed_s: float | None
@@ -108,32 +98,42 @@ class GroupPlanner:
         calls = calls_to_choose(self.classroom.device) if students else 0
         usual = ProbeSize(_PROBE_STEPS_CUDA if on_cuda else _PROBE_STEPS, batch_size)
         size = probe_size(usual, self.answer_s, allowed_s, calls)
-        began, opening_s = self.budget.clock(), 0.0
-        pace: Pace | None = None
-        with self.probing():
-            probe = self._probed_in_a_crowd(task, size) if self.adapts else self._probed(task, size)
-            if students and self._may_answer_in_8_bits():
-                pace = self._pace_of_batch(task, probe, students=True)
-                if pays_quantising(allowed_s, pace, inputs, batch_size, recipe):
-                    usual_probe = probe
-                    probe, opening_s = self._probed_in_8_bits(task, size, probe)
-                    pace = pace if probe is usual_probe else None
+        began = self.budget.clock()
+        engine, pace, opening_s = self._found_pace(task, size, allowed_s, students=students)
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
-        pace = pace or self._pace_of_batch(task, probe, students=students)
         if not self._is_worth(pace.answer_s + pace.learn_s, left_s):
             return None
         steps, rounds, places = affordable(
             max(0.0, left_s - opening_s), pace, inputs, batch_size, recipe, students=students
         )
-        fresh_cost = 1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0
+        most = most_steps(inputs, batch_size, students=students)
+        # what a probe of a few steps expects is no more than that, unless the time suffices for all of them
+        by_time = _SHORT_STEPS <= steps < most and not self.executor.concurrent
         return task.plan._replace(
             steps=max(1, steps),
             planned_s=left_s,
-            engine=probe.engine_name,
+            engine=engine,
             rounds=rounds,
-            fresh_cost=fresh_cost,
+            fresh_cost=1.0 + pace.answer_s / pace.learn_s if pace.learn_s > 0 else 1.0,
             places=places,
+            most_steps=most if by_time else None,
         )
+
+    def _found_pace(
+        self, task: GroupTask, size: ProbeSize, allowed_s: float, *, students: bool
+    ) -> tuple[str | None, Pace, float]:
+        """The engine for answers, the pace of a whole batch with it, and the seconds to open it."""
+        inputs, batch_size = len(self.classroom.train), batch_size_of(self.classroom, task)
+        with self.executor.probing():
+            alone = self.classroom.device.type == "cpu" and not self.executor.concurrent
+            probe = self._probed_in_a_crowd(task, size) if alone else self._probed(task, size)
+            pace = self._pace_of_batch(task, probe, students=students)
+            quantised = students and self._may_answer_in_8_bits()
+            if quantised and pays_quantising(allowed_s, pace, inputs, batch_size, task.lesson.recipe):
+                other, opening_s = self._probed_in_8_bits(task, size, probe)
+                if other is not probe:
+                    return other.engine_name, self._pace_of_batch(task, other, students=True), opening_s
+        return probe.engine_name, pace, 0.0
 
     def _is_worth(self, step_s: float, allowed_s: float) -> bool:
         return is_worth_a_step(step_s, allowed_s, self.budget.budget_s)

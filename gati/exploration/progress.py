@@ -16,10 +16,10 @@ class Progress(Protocol):
     """Receives the progress of `explore`.
 
     A stage has `total` steps, of which earlier runs did `done`. After `most_s` seconds, if given, it ends
-    with fewer.
+    with fewer; a total of None means that this time ends it, with as many steps as are done by then.
     """
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage; the previous one has ended."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -38,7 +38,7 @@ class Progress(Protocol):
 class SilentProgress:
     """Reports nothing; the default of library calls."""
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage, silently."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -57,7 +57,7 @@ class SilentProgress:
 class _Stage:
     """The steps of a stage, and how long it still takes."""
 
-    def __init__(self, name: str, total: int, done: int, most_s: float | None) -> None:
+    def __init__(self, name: str, total: int | None, done: int, most_s: float | None) -> None:
         self.name, self.total, self.done, self._start = name, total, done, done
         self._began = time.monotonic()
         self._end = None if most_s is None else self._began + most_s
@@ -66,8 +66,20 @@ class _Stage:
         """Seconds, by the steps done until now; None before the first one."""
         if self.done == self._start:
             return None
-        by_steps = (now - self._began) / (self.done - self._start) * (self.total - self.done)
-        return by_steps if self._end is None else max(0.0, min(by_steps, self._end - now))
+        estimates = [] if self._end is None else [self._end - now]
+        if self.total is not None:
+            estimates.append((now - self._began) / (self.done - self._start) * (self.total - self.done))
+        return max(0.0, min(estimates, default=0.0))
+
+    def share(self, now: float) -> float:
+        """How much of it is done, by its steps, or by its time if that ends it."""
+        if self.total is not None:
+            return self.done / max(1, self.total)
+        left_s = self.left_s(now)
+        return 0.0 if left_s is None else 1.0 - left_s / max(left_s + now - self._began, 1e-9)
+
+    def __str__(self) -> str:
+        return f"{self.done} steps" if self.total is None else f"{self.done}/{self.total}"
 
 
 class PlainProgress(SilentProgress):
@@ -79,7 +91,7 @@ class PlainProgress(SilentProgress):
         self._stage = _Stage("", 0, 0, None)
         self._spoke = 0.0
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
         """Begin a stage on a new line."""
         self._stage = _Stage(name, total, done, most_s)
         self._spoke = time.monotonic()
@@ -93,9 +105,7 @@ class PlainProgress(SilentProgress):
         if now - self._spoke < self.interval_s or left_s is None:
             return
         self._spoke = now
-        self.note(
-            f"{self._stage.name}: {self._stage.done}/{self._stage.total}  {detail}  {left_s:.0f} s left"
-        )
+        self.note(f"{self._stage.name}: {self._stage}  {detail}  {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
         """Print a line immediately."""
@@ -107,19 +117,13 @@ class LiveProgress(SilentProgress):
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TaskID,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[steps]}"),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
@@ -128,22 +132,24 @@ class LiveProgress(SilentProgress):
         self._task: TaskID | None = None
         self._stage = _Stage("", 0, 0, None)
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
         """Begin a new bar; earlier bars stay as they are."""
         if self._task is not None:
             self._bars.update(self._task, left="")
         self._stage = _Stage(name, total, done, most_s)
-        self._task = self._bars.add_task(name, total=total, completed=done, detail="", left="")
+        self._task = self._bars.add_task(name, total=1.0, steps=str(self._stage), detail="", left="")
+        self._bars.update(self._task, completed=self._stage.share(time.monotonic()))
 
     def advance(self, steps: int, detail: str = "") -> None:
         """Move the bar and replace the detail."""
         if self._task is not None:
             self._stage.done += steps
-            left_s = self._stage.left_s(time.monotonic())
+            now = time.monotonic()
+            left_s, share = self._stage.left_s(now), self._stage.share(now)
             left = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
             if detail:
                 self._bars.update(self._task, detail=detail)
-            self._bars.update(self._task, advance=steps, left=left)
+            self._bars.update(self._task, completed=share, steps=str(self._stage), left=left)
 
     def note(self, text: str) -> None:
         """Print above the bars."""

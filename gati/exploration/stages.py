@@ -86,10 +86,7 @@ class TrainingStages:
             seed,
             prepared.device,
         )
-        adapts = not executor.concurrent and prepared.device.type == "cpu"
-        self.planner = GroupPlanner(
-            self.classroom, budget, executor.probing, prepared.answer_s, adapts=adapts
-        )
+        self.planner = GroupPlanner(self.classroom, budget, executor, prepared.answer_s)
         self._under_way: dict[str, GroupTask] = {}
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
         self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first

@@ -64,6 +64,7 @@ class StagePlan(NamedTuple):
     fresh_cost: float = 1.0  # time of a step in these rounds, relative to later ones
     places: int | None = None  # batches per round; None: all inputs
     batch_size: int | None = None  # None: as usual
+    most_steps: int | None = None  # if the time ends it: then `steps` is how many are expected
 
 
 class RunState:

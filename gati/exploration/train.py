@@ -38,8 +38,6 @@ from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
 
-LATENESS = 0.05  # share of the allowed time by which training may lag before it is shortened
-
 
 class Learner(NamedTuple):
     """A predictor in training, and the block whose hidden output it reads."""
@@ -88,6 +86,7 @@ class SharedTraining:
         self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
         self.recipe, self.augmentation, self.emphasis, self.device = recipe, augmentation, emphasis, device
         self.step = 0
+        self.share = 0.0  # of the training that was done before the latest step, see `run`
         self._steps_run = 0  # by this object; `step` also counts those before an interruption
         self.finished = False  # the learners have the averaged weights, if the recipe averages
         self.losses: dict[TrialId, float] = {}
@@ -156,31 +155,28 @@ class SharedTraining:
         """Batches per round of views."""
         return self._viewer.places
 
-    def run(self, share_due: Callable[[], float] | None = None) -> Iterator[float]:
+    def run(self, share_done: Callable[[], float] | None = None) -> Iterator[float]:
         """Yield the mean loss of all learners after each batch, from the current step to the last.
 
-        `share_due` returns the share of the steps that should be done by now. While the steps keep up with
-        it, it has no effect, so that the same seed gives the same weights. Once they lag by more than
-        `LATENESS`, the learning rate follows the time instead, and training stops when 1 + `LATENESS` is
-        due. Closing the iterator removes every hook. A training that has finished, even early, takes no step.
+        `share_done` returns the share of the training that is done; by default steps are counted. The
+        learning rate follows it, and training ends at 1. Closing the iterator removes every hook. A training
+        that has finished, even early, takes no step.
         """
         if self.finished:
             return
         with self._watched() as hidden:
             answer = ReplayedFunction(partial(self._answer, hidden))
-            while self.step < self.total_steps:
-                share = self.step / self.total_steps
-                if share_due is not None:
-                    share = max(share, share_due() - LATENESS)
-                if share >= 1 or (self.failures and not self._trained):
+            while self.step < self.total_steps and (self._trained or not self.failures):
+                self.share = self.step / self.total_steps if share_done is None else share_done()
+                if self.share >= 1:
                     break
-                yield self._advance(answer, share)
+                yield self._advance(answer)
         self._finish()
 
     def _watched(self) -> AbstractContextManager[Mapping[str, Tensor]]:
         return nullcontext({}) if self._lessons else collect_hidden(self.module, self._blocks)
 
-    def _advance(self, answer: ReplayedFunction, share: float) -> float:
+    def _advance(self, answer: ReplayedFunction) -> float:
         began_s = self._clock()
         batch = self._viewer.batch(self.step)
         lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, answer)
@@ -193,7 +189,7 @@ class SharedTraining:
             for learner in self._trained:
                 capture_training(self._forwards[learner.trial_id], lesson.read[learner.trial_id])
         for group in self._optimiser.param_groups:
-            group["lr"] = self._learning_rate_at(share)
+            group["lr"] = self._learning_rate_at(self.share)
         self._optimiser.zero_grad(set_to_none=self.device.type == "cuda")  # see `capture_training`
         losses: dict[TrialId, Tensor] = {}
         for learner in self._trained:
@@ -319,6 +315,7 @@ class SharedTraining:
         """Write weights, their averages, the optimiser's state and the step number, atomically."""
         tensors = dict(self._tensors())
         tensors["step"] = torch.tensor(self.step)
+        tensors["share"] = torch.tensor(self.share, dtype=torch.float64)
         tensors["finished"] = torch.tensor(self.finished)
         losses = [self.losses.get(x.trial_id, 0.0) for x in self.learners]
         tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
@@ -344,6 +341,7 @@ class SharedTraining:
             for name, tensor in self._state():
                 tensor.copy_(saved[name])
         self.step, self.finished = int(saved["step"]), bool(saved["finished"])
+        self.share = float(saved["share"]) if "share" in saved else self.step / self.total_steps
         if self._lessons:
             self._lessons.engine_name = _text(saved["engine"]) or self.engine_name
         self.failures = json.loads(_text(saved["failures"])) if "failures" in saved else {}

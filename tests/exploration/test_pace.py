@@ -10,11 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.exploration.groups import timekeeper
-from gati.exploration.pace import Course, Pace, Stopwatch, affordable_steps, rounds_for, rounds_in
+from gati.exploration.pace import (
+    LATENESS,
+    Course,
+    Pace,
+    Stopwatch,
+    affordable_steps,
+    rounds_for,
+    rounds_in,
+)
 from gati.exploration.recipes import STUDENTS, recipe_of_students
 from gati.exploration.schedule import most_rounds
 from gati.exploration.state import StagePlan
-from gati.exploration.train import LATENESS
 
 
 def spent_s(steps: int, pace: Pace, steps_per_round: int, rounds: int | None) -> float:
@@ -127,7 +134,7 @@ class _At:
     steps_per_round = 5
 
     def __init__(self, step: int) -> None:
-        self.step = step
+        self.step, self.share = step, step / 100
 
 
 @settings(deadline=None)
@@ -140,16 +147,16 @@ def test_what_is_left_of_a_training_keeps_to_what_is_left_of_its_time(
     plan = StagePlan(100, 200.0, "torch", rounds, 3.0)
     training: Any = _At(step)
     whole_s = 200.0 * (1.0 + LATENESS - Course(100, 5 * (rounds or 0), 3.0).share_of_time(step))
-    due = timekeeper(plan, training, plan.planned_s, lambda: now[0], left_s=left_s)
+    done = timekeeper(plan, training, plan.planned_s, lambda: now[0], left_s=left_s)
     plain = timekeeper(plan, training, plan.planned_s, lambda: now[0])
-    assert due is not None and plain is not None
-    assert due() == pytest.approx(step / 100) == plain()
+    assert done is not None and plain is not None
+    assert done() == pytest.approx(step / 100) == plain()
     for now[0] in (10.0, 50.0, 100.0):
-        assert due() >= plain() - 1e-9
+        assert done() >= plain() - 1e-9
     now[0] = min(left_s, whole_s) + 1e-2
-    assert due() >= 1.0 + LATENESS  # where it stops, however few steps are done
+    assert done() >= 1.0  # where it stops, however few steps are done
     if left_s >= whole_s:  # a run that did not lag goes on as planned
-        assert due() == pytest.approx(plain())
+        assert done() == pytest.approx(plain())
 
 
 def test_without_a_budget_there_is_no_hurry() -> None:

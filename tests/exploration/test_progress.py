@@ -53,14 +53,26 @@ def test_a_stage_that_time_ends_takes_no_longer_than_that() -> None:
     assert float(log.getvalue().split()[-3]) >= 0.0
 
 
+def test_of_a_stage_that_only_time_ends_no_number_of_steps_is_promised() -> None:
+    log = io.StringIO()
+    progress = PlainProgress(log, interval_s=0.0)
+    progress.stage("students", total=None, done=40, most_s=1000.0)
+    progress.advance(2, "loss 1.250")
+    line = log.getvalue().splitlines()[1]
+    assert line.startswith("students: 42 steps  loss 1.250  ")
+    assert 900.0 < float(line.split()[-3]) <= 1000.0, "however fast the first steps are"
+
+
 def test_a_display_tells_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveProgress() as progress:
+        progress.stage("students", total=None, most_s=3600.0)
+        progress.advance(3)
         progress.stage("training", total=10**9, most_s=60.0)
         progress.advance(1, "loss 1.250")
         progress.stage("measuring", total=1)
         progress.advance(1)
     told = capsys.readouterr().err
-    assert "loss 1.250" in told and "0:00:00 left" in told
+    assert "loss 1.250" in told and "0:00:00 left" in told and "3 steps" in told
 
 
 class _Heard(SilentProgress):

@@ -102,8 +102,8 @@ class _KillsHalfWay(_Watched):
         super().__init__()
         self.cluster, self.name, self.done, self.total = cluster, "", 0, 0
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
-        self.name, self.total, self.done = name, total, done
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
+        self.name, self.total, self.done = name, total or 0, done
 
     def advance(self, steps: int, detail: str = "") -> None:
         import ray

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gati.caches import build_predictor
 from gati.exploration.augment import Augmentation, choose_augmentation, choose_augmentations
-from gati.exploration.state import RunState
+from gati.exploration.groups import timekeeper
+from gati.exploration.state import RunState, StagePlan
 from gati.exploration.train import Learner, SharedTraining
 from gati.types import TrialId
 from tests.exploration.networks import Net
@@ -193,14 +194,52 @@ def test_time_that_suffices_changes_nothing(net: Net) -> None:
     """Neither a clock that runs ahead of the steps for a moment, nor one that just keeps up."""
     plain, timed = _training(net), _training(net)
     list(plain.run())
-    jitter = iter([0.04, 0.0, 0.2, 0.29, 0.3, 0.45, 0.54, 0.6, 0.7, 0.79, 0.87, 0.95])
-    assert len(list(timed.run(lambda: next(jitter)))) == 12
+    jitter = iter([0.0, 0.04, 0.0, 0.2, 0.29, 0.3, 0.45, 0.54, 0.6, 0.7, 0.79, 0.87, 0.95])
+    assert len(list(timed.run(timekeeper(StagePlan(12, 1.0), timed, 1.0, lambda: next(jitter))))) == 12
     for first, second in zip(_weights(plain), _weights(timed), strict=True):
         assert torch.equal(first, second)
 
 
 def test_training_that_lags_hurries_and_ends_a_little_after_its_time(net: Net) -> None:
     training = _training(net)
-    times = iter([0.0, 0.3, 0.6, 0.9, 1.0, 1.04, 1.06])
-    assert len(list(training.run(lambda: next(times)))) == 6
+    times = iter([0.0, 0.0, 0.3, 0.6, 0.9, 1.0, 1.04, 1.06])
+    assert len(list(training.run(timekeeper(StagePlan(12, 1.0), training, 1.0, lambda: next(times))))) == 6
     assert training.step == 6
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"),
+    [
+        pytest.param(7.1, 15, id="as planned"),
+        pytest.param(14.2, 8, id="half as fast"),
+        pytest.param(3.55, 30, id="twice as fast"),
+        pytest.param(1.0, 40, id="so fast that further steps teach nothing"),
+    ],
+)
+def test_a_training_that_time_ends_is_as_long_whatever_its_pace(
+    net: Net, tmp_path: Path, step_s: float, steps: int
+) -> None:
+    """Planned are 15 steps in 100 s; it may take 5 % longer. The last step may begin at the end.
+
+    The learning rate follows, also where training is interrupted half-way.
+    """
+    plan = StagePlan(15, 100.0, most_steps=40)
+    shares: list[float] = []
+
+    def clock() -> float:
+        return step_s * len(shares)
+
+    training = _training(net, 40)
+    while not training.finished:
+        run = training.run(timekeeper(plan, training, 100.0, clock, left_s=105.0 - clock()))
+        for _ in run:
+            shares.append(training.share)
+            if len(shares) == steps // 2:
+                break
+        run.close()
+        training.save(tmp_path / "state.safetensors")
+        training = _training(net, 40)
+        assert training.restore(tmp_path / "state.safetensors")
+    assert training.step == len(shares) == steps
+    assert np.diff([*shares, 1.0]).min() > -1e-9
+    assert np.diff([*shares, 1.0]).max() <= 2.0 / steps
