@@ -52,7 +52,7 @@ from gati.adaptation.succession import Succession
 from gati.adaptation.triggers import Triggers
 from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
-from gati.errors import GatiError
+from gati.errors import GatiError, first_line
 from gati.guard.auditor import NO_ANSWER, RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
@@ -97,8 +97,7 @@ class Adaptation:
         self._promise = promise_of(served, asked)
         self.settings = replace(asked, window_inputs=asked.window_inputs or WINDOW_INPUTS)
         blocks = candidate_blocks(served, self.settings)
-        self._model, self._writer = model, writer
-        self._on_change, self._clock = on_change, clock
+        self._model, self._writer, self._on_change, self._clock = model, writer, on_change, clock
         self._lock, self._answering = threading.RLock(), RunningRequests()
         self._counts, self._rest = RequestCounts(), Rest()
         self._networks = open_networks(served, timed=not deterministic)
@@ -110,7 +109,7 @@ class Adaptation:
         self._renewal = Renewal(self._deployments, served, self.settings, self._promise, clock=timer)
         self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
-        self._workers = in_line() if deterministic else in_background(self._answering, self._failed)
+        self._workers = in_line() if deterministic else in_background(self._answering, self._broken)
         standings = self._open_standing(standing, origin)
         self._succession = Succession(
             *(self._deployments, self._promise, standings, self._lock),
@@ -159,6 +158,7 @@ class Adaptation:
             leave=self._workers.auditing.submit,
             on_change=self._recalling,
             alone=self.settings.rest and self._networks.exact,
+            places=self.settings.places,
             known=self._keeper.known(),
         )
         self._keeper.watch(recall)
@@ -325,10 +325,7 @@ class Adaptation:
             if busy or not self.settings.enabled:
                 return
             reason, skipped = self._triggers.due(
-                self._samples,
-                time_s=time_s,
-                known_scenes=self._scenes > 0,
-                alarmed=self._succession.alarmed,
+                self._samples, time_s=time_s, known_scenes=self._scenes > 0, alarmed=self._succession.alarmed
             )
             if skipped:
                 self._tell("skipped", skipped)
@@ -340,7 +337,7 @@ class Adaptation:
 
     def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
         taken, tried, failed = self._samples.taken, True, True
-        why: GatiError | None = None
+        why = ""
         try:
             if self._renewal.enough(self._samples, changed_at):
                 self._tell("retraining", reason)
@@ -354,13 +351,13 @@ class Adaptation:
                     self._due = (time_s + self.settings.delay_s, outcome)
             failed = False
         except GatiError as error:
-            why = error
+            why = str(error)
         finally:
             with self._lock:
                 self._renewing = False
                 taken = self._samples.taken if failed else taken  # those that came meanwhile do not count
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried, failed=failed)
-        if why is not None:
+        if why:
             self._failed(why)
 
     def _take(self, outcome: RenewalOutcome) -> None:
@@ -390,9 +387,12 @@ class Adaptation:
         if self._writer is not None:
             self._writer.offer(recorded(sample, answered, self._model))
 
-    def _failed(self, error: Exception) -> None:
+    def _broken(self, error: Exception) -> None:  # of any type, and with a message of any length
+        self._failed(first_line(error))
+
+    def _failed(self, why: str) -> None:
         more = self._triggers.more(self._samples)
-        self._tell("failed", f"retraining failed: {error}; next after {more} more samples")
+        self._tell("failed", f"retraining failed: {why}; next after {more} more samples")
 
     def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:

@@ -142,6 +142,7 @@ class FeatureRows:
 
 def sketch(x: Tensor) -> NDArray[np.float32]:
     """An input [1, ...] as means over at most 8 x 8 fields of each channel."""
+    x = x.detach()
     if x.dim() == 4:
         height, width = x.shape[2:]
         x = functional.adaptive_avg_pool2d(x, (min(height, _GRID), min(width, _GRID)))

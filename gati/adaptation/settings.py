@@ -60,8 +60,8 @@ class AdaptSettings:
     `seed` draws the requests of a replay; a live stream uses the operating system's entropy.
 
     `recall` answers inputs that look like earlier ones of the same place from memory
-    (`gati.adaptation.recall`); `rest` pauses lookups that cost more than they save
-    (`gati.adaptation.rest`). `enabled` False only audits: nothing is learned.
+    (`gati.adaptation.recall`), of at most `places` at a time; `rest` pauses lookups that cost more than they
+    save (`gati.adaptation.rest`). `enabled` False only audits: nothing is learned.
     """
 
     sampling: float = 0.2
@@ -84,6 +84,7 @@ class AdaptSettings:
     recent_inputs: int = 120
     delay_s: float = 0.0
     recall: bool = True
+    places: int = 64
     rest: bool = True
     enabled: bool = True
     seed: int = 0
@@ -103,8 +104,9 @@ class AdaptSettings:
         for name in ("delay_s", "proof_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0):
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be 0 or more seconds")
-        if self.recent_inputs < 1:
-            raise AdaptError("recent_inputs must be at least 1")
+        for name in ("recent_inputs", "places"):
+            if getattr(self, name) < 1:
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be at least 1")
         least = math.ceil(_LEAST_PART / min(self.held_share, 1.0 - self.held_share))
         if self.window_inputs is not None and self.window_inputs < least:
             raise AdaptError(

@@ -263,8 +263,6 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
     """Serve a live page on `port`; without one, return callbacks that do nothing."""
     if port is None:
         return Page(*[lambda *_: None] * 5)
-    if find_spec("services.live") is None:
-        raise GatiError("this Gati has no live page (services.live is missing); leave --page out")
     if missing := [each for each in ("fastapi", "uvicorn") if find_spec(each) is None]:
         raise GatiError(f"a page needs {', '.join(missing)}; install them with pip install 'gati[serve]'")
     from services import live

@@ -92,6 +92,7 @@ def stream(
         accuracy=accuracy,
         margin=margin,
         recall=recall,
+        places=given.places(region),
         enabled=adapt,
         seed=seed,
     )
@@ -342,6 +343,7 @@ def replay(
             accuracy=accuracy,
             margin=margin,
             recall=recall,
+            places=given.places(region),
             delay_s=delay,
             window_inputs=window_inputs,
             held_share=held_share,

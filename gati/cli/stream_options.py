@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +69,13 @@ Blocks = Annotated[
 Variants = Annotated[
     str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
 ]
+
+
+def places(regions: Sequence[str] | None) -> int:
+    """How many places memory has room for: of more regions, each is forgotten before its next picture."""
+    from gati.adaptation.settings import AdaptSettings
+
+    return max(AdaptSettings.places, len(regions or ()))
 
 
 def refuse_ignored(context: typer.Context, ignored: Collection[str], without: str) -> None:

@@ -252,6 +252,20 @@ def test_memory_answers_what_a_place_has_shown_before(served: Served, told: Told
     assert from_memory and all(recalled[audit.request - 1] for audit in from_memory)
 
 
+def test_memory_has_room_for_as_many_places_as_it_is_asked_to(served: Served, told: Told) -> None:
+    """Of one more, each was forgotten before it was shown again, and memory answered none."""
+    pictures = stream(FAMILIAR, 3, seed=5)
+    noise = torch.randn(1200, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat(400, 1, 1, 1) + 0.005 * noise
+    recalled = {}
+    for places in (2, 3):
+        with adapting(served, told, replace(SETTINGS, places=places)) as adaptation:
+            for number, x in enumerate(inputs.split(1)):
+                adaptation.answer(x, time_s=0.1 * number, place=f"camera:{number % 3}")
+            recalled[places] = adaptation.status.recalled
+    assert recalled[2] == 0 and recalled[3] > 400
+
+
 def test_without_a_place_nothing_is_recalled(served: Served, told: Told) -> None:
     still = stream(FAMILIAR, 1, seed=5).repeat(500, 1, 1, 1)
     with adapting(served, told, replace(SETTINGS, falls_to=0.0)) as adaptation:
@@ -511,6 +525,7 @@ def test_other_threads_come_first_as_long_as_there_is_work_beside() -> None:
         {"interval_s": 0.0},
         {"margin": 1.0},
         {"delay_s": -1.0},
+        {"places": 0},
         {"window_inputs": 139},  # a quarter is held out: hardly two stretches of ten
         {"window_inputs": 349, "held_share": 0.1},
     ],
@@ -679,6 +694,18 @@ def test_where_too_little_was_sampled_it_is_told(served: Served, told: Told) -> 
         list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
     skipped = told.first("skipped")
     assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
+
+
+def test_where_the_window_is_too_short_for_so_few_pictures_it_is_told(served: Served, told: Told) -> None:
+    """At a picture a minute, an hour never has enough samples, and that was all it said."""
+    settings = replace(SETTINGS, window_s=3600.0, interval_s=600.0, falls_to=0.0, recall=False)
+    with adapting(served, told, settings) as adaptation:
+        for number, x in enumerate(stream(FAMILIAR, 90, seed=3).split(1)):
+            adaptation.answer(x, time_s=60.0 * number)
+    said = [change.message for change in told.changes if change.kind == "skipped"]
+    advice = ", but only those of the last 3600 s are kept: set window_s to more"
+    assert len(said) >= 8 and [each.endswith(advice) for each in said[:5]] == [False] * 5
+    assert said[-1].endswith(f"200 are needed{advice}")
 
 
 @pytest.mark.parametrize(("times", "kinds"), [(1.5, {"retraining"}), (0.5, {"retraining", "failed"})])

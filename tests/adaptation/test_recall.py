@@ -79,6 +79,22 @@ def test_a_sketch_is_small_and_the_same_each_time(shape: tuple[int, ...]) -> Non
     assert not np.array_equal(sketch(x), sketch(x + 1.0))
 
 
+@pytest.mark.parametrize("count", [3, 128, 200])
+def test_what_is_remembered_is_kept_oldest_first(count: int) -> None:
+    memory = Memory(1)
+    for number in range(count):
+        memory.add(np.full(1, number, dtype=np.float32), answer(number % CLASSES), scene=number)
+    sketches, answers, scenes = memory.contents()
+    wanted = list(range(count))[-128:]
+    assert sketches[:, 0].tolist() == wanted == scenes.tolist() and memory.newest_scene == count - 1
+    assert [each.class_index for each in answers] == [number % CLASSES for number in wanted]
+
+
+def test_an_input_with_gradients_is_sketched() -> None:
+    x = torch.rand(1, 3, 16, 16)
+    np.testing.assert_array_equal(sketch(x.clone().requires_grad_()), sketch(x))
+
+
 def test_evidence_grows_with_the_lead_of_the_first_class() -> None:
     leads = [evidence_of(answer(1, sure)) for sure in (0.3, 0.5, 0.9, 0.999, 1.0)]
     assert leads == sorted(leads) and math.isfinite(leads[-1]) and leads[0] > 0.0

@@ -85,6 +85,23 @@ def test_retraining_that_always_fails_is_tried_ever_more_rarely(served: Served) 
     assert told is not None and int(told[1]) > 50
 
 
+def test_a_retraining_that_fails_with_many_lines_is_told_in_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory\nException raised from empty_generic at EmptyTensor.cpp:1\nframe #0")
+
+    monkeypatch.setattr(renewal, "retrain", fails)
+    told: list[Change] = []
+    settings = replace(SETTINGS, interval_s=20.0, falls_to=0.0, sampling=1.0)
+    with Adaptation(served, settings, on_change=told.append) as adaptation:
+        for begin_s in (0.0, 100.0):  # once the samples are taken, the next request shows that it is time
+            list(feed(adaptation, stream(STRANGE, 260, seed=2), begin_s))
+            assert adaptation.wait(LONG_S)
+    said = [change.message for change in told if change.kind == "failed"]
+    assert said and all(each.startswith("retraining failed: no memory; next after") for each in said)
+
+
 def test_what_was_learned_is_saved_before_a_retraining_is_waited_for(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
