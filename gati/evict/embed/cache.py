@@ -250,10 +250,10 @@ class EmbeddingCache(nn.Module):
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
         hits, missing = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         fetched = rows[len(hits) : -1]
-        waiting: Callable[[torch.Tensor], None] | None = None
+        waiting: Callable[[], None] | None = None
         plan: _Plan | None = None
         if len(missing) and self._asked is not None:
-            waiting = self._asked.ask(ids[missing])
+            waiting = self._asked.ask(ids[missing], fetched)
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
@@ -284,7 +284,7 @@ class EmbeddingCache(nn.Module):
                     plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
             if waiting is not None:
-                waiting(fetched)
+                waiting()
         if waiting is not None and len(gone):  # only now: a thread has one connection at a time
             self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
         with self._lock:

@@ -39,13 +39,16 @@ def commands(prefix: bytes, ids: Ids) -> Iterator[bytes]:
 
 
 class RowReplies:
-    """The replies to `commands` for `count` rows of `size` bytes each."""
+    """The replies to `commands` for the rows of `out` [rows, bytes], one after the other as they arrive."""
 
-    def __init__(self, stream: ByteStream, count: int, size: int) -> None:
-        self._stream = stream
-        self._replies = [_Reply(min(AT_ONCE, count - begin), size) for begin in range(0, count, AT_ONCE)]
-        self._at = 0  # the first that is not complete
-        self._lost = False  # bytes that were received, as Ctrl-C came before they were counted
+    def __init__(self, stream: ByteStream, out: Bytes) -> None:
+        self._stream, self._out = stream, out
+        self._before = _bytes(b"$%d\r\n" % out.shape[1])
+        self._row_bytes = len(self._before) + out.shape[1] + 2
+        self._content = np.empty(0, dtype=np.uint8)  # of one reply; the next one overwrites it
+        self._moved = 0  # rows of replies that are complete
+        self._sound = True  # what has come is what was asked for; not while more is received
+        self._begin()
 
     def receive(self) -> None:
         """Take in what has arrived, without waiting.
@@ -56,79 +59,58 @@ class RowReplies:
         arrived = select.poll()
         with suppress(OSError, ValueError):  # if the connection failed or was closed, `read` will find out
             arrived.register(self._stream, select.POLLIN)
-            while self._at < len(self._replies) and not self._lost and arrived.poll(0) and self._take():
-                continue
+            while self._sound and self._moved < len(self._out) and arrived.poll(0) and self._take():
+                if self._filled:  # a part of a reply: the server is still sending
+                    return
 
-    def read(self, out: Bytes) -> bool:
-        """Wait for all rows, and copy them into `out` [count, size]; called once.
+    def read(self) -> bool:
+        """Wait until all rows are in `out`.
 
         Returns False as soon as anything else is read: an error, a row that is missing or of another size;
         and after a `receive` that was interrupted. What follows is then still to be read. Raises OSError if
         the connection fails.
         """
-        if self._lost:
-            return False
-        for number, reply in enumerate(self._replies):
-            while reply.sound() and not reply.complete:
-                before = reply.filled
-                self._take()
-                if reply.filled == before:
-                    raise ConnectionError("Connection closed by server.")
-            if not reply.complete or not reply.sound():
-                return False
-            begin = number * AT_ONCE
-            reply.move_to(out[begin : begin + AT_ONCE])
-        return True
+        while self._sound and self._moved < len(self._out):
+            if not self._take():
+                raise ConnectionError("Connection closed by server.")
+        return self._sound
 
-    def _take(self) -> bool:
-        """Receive a part of the first reply that is not complete; whether all that was asked for came."""
-        reply = self._replies[self._at]
-        self._lost = True
-        reply.take(self._stream)
-        self._lost = False
-        self._at += reply.complete
-        return reply.complete
+    def _begin(self) -> None:
+        """Expect the next reply."""
+        count = min(AT_ONCE, len(self._out) - self._moved)
+        self._first = _bytes(b"*%d\r\n" % count)
+        self._length = len(self._first) + count * self._row_bytes
+        self._filled = self._checked = 0  # bytes, and rows
 
-
-class _Reply:
-    """One reply, in memory from its first byte until its rows are moved."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self._first, self._before = _bytes(b"*%d\r\n" % count), _bytes(b"$%d\r\n" % size)
-        self._length = len(self._first) + count * (len(self._before) + size + 2)
-        self._shape = count, len(self._before) + size + 2
-        self._content = np.empty(0, dtype=np.uint8)
-        self._checked = 0  # rows
-        self.filled = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.filled == self._length
-
-    def take(self, stream: ByteStream) -> None:
-        """Receive some of the bytes that are missing; none at the end of the stream."""
-        if not len(self._content):
+    def _take(self) -> int:
+        """Receive some of the bytes that a reply lacks; returns how many, 0 at the end of the stream."""
+        self._sound = False  # Ctrl-C may come between receiving bytes and counting them
+        if len(self._content) < self._length:
             self._content = np.empty(self._length, dtype=np.uint8)
-        self.filled += stream.recv_into(self._content.data[self.filled :])
+        received = self._stream.recv_into(self._content.data[self._filled : self._length])
+        self._filled += received
+        sound = self._as_asked()
+        if sound and self._filled == self._length:
+            rows = self._content[len(self._first) : self._length].reshape(-1, self._row_bytes)
+            self._out[self._moved : self._moved + len(rows)] = rows[:, len(self._before) : -2]
+            self._moved += len(rows)
+            self._begin()
+        self._sound = sound
+        return received
 
-    def sound(self) -> bool:
+    def _as_asked(self) -> bool:
         """Whether what has come is a part of the reply; a shorter one would be waited for."""
-        filled, first, before = self.filled, self._first, self._before
+        filled, first, before = self._filled, self._first, self._before
         if not np.array_equal(self._content[: min(filled, len(first))], first[:filled]):
             return False
         if filled <= len(first):
             return True
-        rows = self._content[len(first) :].reshape(self._shape)
-        whole, begun = divmod(filled - len(first), self._shape[1])
+        rows = self._content[len(first) : self._length].reshape(-1, self._row_bytes)
+        whole, begun = divmod(filled - len(first), self._row_bytes)
         if not (rows[self._checked : whole, : len(before)] == before).all():
             return False
         self._checked = whole
         return not begun or np.array_equal(rows[whole, : min(begun, len(before))], before[:begun])
-
-    def move_to(self, out: Bytes) -> None:
-        """Copy the rows [count, size] of a complete reply, and free its memory."""
-        out[:] = self._content[len(self._first) :].reshape(self._shape)[:, len(self._before) : -2]
-        self._content = np.empty(0, dtype=np.uint8)
 
 
 def _bytes(text: bytes) -> Bytes:

@@ -76,15 +76,15 @@ class RedisTier:
             found += self._asked("MGET", *self._keys(ids[begin : begin + AT_ONCE]))
         return self._rows(ids, found)
 
-    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
-        """As `fetch`, but the server works while the caller continues.
+    def ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
+        """Fetch rows into a contiguous tensor `out` [n, width]; the server works while the caller continues.
 
-        Returns a function that waits for the rows and copies them into a contiguous tensor [n, width]; call
-        it once, from the same thread. If it has a method `receive`, calls of that keep the server sending.
+        Returns a function that waits for the rows; call it once, from the same thread. If it has a method
+        `receive`, calls of that keep the server sending.
         """
         from redis.exceptions import RedisError
 
-        def fetch(out: torch.Tensor) -> None:  # reconnects, and raises the error if there is one
+        def fetch() -> None:  # reconnects, and raises the error if there is one
             out[:] = self.fetch(ids)
 
         pool = self._client.connection_pool
@@ -102,7 +102,7 @@ class RedisTier:
             pool.release(connection)
             return fetch
 
-        return _AskedRows(self, connection, ids)
+        return _AskedRows(self, connection, ids, out)
 
     def close(self) -> None:
         """Close the connections."""
@@ -140,20 +140,20 @@ class RedisTier:
 class _AskedRows:
     """Rows that a connection was asked for."""
 
-    def __init__(self, tier: RedisTier, connection: Any, ids: Ids) -> None:
-        self._tier, self._connection, self._ids = tier, connection, ids
-        self._replies = RowReplies(connection._sock, len(ids), tier.width * tier.dtype.itemsize)
+    def __init__(self, tier: RedisTier, connection: Any, ids: Ids, out: torch.Tensor) -> None:
+        self._tier, self._connection, self._ids, self._out = tier, connection, ids, out
+        self._replies = RowReplies(connection._sock, out.view(torch.uint8).numpy())
 
     def receive(self) -> None:
         """Take in what has arrived."""
         self._replies.receive()
 
-    def __call__(self, out: torch.Tensor) -> None:
+    def __call__(self) -> None:
         """Wait for the rows."""
         connection, complete = self._connection, False
         try:
             with suppress(ConnectionError):  # as of an idle one that was dropped: `fetch` connects again
-                complete = self._replies.read(out.view(torch.uint8).numpy())
+                complete = self._replies.read()
         except OSError as error:
             raise self._tier._failed(error) from error
         finally:
@@ -161,7 +161,7 @@ class _AskedRows:
                 connection.disconnect()  # further replies may still arrive
             self._tier._client.connection_pool.release(connection)
         if not complete:
-            out[:] = self._tier.fetch(self._ids)
+            self._out[:] = self._tier.fetch(self._ids)
 
 
 def _client(url: str) -> Any:

@@ -39,12 +39,12 @@ class SlowTier(Protocol):
 class AskedTier(SlowTier, Protocol):
     """A tier that can fetch rows while the caller continues."""
 
-    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
-        """Start a fetch; return a function that waits for the rows, to be called once in the same thread.
+    def ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
+        """Start to fetch rows into `out`, a contiguous tensor [n, width] of the tier's type.
 
-        It copies the rows into a contiguous tensor [n, width] of the tier's type. The thread requests nothing
-        else before it has called it. If it has a method `receive`, that is called in between: it takes in
-        what has arrived, without waiting.
+        Returns a function that waits for the rows, to be called once in the same thread, which requests
+        nothing else before. If it has a method `receive`, that is called in between: it takes in what has
+        arrived, without waiting.
         """
 
 

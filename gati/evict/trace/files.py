@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import IO, Any
 from gati.errors import TraceError
 
 _GZIPPED = b"\x1f\x8b"  # how every gzipped file begins; browsers and servers change names
+_FILLING = re.compile(rb"\0+")  # some programs fill up blocks
+_CHUNK = 2**16
 
 
-def content_of(path: Path, wanted: str) -> bytes:
+def content_of(path: Path, wanted: str) -> bytes | bytearray:
     """The bytes of a file, decompressed if it is gzipped; `wanted` describes it for error messages.
 
     Raises TraceError for a file that does not exist or cannot be read.
@@ -27,20 +30,25 @@ def content_of(path: Path, wanted: str) -> bytes:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def _decompressed(raw: bytes) -> bytes:
-    parts = []
-    while raw:  # files may be joined
-        if not raw.startswith(_GZIPPED):
+def _decompressed(raw: bytes) -> bytearray:
+    content, at = bytearray(), 0
+    while at < len(raw):  # files may be joined, even thousands
+        if not raw.startswith(_GZIPPED, at):
             raise OSError("something else follows its gzipped content; compress it again")
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        parts.append(unpacker.decompress(raw))
-        if not unpacker.eof:
-            raise EOFError("its gzipped content is incomplete; copy it again")
-        raw = unpacker.unused_data.lstrip(b"\0")  # some programs fill up blocks
-    return b"".join(parts)
+        while not unpacker.eof:
+            part = raw[at : at + _CHUNK]  # what is left over is copied, so it must not be all the rest
+            if not part:
+                raise EOFError("its gzipped content is incomplete; copy it again")
+            content += unpacker.decompress(part)
+            at += len(part)
+        at -= len(unpacker.unused_data)
+        if filling := _FILLING.match(raw, at):
+            at = filling.end()
+    return content
 
 
-def text_of(path: Path, content: bytes, wanted: str) -> str:
+def text_of(path: Path, content: bytes | bytearray, wanted: str) -> str:
     """The text of a file in UTF-8, without the mark at its beginning; `wanted` as in `content_of`.
 
     Raises TraceError for anything else.

@@ -129,7 +129,7 @@ def _opened(path: Path) -> tuple[str, Iterator[_Row]]:
     return hashlib.sha256(content).hexdigest(), _rows(path, content)
 
 
-def _rows(path: Path, content: bytes) -> Iterator[_Row]:
+def _rows(path: Path, content: bytes | bytearray) -> Iterator[_Row]:
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     suffix = suffixes[-1] if suffixes else ""
     if suffix == ".parquet":
@@ -144,7 +144,7 @@ def _rows(path: Path, content: bytes) -> Iterator[_Row]:
     elif suffix == ".txt":
         for number, line in enumerate(lines_of(text), start=1):
             if line.strip():
-                yield _Row(number, [*line.split()])
+                yield _Row(number, _names(line.split()))
     else:
         raise TraceError(f"{path}: unknown format {suffix or 'without a suffix'}; give {_SUFFIXES}")
 
@@ -216,13 +216,25 @@ def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
         )
     value = record[key]
     if isinstance(value, str):
-        parts: Sequence[Any] = value.strip("[]").replace(",", " ").split()
-    else:
-        parts = value if isinstance(value, list) else [value]
+        return _names(value.strip("[]").replace(",", " ").split())
+    parts: Sequence[Any] = value if isinstance(value, list) else [value]
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (int, str)):
             raise TraceError(f"{where}: {key} holds {part!r}; blocks are whole numbers or text")
     return list(parts)
+
+
+def _names(parts: list[str]) -> list[int | str]:
+    """Identifiers, as numbers where they are written as such: `BlockNumbering` keeps those in an array.
+
+    What is written otherwise, such as 007, is another identifier than 7.
+    """
+    return [
+        number
+        if len(part) < 20 and part.removeprefix("-").isdecimal() and str(number := int(part)) == part
+        else part
+        for part in parts
+    ]
 
 
 def _stamp(record: dict[str, Any], where: str, *, json: bool) -> _Stamp | None:
@@ -259,7 +271,7 @@ def _talk(record: dict[str, Any], where: str) -> Talk | None:
     return Talk(numbers[0], Prompts(tuple(texts), numbers[1]), goes_on)
 
 
-def _parquet(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
+def _parquet(path: Path, content: bytes | bytearray) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:

@@ -254,8 +254,8 @@ class Asked(MemoryTier):
         self.fetched += len(ids)
         return super().fetch(ids)
 
-    def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
-        def wait(out: torch.Tensor) -> None:
+    def ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
+        def wait() -> None:
             self._busy.remove(threading.get_ident())
             meanwhile, self.meanwhile = self.meanwhile, int
             _elsewhere(meanwhile)
@@ -288,19 +288,16 @@ def test_rows_that_arrive_are_taken_in_between_the_steps_of_a_decision() -> None
     steps: list[str] = []
 
     class Arriving:
-        def __init__(self, rows: torch.Tensor) -> None:
-            self.rows = rows
-
         def receive(self) -> None:
             steps.append("received")
 
-        def __call__(self, out: torch.Tensor) -> None:
+        def __call__(self) -> None:
             steps.append("waited")
-            out[:] = self.rows
 
     class Sending(MemoryTier):
-        def ask(self, ids: Ids) -> Callable[[torch.Tensor], None]:
-            return Arriving(self.fetch(ids))
+        def ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
+            out[:] = self.fetch(ids)
+            return Arriving()
 
     weight = table(rows=50)
     cache = EmbeddingCache(Sending(weight), 10, mode="sum")

@@ -107,16 +107,16 @@ def test_a_server_that_went_away_is_named_and_its_successor_is_used(url: str) ->
     weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
     slow = RedisTier.write(url, "items", weight)
     client = redis.Redis.from_url(url)
-    waiting = slow.ask(np.arange(5))
-    client.client_kill_filter(_type="normal", skipme=True)
     rows = torch.empty((5, 16))
+    waiting = slow.ask(np.arange(5), rows)
+    client.client_kill_filter(_type="normal", skipme=True)
     try:
-        waiting(rows)
+        waiting()
     except EvictError as error:
         assert "is the server running" in str(error)
     else:  # the replies were on their way already
         assert torch.equal(rows, weight[:5])
-    slow.ask(np.arange(5, 10))(rows)
+    slow.ask(np.arange(5, 10), rows)()
     assert torch.equal(rows, weight[5:10])
 
 
