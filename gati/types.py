@@ -13,6 +13,7 @@ TrialStatus = Literal["trained", "skipped", "failed", "replaced"]
 
 BASE = "base"  # exit of a request that ran the whole network
 RECALL = "recall"  # exit of an answer from memory
+OTHER_EXITS = (BASE, RECALL)  # those that are at no block
 
 NAME_RULE = "letters, digits and . _ -, beginning with a letter or digit, at most 128 characters"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

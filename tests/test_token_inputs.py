@@ -99,7 +99,9 @@ def test_pictures_are_refused(library: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (4, 4)).save(tmp_path / "picture.png")
-    with pytest.raises(DataError, match=r"takes input_ids int64 \[16\], attention_mask"):
+    with pytest.raises(
+        DataError, match=r"^predict takes images.* takes input_ids int64 \[16\], attention_mask"
+    ):
         gati.predict(library / "library", [tmp_path / "picture.png"])
 
 

@@ -36,7 +36,7 @@ from gati.evaluation.bench_result import (
     spread,
 )
 from gati.evaluation.cascade import build_cascade
-from gati.evaluation.evaluate import Latency
+from gati.evaluation.evaluate import Latency, accuracy_of
 from gati.evaluation.fits import check_fit
 from gati.evaluation.limit import drawn_inputs
 from gati.evaluation.looks import enter_look
@@ -128,7 +128,7 @@ def bench(
         n=len(inputs),
         repetitions=repetitions,
         clients=clients,
-        accuracy_f32=None if inputs.labels is None else float(np.mean(reference == inputs.labels)),
+        accuracy_f32=accuracy_of(reference, inputs.labels),
         fastest_static=fastest,
         rows=rows,
         left_out=tuple(field.left_out),
@@ -337,18 +337,17 @@ def _rows(
         own, times = means[each.name], np.concatenate(each.times_ms)
         edges = np.linspace(0.0, longest[each.engine.backend], _BINS + 1)
         same = means[f"base {each.engine.backend}"]
-        p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
         answers = np.array(each.answers)
         rows.append(
             BenchRow(
                 name=each.name,
                 kind=field.kinds[each.name],
                 backend=each.engine.backend,
-                latency_ms=Latency(mean=float(times.mean()), p50=p50, p90=p90, p99=p99),
+                latency_ms=Latency.of(times),
                 gain_same=spread([base / mine for base, mine in zip(same, own, strict=True)]),
                 gain_fastest=spread([base / mine for base, mine in zip(means[fastest], own, strict=True)]),
                 agreement=float(np.mean(answers == reference)),
-                accuracy=None if inputs.labels is None else float(np.mean(answers == inputs.labels)),
+                accuracy=accuracy_of(answers, inputs.labels),
                 hit_rate=each.hits / len(answers),
                 memory_bytes=field.weights_bytes[each.name]
                 + sum(leaving.memory_bytes for leaving in each.engine.exits),

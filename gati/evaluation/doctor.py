@@ -96,8 +96,9 @@ def doctor(
     A check that fails becomes a finding with advice; the others still run.
 
     **Raises:** `ModelError` or `CheckpointError` if the network cannot be loaded; `DataError` for
-    `train_data` or `unique` without `data`.
+    `train_data` or `unique` without `data`; `CompositionError` for a confidence outside (0, 1).
     """
+    check_confidence(confidence)
     if data is None and (train_data is not None or unique):
         raise DataError("--train-data and --unique need --data: give that, too, or leave them out")
     examination = _Examination(clock, within_s)
@@ -255,7 +256,6 @@ class _Cut:
 
 
 def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
-    check_confidence(given.confidence)
     loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None

@@ -57,6 +57,13 @@ class Latency:
     p90: float
     p99: float
 
+    @classmethod
+    def of(cls, times_ms: Sequence[float] | npt.NDArray[np.float64]) -> Latency:
+        """Summarise the times of single requests."""
+        times = np.asarray(times_ms)
+        p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+        return cls(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExitCount:
@@ -216,8 +223,8 @@ def evaluate_engine(
     with on_threads(engine.threads), engine, quiet():
         found = measure_steadily(measuring.rounds(), measuring.alike, machine=machine)
         threads = torch.get_num_threads()
-    latency = _latency([taken for each in found.rounds for taken in each.gati_ms])
-    base_latency = _latency([taken for each in found.rounds for taken in each.base_ms])
+    latency = Latency.of([taken for each in found.rounds for taken in each.gati_ms])
+    base_latency = Latency.of([taken for each in found.rounds for taken in each.base_ms])
     eager_ms = [taken for each in found.rounds for taken in each.eager_ms]
     gati = measuring.answers.gati
     answers = np.array([prediction.class_index for prediction in gati])
@@ -226,8 +233,8 @@ def evaluate_engine(
     return Evaluation(
         n=len(data),
         agreement=float(np.mean(answers == base_answers)),
-        accuracy=_accuracy(answers, data.labels),
-        base_accuracy=_accuracy(base_answers, data.labels),
+        accuracy=accuracy_of(answers, data.labels),
+        base_accuracy=accuracy_of(base_answers, data.labels),
         hit_rate=float(hit.mean()),
         latency_ms=latency,
         base_latency_ms=base_latency,
@@ -236,7 +243,7 @@ def evaluate_engine(
         memory_bytes=sum(leaving.memory_bytes for leaving in engine.exits),
         backend=engine.backend,
         exits=_exit_counts(engine, gati, answers == base_answers),
-        eager_latency_ms=_latency(eager_ms) if eager_ms else None,
+        eager_latency_ms=Latency.of(eager_ms) if eager_ms else None,
         device=str(engine.traced.device),
         threads=threads,
         repetitions=repetitions,
@@ -353,13 +360,8 @@ def _warm_up(engine: Engine, eager: Callable[[Tensor], Any] | None, rows: Tensor
             eager(engine.shortened(x.clone()))
 
 
-def _latency(times_ms: Sequence[float]) -> Latency:
-    times = np.asarray(times_ms)
-    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
-    return Latency(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)
-
-
-def _accuracy(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None) -> float | None:
+def accuracy_of(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None) -> float | None:
+    """The share of right answers; None without labels."""
     return None if labels is None else float(np.mean(answers == labels))
 
 

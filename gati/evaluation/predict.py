@@ -10,6 +10,7 @@ from torch import Tensor
 from gati.composition.load import load
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
+from gati.errors import DataError
 from gati.model.data import load_images
 from gati.model.recordings import load_recordings
 
@@ -37,11 +38,17 @@ def predict(
 
 
 def _batches(engine: Engine, images: Sequence[str | Path]) -> Iterator[Tensor]:
+    preprocessing = engine.preprocessing
+    if preprocessing.tensors is not None and preprocessing.text is None:
+        raise DataError(
+            "predict takes images, recordings or texts, and this network takes "
+            f"{preprocessing.tensors.described()}: call an engine from Python, or gati serve"
+        )
     for start in range(0, max(len(images), 1), _BATCH):
         batch = images[start : start + _BATCH]
-        if batch and engine.preprocessing.text is not None:
-            yield engine.preprocessing.from_texts([str(text) for text in batch], "predict")
-        elif batch and engine.preprocessing.sound is not None:
-            yield load_recordings([Path(path) for path in batch], engine.preprocessing)
+        if batch and preprocessing.text is not None:
+            yield preprocessing.from_texts([str(text) for text in batch], "predict")
+        elif batch and preprocessing.sound is not None:
+            yield load_recordings([Path(path) for path in batch], preprocessing)
         else:
-            yield load_images(batch, engine.preprocessing)
+            yield load_images(batch, preprocessing)

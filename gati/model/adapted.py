@@ -112,6 +112,9 @@ class _Adapted(nn.Module):
 
     __call__ = nn.Module.__call__
 
+    def __init_subclass__(cls) -> None:
+        """Runs nothing of the original's, which may require arguments, or register the user's own classes."""
+
     def train(self, mode: bool = True) -> Any:
         self._gati_original.train(mode)
         vars(self)["training"] = mode

@@ -11,6 +11,7 @@ block, in the order tried:
 * in a network without stages, direct children of a repeated class (GoogLeNet's inception modules).
 
 Stems, downsampling between stages and classifiers are not blocks: they have one weight layer or occur once.
+Modules called `base` or `recall` are none either: so are the exits of answers that left at no block.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from gati.errors import BlockError
 from gati.model.hooks import forward_order
+from gati.types import OTHER_EXITS
 
 _POOLINGS = frozenset({"MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d", "LPPool2d", "FractionalMaxPool2d"})
 _CONVOLUTIONS = frozenset({"Conv1d", "Conv2d", "Conv3d"})
@@ -56,7 +58,8 @@ def find_blocks(
 
 
 def _automatic(module: nn.Module) -> list[str]:
-    return _inside(module, "") or _flat_stages(module) or _repeated_children(module) or _small_units(module)
+    names = _inside(module, "") or _flat_stages(module) or _repeated_children(module) or _small_units(module)
+    return [name for name in names if name not in OTHER_EXITS]
 
 
 def _inside(module: nn.Module, prefix: str) -> list[str]:

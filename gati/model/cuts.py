@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gati.errors import CutError
-from gati.model.program import Program, Statement
+from gati.model.program import Program, Statement, needed_for
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def cut_program(program: Program, names: tuple[str, ...], positions: list[int]) 
     """
     statements = program.statements
     bounds = [0, *(position + 1 for position in positions), len(statements)]
+    ends = (*program.output_uses, *(statements[position].name for position in positions if position >= 0))
     segments: list[Segment] = []
     parameters: tuple[str, ...] = (program.input,)
     for index, block in enumerate((*names, None)):
@@ -60,7 +61,7 @@ def cut_program(program: Program, names: tuple[str, ...], positions: list[int]) 
         carried: tuple[Carried, ...] = ()
         result = program.output
         if block is not None:
-            carried = _carried(program, block, bounds[index + 1])
+            carried = _carried(program, block, bounds[index + 1], needed_for(frozenset(ends), later))
             result_uses = tuple(tensor.name for tensor in carried)
             result = f"({', '.join(result_uses)},)"
         prologue = _scalars(body, bounds[index], statements, parameters, block)
@@ -70,14 +71,14 @@ def cut_program(program: Program, names: tuple[str, ...], positions: list[int]) 
     return tuple(segments)
 
 
-def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
-    """The tensors alive after `statements[:bound]`, the hidden output first."""
+def _carried(program: Program, block: str, bound: int, later: Sequence[Statement]) -> tuple[Carried, ...]:
+    """The tensors alive after `statements[:bound]`, the hidden output first; `later` is what still runs."""
     if bound == 0:
         return (Carried(program.input, program.input_shape, batched=True),)
     statements = program.statements
     defined = {statement.name: statement for statement in statements[:bound]}
     hidden = statements[bound - 1]
-    used = {name for statement in statements[bound:] for name in statement.uses} | set(program.output_uses)
+    used = {name for statement in later for name in statement.uses} | set(program.output_uses)
     crossing = [
         statement
         for statement in defined.values()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,22 +124,7 @@ def load_model(
             "file.py:callable: every command loads it again"
         )
     source = str(source)
-    recipe = _recipe(source)
-    module = _build(source, recipe, None)
-    precision = other_precision(module)
-    if precision:
-        module = module.float()
-    state, sha256, note = (
-        (None, "", "") if checkpoint is None else load_checkpoint(checkpoint, module.state_dict())
-    )
-    if state is not None:
-        classes = _other_class_count(module, state) if recipe.any_classes else None
-        if classes is not None:
-            module = _build(source, recipe, classes)
-            recipe = dataclasses.replace(recipe, class_names=None)
-        if recipe.is_published:
-            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
-        apply_checkpoint(module, state, checkpoint or "")
+    module, recipe, sha256, notes = _weighted(source, checkpoint)
     is_told = all(each is not None for each in (mean, std, resize))
     prepared = None if recipe.preprocessing or is_told else prepared_by_processor(module)
     if prepared is not None:
@@ -157,31 +142,62 @@ def load_model(
         text = with_padding(preprocessing.text, _padding_in(config))
         preprocessing = dataclasses.replace(preprocessing, text=text)
     own = recipe.class_names or names_in_config(config)
-    named = own if class_names is None else tuple(str(name) for name in class_names)
-    path = None if checkpoint is None else str(absolute(Path(checkpoint)))
     given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
     known = given or recipe.preprocessing is not None
-    notes = [note] if note else []
-    if state is None and recipe.any_classes:
-        notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
-    if precision:
-        notes.append(
-            f"the weights of {source} are {precision}: the network runs in float32, which caches read"
-        )
     if prepared is not None and not given:
         notes.append(prepared.note)
     return LoadedModel(
         module,
         lasting_source(source),
-        path,
+        None if checkpoint is None else str(absolute(Path(checkpoint))),
         sha256 or state_sha256(module),
         preprocessing,
-        named,
+        own if class_names is None else tuple(str(name) for name in class_names),
         "; ".join(notes),
         preprocessing_known=known,
         preprocessing_told=given or (known and not recipe.is_published),
         channels_known=recipe.preprocessing is not None or channels is not None,
     )
+
+
+class _Weighted(NamedTuple):
+    """A network in float32 with its weights, how it was built, the checkpoint's hash, and notes for the user.
+
+    The hash is empty without a checkpoint.
+    """
+
+    module: nn.Module
+    recipe: NetworkRecipe
+    sha256: str
+    notes: list[str]
+
+
+def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
+    """Build the network, with as many classes as the checkpoint has if it may have any, and load that."""
+    recipe = _recipe(source)
+    module = _build(source, recipe, None)
+    precision = other_precision(module)
+    if precision:
+        module = module.float()
+    sha256 = ""
+    notes: list[str] = []
+    if checkpoint is not None:
+        state, sha256, note = load_checkpoint(checkpoint, module.state_dict())
+        notes += [note] if note else []
+        classes = _other_class_count(module, state) if recipe.any_classes else None
+        if classes is not None:
+            module = _build(source, recipe, classes)
+            recipe = dataclasses.replace(recipe, class_names=None)
+        if recipe.is_published:
+            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
+        apply_checkpoint(module, state, checkpoint)
+    elif recipe.any_classes:
+        notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
+    if precision:
+        notes.append(
+            f"the weights of {source} are {precision}: the network runs in float32, which caches read"
+        )
+    return _Weighted(module, recipe, sha256, notes)
 
 
 def _recipe(source: str) -> NetworkRecipe:
@@ -224,12 +240,10 @@ def _callable_recipe(source: str) -> NetworkRecipe:
         return NetworkRecipe(lambda classes: target, preset, is_users=True)
     if not callable(target):
         raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
-    if target in zoo.PRESETS:
+    known = next((preset for network, preset in zoo.PRESETS.items() if network is target), None)
+    if known is not None:
         return NetworkRecipe(
-            lambda classes: target(**classes_argument(classes)),
-            zoo.PRESETS[target],
-            any_classes=True,
-            is_published=True,
+            lambda classes: target(**classes_argument(classes)), known, any_classes=True, is_published=True
         )
     required = _required_arguments(target)
     if required:

@@ -160,7 +160,19 @@ class Preprocessing:
         if self.text is None or self.tensors is None:
             raise DataError(f"{what}: the network takes no text; explore it with --tokenizer FILE")
         arrays = self.text.encode(texts, what, self.text.length)
-        return torch.from_numpy(self.tensors.pack(arrays, what))
+        return self.from_arrays(arrays, what)
+
+    def from_arrays(self, arrays: Mapping[str, Any], what: str = "the input") -> Tensor:
+        """Turn arrays [N, ...], named as the network's arguments, into its input [N, ...], packed if several.
+
+        Without a copy if there is one of the right type. `what` begins the messages.
+
+        **Raises:** `DataError` for arrays unlike those explored with, or a network that takes no arrays.
+        """
+        if self.tensors is None:
+            raise DataError(f"{what}: the network takes no named arrays; give what it was explored with")
+        packed = self.tensors.pack({name: np.asarray(each) for name, each in arrays.items()}, what)
+        return torch.from_numpy(np.require(packed, requirements="W"))  # torch warns of read-only memory
 
     def padded(self, packed: NDArray[Any]) -> NDArray[Any]:
         """Pad sequences [N, arrays, length] to the longest length; other arrays are returned unchanged.

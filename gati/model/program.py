@@ -77,7 +77,7 @@ class Program:
         Locals are deleted after their last use. The function has its source as an attribute `source`.
         """
         kept = frozenset(result_uses)
-        lines = [*prologue, *_with_releases(parameters, _needed(body, kept), kept), f"return {result}"]
+        lines = [*prologue, *_with_releases(parameters, needed_for(kept, body), kept), f"return {result}"]
         source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
         return compiled(name, source, self.constants)
 
@@ -128,7 +128,7 @@ def as_module(function: FlatFunction, *, persistent: bool = False) -> nn.Module:
     return made.eval()
 
 
-def _needed(body: Sequence[Statement], wanted: frozenset[str]) -> list[Statement]:
+def needed_for(wanted: frozenset[str], body: Sequence[Statement]) -> list[Statement]:
     """The statements that compute `wanted` or mutate tensors, and those they depend on."""
     needed, used = [], set(wanted)
     for statement in reversed(body):

@@ -28,6 +28,7 @@ from gati.model.masks import mask_of, without_padding
 from gati.model.outputs import check_not_one_score, class_scores
 from gati.model.program import FlatFunction, Program
 from gati.model.user_code import running_user_code
+from gati.types import OTHER_EXITS
 
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
@@ -85,10 +86,12 @@ class TracedModel:
             return self._cut_before[tuple(names)]
         positions = [self._position(name) for name in names]
         for earlier, later in zip(names, names[1:], strict=False):
-            if self._positions[earlier] >= self._positions[later]:
+            if self._positions[earlier] == self._positions[later]:
+                raise CutError(f"blocks '{earlier}' and '{later}' end with the same tensor; name one of them")
+            if self._positions[earlier] > self._positions[later]:
                 raise CutError(
                     f"cannot cut at '{earlier}' before '{later}': the network computes them the "
-                    "other way round; name blocks in forward order, each once"
+                    "other way round; name blocks in forward order"
                 )
         segments = cut_program(self._program, tuple(names), positions)
         self._verify(segments)
@@ -138,6 +141,11 @@ def _traced(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> Traced
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
     for name in inner:
+        if name in OTHER_EXITS:
+            raise CutError(
+                f"no exit can be at block '{name}': that name is for answers of the whole network, or from "
+                "memory; name other blocks with --blocks"
+            )
         if reason := _unreadable(name, captured, example):
             raise CutError(reason)
     finder = _BlockFinder(captured)

@@ -25,6 +25,7 @@ _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
 T = TypeVar("T")
 
 _appended: list[str] = []  # folders of the user's code on `sys.path`
+_ran: dict[str, tuple[bytes, ModuleType]] = {}  # content of the user's files, by name of the module
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
@@ -171,16 +172,22 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     _append_to_path(str(path.parent))
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_USER_FILE}{path.stem}_{unique}"
+    content, (ran, module) = b"", _ran.get(name, (None, None))
     try:
         content = path.read_bytes()
         module = with_operators(lambda: _execute(name, str(path), content))
     except (Exception, SystemExit) as cause:
-        raise error(f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file") from cause
+        if module is None or ran != content:
+            raise error(
+                f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file"
+            ) from cause
+        sys.modules[name] = module  # it may register what can be registered only once
     for imported, other in _taken_elsewhere(path.parent, content):
         raise error(
             f"{what}: {place} imports {imported}, and got {other}, which was there first: a program has one "
             "module of a name, so rename one of the two"
         )
+    _ran[name] = content, module
     return module
 
 

@@ -52,6 +52,11 @@ def check_weights(module: nn.Module, source: str) -> None:
             )
         if tensor.is_meta:
             raise ModelError(f"{source}: {name} is on the meta device, without values; build it on the CPU")
+        if tensor.layout != torch.strided:
+            raise ModelError(
+                f"{source}: {name} is {str(tensor.layout).removeprefix('torch.')}, and Gati takes dense "
+                f"tensors; register {name}.to_dense()"
+            )
     for name, value in module.state_dict().items():
         is_plain = isinstance(value, Tensor) and not value.is_quantized
         if not is_plain and not name.endswith("_extra_state"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -269,7 +270,9 @@ def test_without_calibration_only_networks_without_exits_are_made(name: str) -> 
 def test_without_onnx_runtime_the_message_says_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gati.engine.backends.int8_lookups.find_spec", lambda package: None)
+    monkeypatch.setattr(
+        "gati.engine.backends.base.find_spec", lambda name: None if name == "onnxruntime" else find_spec(name)
+    )
     assert not BACKENDS[name].installed()
     with pytest.raises(BackendError, match=r"onnxruntime, not installed here: pip install"):
         get_backend(name)

@@ -93,7 +93,7 @@ def test_without_nncf_the_message_says_what_to_install(monkeypatch: pytest.Monke
     from importlib.util import find_spec
 
     monkeypatch.setattr(
-        "gati.engine.backends.openvino.find_spec", lambda name: None if name == "nncf" else find_spec(name)
+        "gati.engine.backends.base.find_spec", lambda name: None if name == "nncf" else find_spec(name)
     )
     with pytest.raises(BackendError, match=r"needs nncf, .*pip install 'gati\[int8\]'"):
         get_backend("openvino-int8")

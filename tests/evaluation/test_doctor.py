@@ -22,7 +22,7 @@ from gati.cli import run
 from gati.composition.binomial import p_value
 from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
-from gati.errors import DataError, ModelError
+from gati.errors import CompositionError, DataError, ModelError
 from gati.evaluation import engine_speeds
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
 from tests.engine.networks import traced_network
@@ -358,9 +358,9 @@ def test_without_a_network_there_is_nothing_to_look_at() -> None:
         gati.doctor("nowhere:build")
 
 
-def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
-    found = gati.doctor(NET, **files, confidence=1.0, **about_the_data_alone())
-    assert "confidence is 1.0, but must lie" in findings(found)["data"]
+def test_an_impossible_confidence_is_refused() -> None:
+    with pytest.raises(CompositionError, match="confidence is 1.0, but must lie"):
+        gati.doctor(NET, confidence=1.0)
 
 
 @pytest.mark.parametrize("asked", [{"train_data": "more.npz"}, {"unique": True}])

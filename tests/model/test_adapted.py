@@ -7,7 +7,7 @@ import pickle
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -171,6 +171,28 @@ def test_the_users_own_network_is_not_changed() -> None:
     assert module.head.weight is NETWORK.head.weight
     load_model(f"{HERE}:NETWORK")
     assert not NETWORK._forward_hooks
+
+
+class Registry(nn.Linear):
+    """Keeps its subclasses by name."""
+
+    known: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.known.append(name)
+
+
+class Registered(Registry, name="registered"):
+    pass
+
+
+REGISTERED = Registered(4, 3)
+
+
+def test_a_network_of_a_registry_is_taken_and_not_registered_again() -> None:
+    module, x = load_model(f"{HERE}:REGISTERED").module, torch.randn(2, 4)
+    assert isinstance(module, Registered) and Registry.known == ["registered"]
+    assert torch.equal(module(x), REGISTERED(x))
 
 
 class Keeping(nn.Module):

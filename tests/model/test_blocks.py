@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gati import zoo
-from gati.errors import BlockError
+from gati.errors import BlockError, CutError
 from gati.model.blocks import find_blocks
+from gati.model.segments import trace
 from gati.model.source import import_timm, import_torchvision
 
 
@@ -191,3 +192,30 @@ def test_a_scripted_submodule_does_not_keep_blocks_from_being_found() -> None:
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         network = nn.Sequential(block(), torch.jit.script(block()), block())
     assert {"0", "2"} <= set(find_blocks(network))
+
+
+def test_modules_called_as_exits_that_are_at_no_block_are_no_blocks() -> None:
+    """A hit at `base` would count as an answer of the whole network, which is never audited."""
+
+    class Unit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.second(self.first(x)))
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.recall, self.top, self.head = Unit(), Unit(), Unit(), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(self.top(self.recall(self.base(x))).mean((2, 3)))
+            return scores
+
+    network = Network().eval()
+    assert find_blocks(network) == ("top",)
+    for name in ("base", "recall"):
+        with pytest.raises(CutError, match=f"^no exit can be at block '{name}'.*with --blocks$"):
+            trace(network, torch.rand(2, 4, 3, 3), find_blocks(network, name))

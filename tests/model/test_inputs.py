@@ -55,6 +55,7 @@ def test_what_is_packed_comes_back(data: st.DataObject) -> None:
     inputs = TensorInputs.of(arrays, "data")
     whole = torch.from_numpy(inputs.pack(arrays, "data"))
     assert (tuple(whole.shape[1:]), whole.dtype) == (inputs.shape, inputs.dtype)
+    assert torch.equal(Preprocessing(tensors=inputs).from_arrays(arrays), whole)
     found = inputs.unpack(whole)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name].numpy(), array)
@@ -70,6 +71,8 @@ def test_preprocessing_of_arrays_is_kept_and_that_of_images_says_nothing_of_them
     assert "tensors" not in Preprocessing().to_json()
     with pytest.raises(DataError, match=r"takes input_ids int64 \[16\], attention_mask .*, not images"):
         kept(np.zeros((1, 4, 4, 3), np.uint8))
+    with pytest.raises(DataError, match="the network takes no named arrays"):
+        Preprocessing().from_arrays(sentences(5))
 
 
 @pytest.mark.parametrize("mask", [np.int64, np.bool_, np.uint8])

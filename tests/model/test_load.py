@@ -38,8 +38,9 @@ def error_of(source: str, checkpoint: Path | None = None, **flags: object) -> st
     return str(error.value)
 
 
-def test_a_callable_of_a_module_is_loaded_ready_to_use() -> None:
-    loaded = load_model(f"{HERE}:tiny")
+@pytest.mark.parametrize("name", ["tiny", "FACTORY"])
+def test_a_callable_of_a_module_is_loaded_ready_to_use(name: str) -> None:
+    loaded = load_model(f"{HERE}:{name}")
     assert not loaded.module.training
     assert not any(parameter.requires_grad for parameter in loaded.module.parameters())
     assert loaded.preprocessing == Preprocessing()
@@ -65,6 +66,22 @@ def test_a_file_is_run_as_it_is_now_however_fast_it_changes(
         linear = load_model(f"{file}:net").module
         assert isinstance(linear, nn.Linear) and linear.in_features == channels
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_file_that_registers_something_may_be_read_again(tmp_path: Path) -> None:
+    """As with `register_model` of torchvision, which takes a name only once."""
+    (tmp_path / "known_networks.py").write_text("names = []\n")
+    file = tmp_path / "registers.py"
+    text = (
+        "from torch import nn\nfrom known_networks import names\n"
+        "if 'net' in names:\n    raise ValueError('net is registered')\n"
+        "names.append('net')\ndef net():\n    return nn.Linear({}, 2)\n"
+    )
+    file.write_text(text.format(4))
+    first, second = (load_model(f"{file}:net").module for _ in range(2))
+    assert first is not second
+    file.write_text(text.format(8))
+    assert "(ValueError: net is registered); fix that file" in error_of(f"{file}:net")
 
 
 def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
@@ -246,6 +263,7 @@ def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch:
         ),
         ("lazy", "1.weight has no shape yet, because it belongs to a lazy layer; run the network once on"),
         ("on_meta", "0.weight is on the meta device, without values; build it on the CPU"),
+        ("sparse", "neighbours is sparse_coo, and Gati takes dense tensors; register neighbours.to_dense()"),
         (
             "quantized",
             "3._packed_params.dtype is no plain tensor, as in a quantized network; give the",

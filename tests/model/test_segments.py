@@ -338,6 +338,35 @@ def test_blocks_must_exist_and_come_in_forward_order() -> None:
         small(Skipping(), "third")
 
 
+def test_of_blocks_that_end_with_the_same_tensor_one_is_to_be_named() -> None:
+    network = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 3)).eval()
+    traced = trace(network, torch.randn(2, 4), ["0", "0.1"])
+    with pytest.raises(CutError, match="^blocks '0' and '0.1' end with the same tensor; name one of them$"):
+        traced.cut(["0", "0.1"])
+
+
+class Layers(nn.Module):
+    """Recurrent layers, of whose results only the first is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.LSTM(4, 6, batch_first=True), nn.GRU(6, 6, batch_first=True)])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        scores: Tensor = self.head(x[:, -1])
+        return scores
+
+
+def test_what_a_layer_returns_besides_its_output_crosses_no_cut_if_it_is_not_used() -> None:
+    network, x = ready(Layers()), torch.randn(3, 5, 4)
+    first, second, last = trace(network, x[:2], ["layers.0", "layers.1"]).cut(["layers.0", "layers.1"])
+    assert [len(each.carried) for each in (first, second)] == [1, 1]
+    assert torch.equal(last.run(*second.run(*first.run(x))), network(x))
+
+
 def test_a_block_that_returns_no_tensor_is_refused() -> None:
     class Named(nn.Module):
         def forward(self, x: Tensor) -> dict[str, list[Tensor]]:

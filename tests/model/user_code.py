@@ -1,5 +1,7 @@
 """What a user might point Gati at; imported by name and copied as a file in the tests."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -19,6 +21,21 @@ def stubborn() -> nn.Module:
 
 def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+
+@dataclass
+class Factory:
+    """Called for a network; has no hash, as it can be compared."""
+
+    classes: int
+
+    def __call__(self) -> nn.Module:
+        network = tiny()
+        network[3] = nn.Linear(4, self.classes)
+        return network
+
+
+FACTORY = Factory(10)
 
 
 def grey() -> nn.Module:
@@ -48,6 +65,13 @@ def on_meta() -> nn.Module:
 
 def quantized() -> nn.Module:
     return torch.ao.quantization.quantize_dynamic(tiny(), {nn.Linear})
+
+
+def sparse() -> nn.Module:
+    """As a network over a graph has it."""
+    network = tiny()
+    network.register_buffer("neighbours", torch.eye(4).to_sparse())
+    return network
 
 
 def compiled() -> nn.Module:

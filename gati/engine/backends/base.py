@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -132,6 +133,21 @@ class GraphBackend(Backend):
     automatic: ClassVar[tuple[str, ...]] = ("cpu",)
     stored_as: ClassVar[str] = "onnx"  # format of stored graphs; backends with the same format share them
     calibrated: ClassVar[bool] = False
+    needed: ClassVar[tuple[str, ...]] = ()  # packages
+    extra: ClassVar[str] = ""  # of Gati, which installs them
+
+    def __init__(self) -> None:
+        missing = [name for name in self.needed if find_spec(name) is None]
+        if missing:
+            raise BackendError(
+                f"backend '{self.name}' needs {', '.join(missing)}, not installed here: "
+                f"pip install 'gati[{self.extra}]'"
+            )
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the packages are installed."""
+        return all(find_spec(name) is not None for name in cls.needed)
 
     def early_exit(
         self,

@@ -7,7 +7,6 @@ help. They may be inexact, because their thresholds are certified on the engine'
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -39,19 +38,9 @@ class Int8Lookups(GraphBackend):
 
     def __init__(self, calibration: Tensor | None = None, kept: FilePath | None = None) -> None:
         super().__init__()
-        if find_spec("onnxruntime") is None:  # it quantises the lookups for every runtime
-            raise BackendError(
-                f"backend '{self.name}' needs onnxruntime, not installed here: "
-                "pip install 'gati[onnxruntime]'"
-            )
         self._calibration = calibration
         self._kept = kept
         self._quantising: QuantisingConverter | None = None
-
-    @classmethod
-    def installed(cls) -> bool:
-        """Whether the packages are installed."""
-        return super().installed() and find_spec("onnxruntime") is not None
 
     def assembled(
         self,
@@ -95,6 +84,8 @@ class OpenVinoInt8LookupsBackend(Int8Lookups, OpenVinoBackend):
     """OpenVINO on the CPU: the network in float32, lookups in 8-bit integers."""
 
     same_network_as: ClassVar[str | None] = "openvino"
+    needed: ClassVar[tuple[str, ...]] = (*OpenVinoBackend.needed, "onnxruntime")  # quantises lookups
+    extra: ClassVar[str] = "openvino,onnxruntime"
 
 
 @register_backend("onnxruntime-int8-lookups")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +10,6 @@ from torch import Tensor
 
 from gati.engine.backends.base import Graph, GraphBackend, imported, register_backend
 from gati.engine.graph.stages import INPUT, OUTPUTS
-from gati.errors import BackendError
-
-_NEEDED = ("onnxruntime", "onnx", "onnxscript")
 
 
 class _OnnxRuntimeGraph(Graph):
@@ -30,18 +26,8 @@ class _OnnxRuntimeGraph(Graph):
 class OnnxRuntimeBackend(GraphBackend):
     """ONNX Runtime on the CPU in float32."""
 
-    def __init__(self) -> None:
-        missing = [name for name in _NEEDED if find_spec(name) is None]
-        if missing:
-            raise BackendError(
-                f"backend '{self.name}' needs {', '.join(missing)}, not installed here: "
-                "pip install 'gati[onnxruntime]'"
-            )
-
-    @classmethod
-    def installed(cls) -> bool:
-        """Whether the packages are installed."""
-        return all(find_spec(name) is not None for name in _NEEDED)
+    needed: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+    extra: ClassVar[str] = "onnxruntime"
 
     def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`."""

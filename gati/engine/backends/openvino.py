@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -73,19 +72,6 @@ class OpenVinoBackend(GraphBackend):
 
     needed: ClassVar[tuple[str, ...]] = ("openvino", "onnx", "onnxscript")
     extra: ClassVar[str] = "openvino"
-
-    def __init__(self) -> None:
-        missing = [name for name in self.needed if find_spec(name) is None]
-        if missing:
-            raise BackendError(
-                f"backend '{self.name}' needs {', '.join(missing)}, not installed here: "
-                f"pip install 'gati[{self.extra}]'"
-            )
-
-    @classmethod
-    def installed(cls) -> bool:
-        """Whether the packages are installed."""
-        return all(find_spec(name) is not None for name in cls.needed)
 
     def compile(self, model: bytes, threads: int | None = None) -> Graph:
         """As `GraphBackend.compile`."""
