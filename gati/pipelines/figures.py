@@ -347,12 +347,8 @@ def _together(behaviour: Behaviour) -> Distribution:
     return Distribution(tuple(value for value, _ in pairs), tuple(weight / total for _, weight in pairs))
 
 
-def _prior_weight(evidence: float, prior: float) -> float:
-    return prior * math.exp(-evidence / prior)
-
-
 def _prior_share(evidence: float, prior: float) -> float:
-    weight = _prior_weight(evidence, prior)
+    weight = prior * math.exp(-evidence / prior)
     share = weight / (weight + evidence)
     return share if share >= _LEAST_SHARE else 0.0
 

@@ -45,7 +45,7 @@ def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
         raise PipelineError(f"no pipeline file {file}; check the path") from None
     except IsADirectoryError:
         raise PipelineError(f"{file} is a folder; give the pipeline's TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PipelineError(f"{file}: not readable as TOML ({error}); correct it") from error
     found = (
         Measurements.load(measurements_file(file)) if measured and measurements_file(file).is_file() else None
@@ -63,7 +63,8 @@ def parse_pipeline(
     """As `load_pipeline`, from a parsed file; `path` gives the default name and the folder."""
     file = Path(path)
     top = CheckedTable(document, str(file))
-    name = _valid_name(top.take("name") or file.stem, "name", str(file))
+    given = top.take("name")
+    name = _valid_name(file.stem if given is None else given, "name", str(file))
     declared_input = top.take("input")
     classes = _class_names(top, ())
     stages = {}
@@ -245,14 +246,14 @@ def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
         return PlainModel(lasting_source(text(model, fields.at("model")), folder), file)
     if checkpoint is not None:
         raise PipelineError(f"{fields.at('checkpoint')} applies to model, not to library; remove it")
-    if caches not in (None, True, False):
+    if not isinstance(caches, bool | None):
         raise PipelineError(f"{fields.at('caches')} is {caches!r}; write true or false")
     directory = folder / text(library, fields.at("library"))
     if caches is False:
         if composition is not None:
             raise PipelineError(f"{fields.at('composition')} has no effect with caches = false; remove one")
         return CacheLibrary(directory, None)
-    chosen = "default" if composition is None else text(composition, fields.at("composition"))
+    chosen = "default" if composition is None else _valid_name(composition, "composition", fields.where)
     return CacheLibrary(directory, chosen)
 
 

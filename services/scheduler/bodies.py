@@ -6,6 +6,7 @@ import asyncio
 import io
 import zlib
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from services.scheduler.budget import Charge
 _T = TypeVar("_T")
 
 _STEP_BYTES = 2**18
+_SMALL_BYTES = 2**16  # a compressed body; waiting for a thread may take longer than to decompress it
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
@@ -45,7 +47,11 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
         return body
     if encoding not in _WINDOWS:
         raise RequestError(f"content encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
-    return await pool.run(_unpack, body, _WINDOWS[encoding], largest_bytes, charge, owner=charge.owner)
+    window = _WINDOWS[encoding]
+    if len(body) <= _SMALL_BYTES:
+        with suppress(TooLargeError):  # decompressed it may be large all the same
+            return _unpack(body, window, min(_STEP_BYTES, largest_bytes), charge)
+    return await pool.run(_unpack, body, window, largest_bytes, charge, owner=charge.owner)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

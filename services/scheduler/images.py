@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from gati.errors import DataError, RequestError, TooLargeError
 from gati.model.depth import eight_bits
+from services.pool import BoundedPool
 from services.scheduler.budget import Charge
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
@@ -20,6 +22,18 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
 _DECODED_BYTES = 8  # per pixel inside a decoder, at most
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _STRIP_PIXELS = 2**18
+_SMALL = 2**14  # pixels, and bytes of a file: waiting for a thread may take longer than to decode so few
+_PACKED = (b"zTXt", b"iTXt", b"iCCP")  # parts of PNG files that may be a thousand times as large unpacked
+
+
+async def read_image(
+    data: bytes, channels: int, largest_pixels: int, charge: Charge, pool: BoundedPool
+) -> Any:
+    """As `decode_image`, in a thread of the pool unless the image is small. Raises `OverloadError`."""
+    if len(data) <= _SMALL and not any(part in data for part in _PACKED):
+        with suppress(TooLargeError):  # a small file may have many pixels
+            return decode_image(data, channels, min(_SMALL, largest_pixels), charge)
+    return await pool.run(decode_image, data, channels, largest_pixels, charge, owner=charge.owner)
 
 
 def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -108,8 +109,18 @@ class _Services(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, in the order of the page."""
-        for family in (*self._seconds(), *self._exits(), *self._gauges()):
-            yield _without_empty(family)
+        families = chain(
+            self._seconds(),
+            self._exits(),
+            self._audits(),
+            self._standings(),
+            self._levels(),
+            self._memories(),
+            self._gauges(),
+            self._models(),
+            self._replicas(),
+        )
+        return map(_without_empty, families)
 
     def _found(self) -> Iterator[tuple[str, str, Any]]:
         """Model, replica and statistics of every service that answers."""
@@ -144,7 +155,6 @@ class _Services(Collector):
                     queries.add_metric(where, row.queries)
                     hits.add_metric(where, row.hits)
         yield from (queries, hits, exits)
-        yield from self._audits()
 
     def _audits(self) -> Iterator[Metric]:
         audits = CounterMetricFamily(
@@ -165,7 +175,6 @@ class _Services(Collector):
             trials.add_metric([name, replica, "false"], found.trials_disagreed or 0)
             left_out.add_metric([name, replica], found.left_out or 0)
         yield from (audits, trials, left_out)
-        yield from self._standings()
 
     def _standings(self) -> Iterator[Metric]:
         labels = [*_SERVICE, "version"]
@@ -192,8 +201,6 @@ class _Services(Collector):
                     audits.add_metric(where, version.proof.audits)
                     needed.add_metric(where, version.proof.needed)
         yield from (state, pending, audits, needed)
-        yield from self._levels()
-        yield from self._memories()
 
     def _levels(self) -> Iterator[Metric]:
         labels = [*_SERVICE, "version"]
@@ -243,7 +250,6 @@ class _Services(Collector):
             memory.add_metric([name, replica], found.resident_bytes)
             stopped.add_metric([name, replica], float(found.stopped))
         yield from (waiting, memory, stopped)
-        yield from self._models()
 
     def _models(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
@@ -271,7 +277,6 @@ class _Services(Collector):
             answering.add_metric([name], sum(each.ready for each in model.replicas))
             again.add_metric([name], model.dispatcher.asked_again)
         yield from (ready, replicas, answering, asleep, start, again)
-        yield from self._replicas()
 
     def _replicas(self) -> Iterator[Metric]:
         restarts = CounterMetricFamily("gati_restarts", "Starts after a crash", labels=_SERVICE)

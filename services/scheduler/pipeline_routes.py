@@ -14,17 +14,19 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gati.errors import RequestError
 from gati.pipelines import LivePlanner, OptionReport
+from services.config import ServeConfig
 from services.scheduler import documents
 from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge
 from services.scheduler.entrance import Demand
-from services.scheduler.images import decode_image
+from services.scheduler.images import read_image
 from services.scheduler.parameters import WISHES, check_names, place, positive, priority
-from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.pipelines import PipelineAnswer, ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH
 from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
+from services.scheduler.timing import Timing
 from services.scheduler.tracing import TracedCall, called, trace_of
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import BYTES, LONGEST_TEXT_BYTES, packed_files, text_tensor
@@ -93,23 +95,7 @@ async def answer(request: Request, pipeline: str) -> Response:
                 served.answer(tensor, timing, place(wishes.get("place")), scheduler.outside_ms(kind)),
             )
     latency_ms = timing.elapsed_ms()
-    scheduler.answered(kind, latency_ms - found.stages[0]["started_ms"], served.foreseen_ms(found.stages))
-    if (trace := trace_of(request.scope)) is not None:
-        trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, found.stages))
-    scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
-    _log.debug(
-        "query",
-        extra={
-            "pipeline": pipeline,
-            "label": found.label,
-            "options": [stage["option"] for stage in found.stages],
-            "latency_ms": round(latency_ms, 3),
-            "trace_id": timing.trace_id,
-        },
-    )
-    slo_met = None if slo_ms is None else latency_ms <= slo_ms
-    if slo_met is False:
-        scheduler.metrics.slo_missed.labels(pipeline).inc()
+    _record(request, pipeline, served, found, timing, latency_ms)
     return Json(
         {
             "pipeline": pipeline,
@@ -119,10 +105,40 @@ async def answer(request: Request, pipeline: str) -> Response:
             "policy": served.planner.policy,
             "latency_ms": latency_ms,
             "latency_slo_ms": slo_ms,
-            "slo_met": slo_met,
+            "slo_met": None if slo_ms is None else latency_ms <= slo_ms,
             "trace_id": timing.trace_id,
         }
     )
+
+
+def _record(
+    request: Request,
+    pipeline: str,
+    served: ServedPipeline,
+    found: PipelineAnswer,
+    timing: Timing,
+    latency_ms: float,
+) -> None:
+    """Record an answer of a pipeline."""
+    scheduler, stages = scheduler_of(request), found.stages
+    way_ms = latency_ms - stages[0]["started_ms"]
+    scheduler.answered(f"pipelines/{pipeline}", way_ms, served.foreseen_ms(stages))
+    if (trace := trace_of(request.scope)) is not None:
+        trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, stages))
+    scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
+    if timing.latency_slo_ms is not None and latency_ms > timing.latency_slo_ms:
+        scheduler.metrics.slo_missed.labels(pipeline).inc()
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug(
+            "query",
+            extra={
+                "pipeline": pipeline,
+                "label": found.label,
+                "options": [stage["option"] for stage in stages],
+                "latency_ms": round(latency_ms, 3),
+                "trace_id": timing.trace_id,
+            },
+        )
 
 
 def _call_of(stage: Mapping[str, Any]) -> TracedCall:
@@ -139,28 +155,16 @@ async def _read(
     check_names(wishes, WISHES)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
-    most = scheduler.config.largest_image_pixels
-    if is_tensor:
-        largest_bytes = largest_body(request, scheduler.config)
-    elif kind.startswith(_AUDIO):
-        largest_bytes = scheduler.config.largest_body_bytes
-    elif kind == "text/plain":
-        largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
-    else:  # an image file has at most `_FILE_BYTES` per pixel
-        largest_bytes = min(scheduler.config.largest_body_bytes, _FILE_BYTES * most + _OTHER_BYTES)
+    config = scheduler.config
+    largest_bytes = largest_body(request, config) if is_tensor else _largest_file(kind, config)
     with scheduler.receiving(charge.owner):
         body = await read_body(request, largest_bytes, charge, scheduler.pool)
     if is_tensor:
         asked = await parse_inference(request, body, scheduler, charge)
         if asked.tensor.shape[:1] != [1]:
             raise RequestError(f"a query is for one input, got shape {asked.tensor.shape}")
-        own = {
-            "latency_slo_ms": asked.latency_slo_ms,
-            "timeout_ms": asked.timeout_ms,
-            "priority": asked.priority,
-            "place": asked.place,
-        }
-        return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
+        own = {name: value for name in WISHES if (value := getattr(asked, name)) is not None}
+        return asked.tensor, wishes | own
     if kind == "multipart/form-data":
         charge.add(_FORM_STEP_BYTES)
         whole = [body]
@@ -177,8 +181,17 @@ async def _read(
     if kind.startswith(_AUDIO):
         charge.add(len(body))  # `packed_files` makes a copy
         return Tensor(BYTES, [1], packed_files([body])), wishes
-    image = await scheduler.pool.run(decode_image, body, channels, most, charge, owner=charge.owner)
-    return image, wishes
+    most = config.largest_image_pixels
+    return await read_image(body, channels, most, charge, scheduler.pool), wishes
+
+
+def _largest_file(kind: str, config: ServeConfig) -> int:
+    """The largest body in bytes of a query that is no tensor, by its content type."""
+    if kind.startswith(_AUDIO):
+        return config.largest_body_bytes
+    if kind == "text/plain":
+        return min(config.largest_body_bytes, LONGEST_TEXT_BYTES)
+    return min(config.largest_body_bytes, _FILE_BYTES * config.largest_image_pixels + _OTHER_BYTES)
 
 
 def _text(body: bytes) -> Any:

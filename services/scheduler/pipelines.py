@@ -66,8 +66,8 @@ class ServedPipeline:
     @property
     def channels(self) -> int:
         """The number of channels of input images: 1 (grey) or 3 (colour; also while unknown)."""
-        model = self.models[0]
-        return int(model.info.image_shape[2] or 3) if model.info is not None else 3
+        known = (int(model.info.image_shape[2]) for model in self.models if model.info is not None)
+        return next(filter(None, known), 3)
 
     @property
     def ready(self) -> bool:

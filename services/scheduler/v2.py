@@ -22,6 +22,7 @@ from services.scheduler.reading import read_inference
 from services.scheduler.reasons import without_folders
 from services.scheduler.replies import BINARY, JSON, Json, Made
 from services.scheduler.scheduler import scheduler_of
+from services.scheduler.timing import Timing
 from services.scheduler.tracing import called, trace_of
 from services.wire.tensors import BYTES, inputs_in
 
@@ -148,11 +149,27 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         with scheduler.entrance(kind).asking(demand) if version is None else nullcontext():
             found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
+    _record(request, name, found, timing, called_ms, latency_ms)
+    head: dict[str, Any] = {"model_name": name, "model_version": found.version}
+    if asked.id is not None:
+        head["id"] = asked.id
+    head["parameters"] = _parameters(model, found, latency_ms, timing.latency_slo_ms)
+    content, length = render_response(head, found.answers, model.info.class_names, asked.outputs)
+    if length is None:
+        return Made(content, JSON)
+    return Made(content, BINARY, (_LENGTH, b"%d" % length))
+
+
+def _record(
+    request: Request, name: str, found: Any, timing: Timing, called_ms: float, latency_ms: float
+) -> None:
+    """Record an answer of the model `name`, which was called `called_ms` after the request arrived."""
+    scheduler = scheduler_of(request)
     if (trace := trace_of(request.scope)) is not None:
         exits = [each.exit for each in found.answers]
         call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
         trace.answered(timing.trace_id, {}, [call])
-    scheduler.answered(kind, latency_ms - called_ms, found.latency_ms)
+    scheduler.answered(f"models/{name}", latency_ms - called_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
     if timing.latency_slo_ms is not None and latency_ms > timing.latency_slo_ms:
@@ -169,14 +186,6 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
                 "trace_id": timing.trace_id,
             },
         )
-    head: dict[str, Any] = {"model_name": name, "model_version": found.version}
-    if asked.id is not None:
-        head["id"] = asked.id
-    head["parameters"] = _parameters(model, found, latency_ms, timing.latency_slo_ms)
-    content, length = render_response(head, found.answers, model.info.class_names, asked.outputs)
-    if length is None:
-        return Made(content, JSON)
-    return Made(content, BINARY, (_LENGTH, b"%d" % length))
 
 
 def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | None) -> dict[str, Any]:

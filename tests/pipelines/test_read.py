@@ -226,6 +226,17 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
             id="caches neither true nor false",
         ),
         pytest.param(
+            [put("../x", *SMALL, "composition")],
+            f"{IN_SMALL}: composition '../x' is not a valid name; use letters, digits and . _ -, beginning "
+            "with a letter or digit, at most 128 characters",
+            id="composition that is a path",
+        ),
+        pytest.param(
+            [put(0, *SMALL, "caches")],
+            f"{IN_SMALL}: caches is 0; write true or false",
+            id="caches a number",
+        ),
+        pytest.param(
             [put({"vehicle": 0.5}, "stages", "root", "shares")],
             "p.toml: stage 'root': shares names vehicle; give one share for each of vehicle, animal",
             id="shares of some labels",
@@ -250,6 +261,12 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
             "p.toml: name '../x' is not a valid name; use letters, digits and . _ -, beginning with a "
             "letter or digit, at most 128 characters",
             id="name that is a path",
+        ),
+        pytest.param(
+            [put("", "name")],
+            "p.toml: name '' is not a valid name; use letters, digits and . _ -, beginning with a "
+            "letter or digit, at most 128 characters",
+            id="empty name",
         ),
     ],
 )

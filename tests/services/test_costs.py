@@ -31,7 +31,7 @@ from services.config import ServeConfig
 from services.pool import BoundedPool
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import ByteBudget, check_json
-from services.scheduler.images import decode_image
+from services.scheduler.images import decode_image, read_image
 from services.scheduler.nested import array_of
 from services.scheduler.parameters import positive, priority
 from services.scheduler.protocol import parse_request, split
@@ -453,6 +453,34 @@ def test_the_calls_of_one_model_leave_the_pool_to_others() -> None:
         assert refused == ["flood refused"] * 83  # one is read, and four times as many wait as are free
         assert done[83:] == ["flood", "flood", "other", "flood", "other"] + ["flood"] * 13
         pool.close()
+
+    asyncio.run(main())
+
+
+def test_small_pictures_and_packed_bodies_wait_for_no_thread() -> None:
+    """Next to a busy event loop a thread waits for the GIL: queries were answered half a minute late."""
+
+    async def main() -> None:
+        pool, held = BoundedPool("test", threads=1, waiting=0), threading.Event()
+        busy = asyncio.create_task(pool.run(held.wait))
+        await asyncio.sleep(0)  # from now on it refuses all
+        try:
+            with ByteBudget(64 * MIB).open() as charge:
+                small, large = (
+                    body_of(gzip.compress(b"x" * size), content_encoding="gzip") for size in (9, MIB)
+                )
+                assert await read_body(small, MIB, charge, pool) == b"x" * 9
+                assert (await read_image(png(9, 6), 1, MIB, charge, pool)).shape == [1, 6, 9, 1]
+                with pytest.raises(OverloadError):
+                    await read_body(large, MIB, charge, pool)
+                with pytest.raises(OverloadError):
+                    await read_image(png(200, 200), 1, MIB, charge, pool)
+                with pytest.raises(OverloadError):
+                    await read_image(png(9, 6) + b"zTXt", 1, MIB, charge, pool)
+        finally:
+            held.set()
+            await busy
+            pool.close()
 
     asyncio.run(main())
 

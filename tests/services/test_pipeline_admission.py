@@ -35,7 +35,7 @@ class Model:
     """A model that answers at once, unless `refuses` has an error for a request or it holds answers back."""
 
     available = ready = True
-    info = None
+    info: Any = None
 
     def __init__(self, name: str, refuses: Callable[[Asked], GatiError | None] = lambda asked: None) -> None:
         self.name = name
@@ -72,6 +72,13 @@ def serve(found: Pipeline, *models: Model, planner: Planner | LivePlanner | None
 
 def timing(slo_ms: float = HOUR_MS) -> Timing:
     return Timing(time.monotonic(), slo_ms, 2.0 * slo_ms, 2, "")
+
+
+def test_images_are_read_as_any_model_takes_them() -> None:
+    """Those for grey networks were read in colour, and refused, while the first model was away."""
+    away, there = Model("a"), Model("b")
+    there.info = SimpleNamespace(image_shape=[6, 6, 1])
+    assert serve(pipeline({"a": stage(option(0.9, 1.0), option(0.9, 1.0))}), away, there).channels == 1
 
 
 def test_the_first_stage_leaves_a_query_its_time_outside_the_services() -> None:

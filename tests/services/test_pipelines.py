@@ -100,17 +100,6 @@ def test_the_command_line_shows_a_tree(serving: Serving, tmp_path: Path, reposit
     assert "(status 429); retry in" in refused.stderr or "(status 504)" in refused.stderr
 
 
-def test_the_command_line_without_a_server(tmp_path: Path, repository: Path) -> None:
-    image = tmp_path / "a.png"
-    image.write_bytes(png())
-    command = [sys.executable, "-m", "gati", "query", "sides", str(image), "--url", "http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False)
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: no gati serve responds at http://127.0.0.1:9"
-    )
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 def test_statistics_are_json(serving: Serving) -> None:
     reply = serving.client.get("/v2/models/stats")
     assert reply.status_code == 200
