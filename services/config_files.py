@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def read_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if (folder / "manifest.json").is_file():
-        return _origins({"models": {folder.resolve().name: {"library": folder}}}, str(folder))
+        return _origins({"models": {folder_name(folder): {"library": folder}}}, str(folder))
     models = {path.parent.name: {"library": path.parent} for path in sorted(folder.glob("*/manifest.json"))}
     pipelines: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*.toml")):
@@ -73,6 +74,11 @@ def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
             "wrote, or a TOML file"
         )
     return _origins({"models": models, "pipelines": pipelines}, str(folder))
+
+
+def folder_name(folder: Path) -> str:
+    """The name by which a folder is given: of a link its own, as it leads to another folder one day."""
+    return os.path.basename(os.path.abspath(folder))
 
 
 def _pipeline_name(document: Mapping[str, Any], file: Path) -> str:

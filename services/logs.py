@@ -50,4 +50,5 @@ def configure(service: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for other in ("asyncio", "uvicorn.error"):  # where a server starts and ends, our own lines say more
+        logging.getLogger(other).setLevel(max(logging.WARNING, logging.getLogger().level))

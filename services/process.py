@@ -112,6 +112,13 @@ def _in_foreground() -> bool:
         return False
 
 
+def end_after(seconds: float) -> None:
+    """End this process after that time in any case: a thread that hangs would keep it alive for ever."""
+    timer = threading.Timer(seconds, os._exit, (_TRY_AGAIN,))
+    timer.daemon = True
+    timer.start()
+
+
 async def ended(*, with_stdin: bool, reload: Callable[[], object] = lambda: None) -> None:
     """Wait until this process should end: on SIGTERM, SIGINT or, `with_stdin`, when its stdin closes.
 

@@ -26,10 +26,12 @@ from gati.pipelines import (
     load_pipeline,
 )
 from gati.types import name_like
+from gati.version import __version__
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.config_files import folder_name
 from services.cores import own_cores
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
@@ -143,10 +145,13 @@ async def _serve(
     hurry = asyncio.Event()  # set by a second signal
 
     def reload() -> None:
+        _log.info("reading keys and certificate again; other settings take a restart")
         scheduler.keys.reload()
         renew_certificate(server, config)
 
     on_signals(lambda: (hurry if stop.is_set() else stop).set(), reload=reload)
+    served = {"models": list(scheduler.models), "pipelines": list(scheduler.pipelines)}
+    _log.info("starting", extra={"version": __version__, **served})
     await scheduler.start()
     async with answering(server, listening, scheduler.drain) as running:
         announcing = asyncio.create_task(_announce(scheduler, url_of(config, listening), announce))
@@ -157,6 +162,7 @@ async def _serve(
         if stopped in done:
             await _leave(scheduler, hurry, config.drain_s)
         _log.info("draining")
+    _log.info("ended")
     for task in (stopped, hopeless):
         task.cancel()
     if hopeless in done:
@@ -232,6 +238,8 @@ def _settings(
 ) -> InferenceSettings:
     shared = {each: getattr(own, each) for each in ModelSettings.model_fields}
     shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
+    if own.library is not None:  # a link may lead elsewhere by the time a process is restarted
+        shared["library"] = own.library.resolve()
     shared["composition"] = own.served_composition
     shared["threads"] = own.threads or hosting.threads(replicas)
     return InferenceSettings(
@@ -253,7 +261,7 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
     models = tuple(
         AdaptedModel(
             name=name,
-            library=own.library.absolute(),
+            library=own.library.resolve(),
             composition=own.composition,
             records=own.records,
             repository=own.repository,
@@ -289,7 +297,7 @@ def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
         if _serves(known, source):
             return name
     if isinstance(source, CacheLibrary):
-        name = source.directory.resolve().name
+        name = folder_name(source.directory)
         if source.composition != "default":
             name += f"-{source.composition or 'base'}"
         added = ModelConfig(

@@ -18,6 +18,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -155,14 +156,16 @@ class Supervised:
                 log_failure(_log, "process not started", error, level=logging.ERROR, child=self._name)
             if self._ending.is_set():
                 return
-            _log.error("process died", extra={"child": self._name, "cause": self.cause})
-            if status == USAGE and not self.served:
-                self._give_up()
-                return
-            if self._retired:
+            died = {"child": self._name, "cause": self.cause}
+            is_invalid = status == USAGE and not self.served
+            if is_invalid or self._retired:
+                _log.error("process died", extra=died)
+                if is_invalid:
+                    self._give_up()
                 return
             self.restarts += 1
             pause_s = backoff.after_s(time.monotonic() - began_s)
+            _log.error("process died", extra={**died, "restart_in_s": round(pause_s, 1)})
 
     async def _ends_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -245,6 +248,7 @@ class Supervised:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
+            cwd=_working_folder(),
             start_new_session=True,
         )
 
@@ -301,9 +305,28 @@ class Supervised:
     def _obituary(self, status: int) -> str:
         if self._killed_for:
             return f"its process was killed: {self._killed_for}"
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = _killed_by(-status) if status < 0 else f"ended with status {status}"
         words = [word for word in self._words if not word.startswith("{")][-_LAST_WORDS:]
         return f"its process {how}" + (f"; it last said: {' / '.join(words)}" if words else "")
+
+
+def _working_folder() -> str | None:
+    """That of a new process: None for this process's own, the root if that was removed meanwhile.
+
+    In a folder that was removed, oneMKL ends the process that loads it.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
+
+
+def _killed_by(number: int) -> str:
+    """How a process ended by a signal that this server did not send."""
+    name = signal.strsignal(number) or "unknown"
+    memory = "; the system kills processes if memory runs out" if number == signal.SIGKILL else ""
+    return f"was killed by signal {number} ({name}{memory})"
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 import gati
 from gati.cli import render, run
+from gati.cli.serve import announce
 from gati.composition.composition import Composition
 from gati.errors import CompositionError, DataError, StorageError
 from gati.files import atomic_write_text
@@ -377,6 +378,17 @@ def test_a_broken_pipe_that_is_not_standard_output_is_told(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert ("cannot reach the other process" if wrapped else "error: unexpected BrokenPipeError") in said
+
+
+def test_a_server_goes_on_where_its_address_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose output went to a full disk ended as soon as it was ready."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        announce("http://127.0.0.1:8000")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()  # what could not be written is still there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
 @pytest.mark.slow

@@ -186,29 +186,8 @@ def compose(
         per_class=per_class,
         threads=options.threads_of(threads),
     )
-    if pareto and latency is not None:
-        raise CompositionError("--pareto shows the trade-off, --latency composes at one latency: give one")
     if pareto or latency is not None:
-        ignored = [
-            option
-            for option, used in (
-                ("--certify-data", certify_data is not None),
-                ("--objective", objective != "exact"),
-                ("--solver", solver != "auto"),
-            )
-            if used
-        ]
-        if ignored:
-            raise CompositionError(
-                f"{' and '.join(ignored)} requires --accuracy; it works with neither --pareto nor --latency"
-            )
-        given = options.given(context)
-        if latency is not None and "--accuracy" in given:
-            raise CompositionError(
-                "--latency finds the highest agreement at that latency: leave out --accuracy, or --latency"
-            )
-        if pareto and "--name" in given:
-            raise CompositionError("--pareto composes nothing: leave out --name")
+        _refuse_with_trade_off(context, pareto=pareto, within_latency=latency is not None)
     if pareto:
         render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -236,6 +215,26 @@ def compose(
         print(f"threads: {chosen.measured_on.threads}, for which all latencies were measured")
     if chosen.lookup_cores > 1:
         print(f"lookups: on {chosen.lookup_cores} cores of their own, as they were measured")
+
+
+_FOR_ACCURACY = ("--certify-data", "--objective", "--solver")
+
+
+def _refuse_with_trade_off(context: typer.Context, *, pareto: bool, within_latency: bool) -> None:
+    """Check for options that have no effect with --pareto or --latency. Raises CompositionError."""
+    if pareto and within_latency:
+        raise CompositionError("--pareto shows the trade-off, --latency composes at one latency: give one")
+    given = options.given(context)
+    if ignored := [each for each in _FOR_ACCURACY if each in given]:
+        raise CompositionError(
+            f"{' and '.join(ignored)} requires --accuracy; it works with neither --pareto nor --latency"
+        )
+    if within_latency and "--accuracy" in given:
+        raise CompositionError(
+            "--latency finds the highest agreement at that latency: leave out --accuracy, or --latency"
+        )
+    if pareto and "--name" in given:
+        raise CompositionError("--pareto composes nothing: leave out --name")
 
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")

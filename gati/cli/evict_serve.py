@@ -64,7 +64,7 @@ def serve(
     missed fewer blocks than the active one, or LRU, on requests that came after it was fitted. Engines never
     wait for this service. GATI_SERVE_API_KEY is the key for all clients.
     """
-    from gati.cli.serve import check_installed
+    from gati.cli.serve import announce, check_installed
 
     check_installed()
     if find_spec("lightgbm") is None:
@@ -93,9 +93,4 @@ def serve(
         look_every_s=parse_duration(look_every),
         log_level=log_level,
     )
-    serve_eviction(
-        config,
-        fitter,
-        continuation,
-        lambda url: typer.echo(f"serving at {url} (documentation: {url}/docs)"),
-    )
+    serve_eviction(config, fitter, continuation, announce)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,7 +97,13 @@ def serve(
     if dry_run:
         _show_settings(effective.rows(), with_pipeline_models(effective.config)[0].models)
         return
-    run(effective.config, lambda url: typer.echo(f"serving at {url} (documentation: {url}/docs)"))
+    run(effective.config, announce)
+
+
+def announce(url: str) -> None:
+    """Print where a server answers. It goes on where that cannot be written, as on a full disk."""
+    with suppress(OSError):
+        typer.echo(f"serving at {url} (documentation: {url}/docs)")
 
 
 def _check_composition(target: Path, composition: str) -> None:

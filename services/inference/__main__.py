@@ -16,12 +16,14 @@ from gati.errors import UnavailableError
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
 from services.listening import listen, renew_certificate
-from services.process import ended, run
+from services.process import end_after, ended, run
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.server import WireServer
 
 _log = logging.getLogger("gati.inference")
+
+_GRACE_S = 10.0  # after the drain: a thread that hangs, as one that loads a model may, is not waited for
 
 
 def main() -> int:
@@ -49,6 +51,7 @@ async def _serve(settings: InferenceSettings) -> None:
         starting.result()  # a model that does not load ends the process
     await waiting
     _log.info("draining")
+    end_after(settings.drain_timeout_s + _GRACE_S)
     try:
         async with asyncio.timeout(settings.drain_timeout_s):
             await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,8 +58,9 @@ class ServedStanding(Standing):
 
     Await `recorded` before an answer that may rest on a change of state leaves the process, and `look` every
     few seconds. Versions with equal caches and promise share a watch. `others` are the files of other
-    replicas. `writable` False: this process only reads the file at `path`; with `lock`, until the process
-    that holds that lock has ended. A proof takes at least `proof_s`.
+    replicas. `held` is the lock of the file, released by `close`. `writable` False: this process only reads
+    the file at `path`; with `lock`, until the process that holds that lock has ended. A proof takes at least
+    `proof_s`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ServedStanding(Standing):
         path: Path | None,
         *,
         writable: bool = True,
+        held: IO[bytes] | None = None,
         lock: Path | None = None,
         replicas: int = 1,
         others: Sequence[Path] = (),
@@ -73,8 +76,8 @@ class ServedStanding(Standing):
     ) -> None:
         super().__init__(_DELTA / replicas, path, lasts=Duration(proof_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
-        self._writable, self._lock = writable, lock
-        self._held: IO[bytes] | None = None  # that lock
+        self._writable, self._held, self._lock = writable, held, lock
+        self._is_gone = False  # the folder around that of the file
         self._recording: Future[None] | None = None  # of the last change of state
         self._shared: dict[str, Watch] = {}
         self._least_deltas: dict[str, float] = {}  # that versions which share a watch ask for
@@ -105,7 +108,7 @@ class ServedStanding(Standing):
     @property
     def is_owned(self) -> bool:
         """Whether this process may write that file, and those next to it, now."""
-        return super().is_owned and self._writable
+        return super().is_owned and self._writable and self._is_in_place()
 
     def of(
         self,
@@ -239,12 +242,24 @@ class ServedStanding(Standing):
 
     def write(self, snapshot: Snapshot) -> None:
         """As `Standing.write`, if this process owns the file."""
-        if self._writable:
+        if self.is_owned:
             super().write(snapshot)
+
+    def _is_in_place(self) -> bool:
+        """Whether the library, or other folder, around the file's folder is still there.
+
+        One that was removed must not come back with nothing but this file: what is moved there would end up
+        inside.
+        """
+        found = self._held is None or self._path is None or os.path.isdir(self._path.parent.parent)
+        if not found and not self._is_gone:
+            _log.warning("its folder was removed: state is kept in memory", extra={"file": str(self._path)})
+        self._is_gone = not found
+        return found
 
     def save(self) -> None:
         """Have everything written by the thread, so that requests do not wait for the disk."""
-        if self.is_owned:
+        if super().is_owned and self._writable:
             self._recording = self._thread.submit(self.write, self.snapshot())
             self._recording.add_done_callback(_ended)
 
@@ -254,13 +269,10 @@ class ServedStanding(Standing):
             await asyncio.wait([asyncio.wrap_future(self._recording)])
 
     def close(self) -> None:
-        """Write everything and stop the thread."""
+        """Write everything, stop the thread, and let other processes have the file."""
         self._take_over()
         self.save()
         self._thread.shutdown()
-
-    def unlock(self) -> None:
-        """Let other processes have the file, if it was taken over."""
         if self._held is not None:
             self._held.close()
 
@@ -321,15 +333,16 @@ class ServedStanding(Standing):
         self._heeded |= {name: heeded[name] for name in theirs if name in heeded}
 
 
-def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable[[], None]]:
-    """Open the standing of a model's versions; returns it with a function that unlocks its file.
+def open_standing(settings: InferenceSettings) -> ServedStanding:
+    """Open the standing of a model's versions.
 
     Changes are kept in memory only if the file cannot be written, or as long as another process has it.
     """
     folder = settings.state_folder
     opened = partial(ServedStanding, replicas=settings.replicas, proof_s=settings.proof_s)
-    if folder is None:
-        return opened(None), _nothing
+    is_missing = settings.state is None and folder is not None and not os.path.isdir(folder.parent)
+    if folder is None or is_missing:  # a library that was removed must not come back
+        return opened(None)
     path = folder / f"{settings.label}.json"
     others = _files_of_others(folder, settings)
     lock_path = path.with_suffix(".lock")
@@ -342,15 +355,14 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
             "state is kept in memory until that process ends; give each server a `state` folder of its own",
             extra={"file": str(path), "reason": lock},
         )
-        waits = opened(path, writable=False, lock=lock_path, others=others)
-        return waits, waits.unlock
+        return opened(path, writable=False, lock=lock_path, others=others)
     if isinstance(lock, str):
         _log.warning(
             "the state of versions is kept in memory only; set `state` to a folder",
             extra={"file": str(path), "reason": lock},
         )
-        return opened(path, writable=False, others=others), _nothing
-    return opened(path, others=others), lock.close
+        return opened(path, writable=False, others=others)
+    return opened(path, held=lock, others=others)
 
 
 def _files_of_others(folder: Path, settings: InferenceSettings) -> list[Path]:
@@ -378,7 +390,3 @@ def _numbers(kept: Any) -> dict[str, dict[str, int]]:
         for name, each in kept.items()
         if isinstance(each, dict)
     }
-
-
-def _nothing() -> None:
-    """Do nothing: there is no file to unlock."""

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from torch import Tensor
-
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
 from gati.guard.ladder import Judgement
@@ -66,10 +64,6 @@ class ServedMemory:
     def save(self) -> None:
         """Save now, in this thread."""
         self._keeper.save()
-
-    def look(self, x: Tensor, place: str | None, *, alone: bool = False, asked: bool = True) -> Looked | None:
-        """Look up an input [1, ...] in memory, as `Recall.look`."""
-        return self.recall.look(x, place, alone=alone, asked=asked)
 
     @property
     def sentence(self) -> str:

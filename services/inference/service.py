@@ -263,7 +263,7 @@ class InferenceService:
         trial = None if pending is None else pending.post
         places, pauses = memory is not None and place is not None, self._versions.memory_pauses
         scenes, asked = self._versions.scenes_for(version), memory is not None
-        looked = [None if scenes is None else scenes.look(row, place, asked=asked) for row in rows]
+        looked = [None if scenes is None else scenes.recall.look(row, place, asked=asked) for row in rows]
         draws = [version.following.draw(trial, seen, places=places) for seen in looked]
         given: list[Ask | Prediction] = []
         try:

@@ -57,7 +57,7 @@ class Versions:
     ) -> None:
         self._settings = settings
         self.on_change: Callable[[], None] = lambda: None
-        self._standing, self._unlock = open_standing(settings)
+        self._standing = open_standing(settings)
         self.recorded, self.heed_replicas = self._standing.recorded, self._standing.look
         self._last_run = LastRun(self._standing)
         self._line = Line(counts)
@@ -367,7 +367,6 @@ class Versions:
         if self._memory is not None:
             self._memory.save()
         self._standing.close()
-        self._unlock()
 
     def _replace(self, before: LoadedVersion, version: LoadedVersion) -> None:
         """Let a version take the place of a loaded one of the same name."""

@@ -171,7 +171,7 @@ class Memory:
         for x, base in pictures():
             if self.serves:
                 return
-            looked = self.memory.look(x, "gate", alone=True)
+            looked = self.memory.recall.look(x, "gate", alone=True)
             assert looked is not None
             self.memory.recall.learn(looked, base, drawn=True)
             self.settle()
@@ -179,7 +179,7 @@ class Memory:
     def stop(self) -> None:
         """Audits of one answer that is wrong now, until memory does not answer."""
         for x, base in pictures():
-            looked = self.memory.look(x, "gate", alone=True)
+            looked = self.memory.recall.look(x, "gate", alone=True)
             if looked is None or looked.answer is None:
                 continue
             while self.serves:
@@ -219,7 +219,7 @@ def check_memory(path: Path, death: Death, whole: list[str]) -> None:
         assert again.serves == (released_in(path) > 0), death
     if again.serves and "saved" not in death.told:  # later it learns what is wrong
         shown = [each for each, _ in zip(pictures(seed=7), range(12), strict=False)]
-        looked = [again.memory.look(x, "gate", alone=True) for x, _ in shown]
+        looked = [again.memory.recall.look(x, "gate", alone=True) for x, _ in shown]
         classes = [
             (each.answer.class_index, base.class_index)
             for each, (_, base) in zip(looked, shown, strict=True)

@@ -230,6 +230,23 @@ def test_a_setting_of_a_model_reaches_its_process_and_is_declared_once(tmp_path:
     assert both == {"replicas"}, "declared twice, with the same meaning?"  # at startup, and at most
 
 
+def test_a_link_to_a_library_gives_its_own_name_and_is_followed_once(folder: Path, tmp_path: Path) -> None:
+    """Each release had another name, and a process that was restarted served what the link led to by then."""
+    link, told = tmp_path / "current", list[InferenceSettings]()
+    link.symlink_to(folder / "library")
+
+    class Told(ThisMachine):
+        def host(self, settings: InferenceSettings) -> Hosted:
+            told.append(settings)
+            return super().host(settings)
+
+    for target in (link, tmp_path):
+        config = read_config(target, {}, {}).config
+        assert set(config.models) == {"current"}
+        build_scheduler(config, Told())
+    assert [each.library for each in told] == 2 * [(folder / "library").resolve()]
+
+
 def test_the_size_of_a_plain_model_reaches_its_process_in_the_form_of_the_configuration() -> None:
     """A service that is started by itself took two numbers instead."""
     settings = InferenceSettings(name="m", model="x:y", size="24x32")

@@ -19,7 +19,7 @@ from services import process
 from services.config import read_config
 from services.inference.settings import InferenceSettings
 from services.listening import listen, renew_certificate
-from services.process import ProcessSettings, ended, on_signals
+from services.process import USAGE, ProcessSettings, ended, on_signals
 from services.web import answering
 from services.wire.client import connect_to
 from services.wire.codec import Service
@@ -260,3 +260,43 @@ def test_a_service_listens_on_ipv6_at_an_address_that_clients_take(tmp_path: Pat
         await server.drain(0.0)
 
     asyncio.run(main())
+
+
+HANGING = """
+import sys, time
+from services.inference import __main__ as service
+
+def build():
+    print("hangs", flush=True)
+    time.sleep(1e6)
+
+if __name__ == "__main__":
+    service._GRACE_S = 0.0
+    sys.exit(service.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_service_that_hangs_ends_with_the_server_that_started_it(tmp_path: Path) -> None:
+    """One that hung while it loaded its model stayed for ever after its server was killed."""
+    file = tmp_path / "hanging.py"
+    file.write_text(HANGING, encoding="utf-8")
+    told = {"name": "m", "model": f"{file}:build", "drain_timeout_s": 0.0, "end_with_stdin": True}
+    with subprocess.Popen(
+        [sys.executable, str(file), "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(told) + "\n")
+            process.stdin.flush()
+            while "hangs" not in process.stdout.readline():
+                assert process.poll() is None
+            process.stdin.close()
+            assert process.wait(LONG_S) not in (0, USAGE)
+        finally:
+            process.kill()

@@ -28,11 +28,15 @@ def test_what_the_unit_and_the_container_start_is_understood(repository: Path) -
     container = (deploy / "Containerfile").read_text(encoding="utf-8")
     (arguments,) = re.findall(r"^CMD (\[.+\])$", container, re.MULTILINE)
     command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    (stop_s,) = map(int, re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE))
     for words in (*map(str.split, started), json.loads(arguments)):
-        found = command.make_context("serve", list(words), resilient_parsing=False).params
-        assert parse_duration(found["drain"]) == 10.0
-        (stop_s,) = map(int, re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE))
+        given = command.make_context("serve", list(words), resilient_parsing=False).params
+        assert parse_duration(given["drain"]) == 10.0
         assert stop_s > 10.0 + 2 * ServeConfig().drain_timeout_s
+    stops = r"(?:--stop-timeout|stop_grace_period:|terminationGracePeriodSeconds:) (\d+)"
+    for name in ("Containerfile", "README.md", "kuberay.yaml"):  # by default a container is killed before
+        found = re.findall(stops, (deploy / name).read_text(encoding="utf-8"))
+        assert found and set(found) == {str(stop_s)}, name
     assert f"RestartPreventExitStatus={ConfigError.exit_status}" in unit
     assert "OOMPolicy=continue" in unit, "systemd would end all models when one runs out of memory"
 

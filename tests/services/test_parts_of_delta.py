@@ -31,8 +31,7 @@ def running(folder: Path, replicas: int) -> Iterator[Replicas]:
         started = []
         for replica in range(replicas):
             told = {"name": "m", "state": folder, "replica": replica, "replicas": replicas}
-            standing, unlock = open_standing(InferenceSettings.model_validate(told))
-            stack.callback(unlock)
+            standing = open_standing(InferenceSettings.model_validate(told))
             stack.callback(standing.close)
             started.append(standing)
         yield started
@@ -121,10 +120,9 @@ def test_a_replica_may_take_a_moment_to_say_that_it_does_not_drain(
 
     monkeypatch.setattr(module.time, "sleep", rewrite)
     second = {"name": "m", "state": tmp_path, "replica": 1, "replicas": 2}
-    standing, unlock = open_standing(InferenceSettings.model_validate(second))
+    standing = open_standing(InferenceSettings.model_validate(second))
     assert standing.spending.used == 0
     standing.close()
-    unlock()
     begins.close()
 
 

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -129,17 +130,18 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
 ) -> None:
     chosen = settings(state=tmp_path)
     stopped(tmp_path / "small.json")
-    first, unlock = open_standing(chosen)
+    first = open_standing(chosen)
     with caplog.at_level(logging.WARNING):
-        second, _ = open_standing(chosen)
+        second = open_standing(chosen)
     assert [vars(record)["reason"] for record in caplog.records] == ["another process uses it"]
     before = (tmp_path / "small.json").read_bytes()
     assert state_of(second) == "stopped"
     second.save()
     assert (tmp_path / "small.json").read_bytes() == before
-    unlock()
-    third, _ = open_standing(chosen)
-    assert state_of(third) == state_of(first) == "stopped"
+    assert state_of(first) == "stopped"
+    first.close()
+    third = open_standing(chosen)
+    assert state_of(third) == "stopped"
     third.close()
 
 
@@ -153,7 +155,7 @@ def test_a_file_system_without_locks_is_no_process_at_the_file(
 
     monkeypatch.setattr("fcntl.flock", refused)
     with caplog.at_level(logging.WARNING):
-        standing, _ = open_standing(settings(state=tmp_path))
+        standing = open_standing(settings(state=tmp_path))
     reasons = [vars(record)["reason"] for record in caplog.records]
     assert reasons == [f"cannot lock {tmp_path / 'small.lock'} (No locks available)"]
     assert standing.path is None and standing.spending.used == 0
@@ -166,10 +168,10 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(tmp_path: Path) -> N
 
     One that served noticed it at its own next audit, which may be hours later.
     """
-    running, unlock = open_standing(settings(state=tmp_path, replica=1, replicas=3))
+    running = open_standing(settings(state=tmp_path, replica=1, replicas=3))
     assert state_of(running) == "serving"
     stopped(tmp_path / "small.json")
-    added, unlock_added = open_standing(settings(state=tmp_path, replica=2, replicas=3))
+    added = open_standing(settings(state=tmp_path, replica=2, replicas=3))
     assert state_of(added) == "probation", "a new replica believes the certificate"
 
     asyncio.run(running.look())
@@ -181,9 +183,8 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(tmp_path: Path) -> N
     assert time.monotonic() - begun_s >= PROOF_S
     asyncio.run(running.look())
     assert again.may_hit and again.proven_on, "its own proof counts, whatever has become of the other"
-    for each, free in ((running, unlock), (added, unlock_added)):
+    for each in (running, added):
         each.close()
-        free()
 
 
 @pytest.mark.slow
@@ -193,21 +194,20 @@ def test_what_one_replica_withdraws_no_other_answers(tmp_path: Path) -> None:
     def of(standing: ServedStanding) -> Watch:
         return standing.of("a", 0.9, proven=True, settings=3, delta=0.05, on_event=lambda event: None)
 
-    first, unlock_first = open_standing(settings(state=tmp_path, replicas=2))
+    first = open_standing(settings(state=tmp_path, replicas=2))
     watch = of(first)
     while watch.level == 3:
         watch.audited(agreed=[True, True, False])
     first.save()
     recorded(first)
-    second, unlock_second = open_standing(settings(state=tmp_path, replica=1, replicas=2))
+    second = open_standing(settings(state=tmp_path, replica=1, replicas=2))
     other = of(second)
     assert (other.level, other.state, other.settings) == (2, "serving", 3)
     while other.level == 2:
         other.audited(agreed=[True] * 3)
     assert other.proven_on, "its own proof counts"
-    for each, free in ((first, unlock_first), (second, unlock_second)):
+    for each in (first, second):
         each.close()
-        free()
 
 
 def test_caches_that_are_served_with_two_promises_have_a_watch_for_each(tmp_path: Path) -> None:
@@ -474,11 +474,10 @@ def test_a_file_of_another_replica_that_cannot_be_read_is_told_once(
 ) -> None:
     """It says which caches must not answer, and was ignored in silence."""
     (tmp_path / "small@1.json").write_text("[]")
-    standing, unlock = open_standing(settings(state=tmp_path, replicas=2))
+    standing = open_standing(settings(state=tmp_path, replicas=2))
     for _ in range(3):
         asyncio.run(standing.look())
     standing.close()
-    unlock()
     [told] = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert vars(told)["file"].endswith("small@1.json") and vars(told)["reason"].startswith("TypeError: list")
 
@@ -488,10 +487,9 @@ def test_a_damaged_file_of_one_replica_stops_no_other(tmp_path: Path, count: int
     """Its versions are on probation, and were taken for such that its guard had stopped."""
 
     def state(replica: int) -> str:
-        standing, unlock = open_standing(settings(state=tmp_path, replica=replica, replicas=2))
+        standing = open_standing(settings(state=tmp_path, replica=replica, replicas=2))
         watch = standing.of("a", 0.9, proven=True, settings=count, delta=0.05, on_event=lambda event: None)
         standing.close()
-        unlock()
         return watch.state
 
     assert [state(0), state(1)] == ["serving", "serving"]
@@ -652,11 +650,38 @@ def test_a_library_that_cannot_be_written_is_said_in_one_line(
 ) -> None:
     (tmp_path / "standing").write_text("in the way of a folder", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        standings, _ = open_standing(settings(library=tmp_path))
+        standings = open_standing(settings(library=tmp_path))
         assert state_of(standings) == "serving"
         standings.save()
     assert [record.message for record in caplog.records] == [
         "the state of versions is kept in memory only; set `state` to a folder"
+    ]
+
+
+def test_a_library_that_was_removed_does_not_come_back_with_nothing_but_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one, moved to its place, ended up inside."""
+    library = tmp_path / "mine"
+    library.mkdir()
+    standings = open_standing(settings(library=library))
+    watch = standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    recorded(standings)
+    assert (library / "standing" / "small.json").is_file()
+    shutil.rmtree(library / "standing")
+    standings.save()
+    recorded(standings)
+    assert (library / "standing" / "small.json").is_file(), "what is stopped must not be forgotten"
+    shutil.rmtree(library)
+    with caplog.at_level(logging.WARNING):
+        while watch.may_hit:
+            watch.audited(agreed=False)
+        assert not standings.is_owned, "nor does memory write next to that file"
+        standings.close()
+    open_standing(settings(library=library)).close()  # as a process does that is restarted
+    assert not library.exists()
+    assert [record.message for record in caplog.records] == [
+        "its folder was removed: state is kept in memory"
     ]
 
 
@@ -672,7 +697,7 @@ def test_a_state_folder_of_another_user_is_no_reason_to_end(
     for name in ("stat", "open"):
         monkeypatch.setattr(Path, name, refused)
     with caplog.at_level(logging.WARNING):
-        standings, _ = open_standing(settings(state=tmp_path))
+        standings = open_standing(settings(state=tmp_path))
         assert state_of(standings) == "probation"
     monkeypatch.undo()
     kept, unknown = (record.getMessage() for record in caplog.records)

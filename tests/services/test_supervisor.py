@@ -75,10 +75,31 @@ def test_a_process_that_dies_comes_back_with_a_cause(tmp_path: Path) -> None:
         os.kill(kept.pids[0], signal.SIGKILL)
         await in_the_end(lambda: len(kept.pids) == 2)
         assert await kept.child.address() != first and kept.child.restarts == 1
-        assert kept.child.cause == "its process was killed by signal 9"
+        assert kept.child.cause.startswith("its process was killed by signal 9 (Killed; ")
         await kept.child.stop(LONG_S)
         assert not kept.alive and kept.child.cause == "it was unloaded"
         assert not Path(first.removeprefix("unix:")).parent.exists()
+
+    run(test)
+
+
+def test_a_process_is_started_again_where_the_working_folder_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of an old release. Libraries did not load there, so a model that died never came back."""
+    (tmp_path / "release").mkdir()
+    monkeypatch.chdir(tmp_path / "release")
+
+    async def test() -> None:
+        kept = Kept(tmp_path)
+        kept.child.start()
+        await kept.child.address()
+        (tmp_path / "release").rmdir()
+        os.kill(kept.pids[0], signal.SIGKILL)
+        await in_the_end(lambda: len(kept.pids) == 2)
+        folder = os.readlink(f"/proc/{kept.pids[-1]}/cwd")
+        await kept.child.stop(LONG_S)
+        assert folder == os.sep
 
     run(test)
 
