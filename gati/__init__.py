@@ -2,7 +2,7 @@
 
 Verbs of the command line that need no server, camera or trace are functions here, with the same names:
 
-    library = gati.explore("torchvision:resnet18", data="val.npz", out="runs/resnet18")
+    library = gati.explore("torchvision:resnet18", "mine.pt", data="val.npz", out="runs/resnet18")
     composition = gati.compose("runs/resnet18", accuracy=0.99)
     engine = gati.load("runs/resnet18")
     predictions = engine(images)  # images: float32 [N, C, H, W], preprocessed

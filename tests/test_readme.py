@@ -9,9 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from typer.main import get_command
 
 from benchmarks.latency_plot import COLOURS, ENGINES, INKS, measured_points
@@ -71,6 +73,21 @@ def test_gati_knows_the_verb_and_every_option(line: str) -> None:
     assert set(used) <= set(options)
     if line in SHELL_LINES:  # a whole command, so it must parse with everything that is required
         command.make_context(f"gati {verb}", arguments)
+
+
+def test_what_is_pinned_runs_on_the_oldest_python_that_the_readme_names() -> None:
+    """On Debian 12, with Python 3.11.2, `make demo` could not install one that needed 3.11.5."""
+    (oldest,) = re.findall(r"Python (\d\.\d+) or newer", TEXT)
+    pins = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8")
+    too_new = {}
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", pins, re.MULTILINE):
+        try:
+            found = metadata(name)
+        except PackageNotFoundError:  # of another platform
+            continue
+        if found["Version"] == version and f"{oldest}.0" not in SpecifierSet(found["Requires-Python"] or ""):
+            too_new[name] = found["Requires-Python"]
+    assert not too_new
 
 
 def test_every_shell_line_of_the_readme_is_one_of_ours() -> None:

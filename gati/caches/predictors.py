@@ -2,8 +2,12 @@
 
 A variant is a family with integer arguments, such as `fc(1024)` or `pyramid(64)`. To register your own:
 
+    import math
+
     from torch import nn
-    from gati.caches import feature_map, register_predictor
+
+    import gati
+    from gati.caches import register_predictor
 
     @register_predictor("linear")
     def linear(hidden_shape, classes):
