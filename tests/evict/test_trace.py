@@ -193,7 +193,7 @@ def test_csv_and_lines_of_identifiers(tmp_path: Path) -> None:
     assert csv.field_size_limit() == usual, "it is the whole process's"
 
 
-def test_identifiers_of_tables_are_text_however_they_are_kept(tmp_path: Path) -> None:
+def test_an_identifier_is_its_text_however_it_is_written_or_kept(tmp_path: Path) -> None:
     """Those that are written as whole numbers usually are, are kept as numbers; 007 is not 7."""
     kinds = [
         "7",
@@ -216,6 +216,10 @@ def test_identifiers_of_tables_are_text_however_they_are_kept(tmp_path: Path) ->
         text = head + "".join(" ".join(row) + "\n" for row in rows)
         trace = read_trace(written(tmp_path, name, text))
         assert trace.requests == [[*range(len(row))] for row in rows]
+    for name in ("7", str(2**64)):  # the latter is kept in a dictionary
+        forms = f'"{name} 007"', f'["{name}", "007"]', f'[{name}, "007"]', f'"[{name}, 007]"'
+        text = "".join(f'{{"ids": {form}}}\n' for form in forms)
+        assert read_trace(written(tmp_path, "t.jsonl", text)).requests == [[0, 1]] * 4
     wrong = written(tmp_path, "t.txt", "7 8\n9 8\n")
     with pytest.raises(TraceError, match="8 follows 7 in line 1, 9 in line 2"):
         read_trace(wrong)

@@ -29,6 +29,7 @@ _SUFFIXES = (
 )
 _WANTED = f"a file with a trace: {_SUFFIXES}"
 _AT_ONCE = 1_000  # rows of Parquet, which take much more memory as objects
+_DIGITS = 640  # the least limit that Python can have for the conversion of text to whole numbers
 _CSV_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # with its end, which may be in quotation marks
 
 
@@ -216,22 +217,27 @@ def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
         )
     value = record[key]
     if isinstance(value, str):
-        return _names(value.strip("[]").replace(",", " ").split())
-    parts: Sequence[Any] = value if isinstance(value, list) else [value]
-    for part in parts:
-        if isinstance(part, bool) or not isinstance(part, (int, str)):
-            raise TraceError(f"{where}: {key} holds {part!r}; blocks are whole numbers or text")
-    return list(parts)
+        parts: Sequence[Any] = value.strip("[]").replace(",", " ").split()
+    else:
+        parts = value if isinstance(value, list) else [value]
+    kinds = {*map(type, parts)}
+    if not kinds <= {int, str}:
+        wrong = next(part for part in parts if type(part) not in (int, str))
+        raise TraceError(f"{where}: {key} holds {wrong!r}; blocks are whole numbers or text")
+    return _names(parts) if str in kinds else [*parts]
 
 
-def _names(parts: list[str]) -> list[int | str]:
+def _names(parts: Sequence[int | str]) -> list[int | str]:
     """Identifiers, as numbers where they are written as such: `BlockNumbering` keeps those in an array.
 
     What is written otherwise, such as 007, is another identifier than 7.
     """
     return [
         number
-        if len(part) < 20 and part.removeprefix("-").isdecimal() and str(number := int(part)) == part
+        if isinstance(part, str)
+        and len(part) <= _DIGITS
+        and part.removeprefix("-").isdecimal()
+        and str(number := int(part)) == part
         else part
         for part in parts
     ]
