@@ -136,6 +136,7 @@ class LiveProgress(SilentProgress):
         """Begin a new bar; earlier bars stay as they are."""
         if self._task is not None:
             self._bars.update(self._task, left="")
+            self._bars.stop_task(self._task)  # time may have ended it before its last step
         self._stage = _Stage(name, total, done, most_s)
         self._task = self._bars.add_task(name, total=1.0, steps=str(self._stage), detail="", left="")
         self._bars.update(self._task, completed=self._stage.share(time.monotonic()))

@@ -168,7 +168,8 @@ class SharedTraining:
             answer = ReplayedFunction(partial(self._answer, hidden))
             while self.step < self.total_steps and (self._trained or not self.failures):
                 self.share = self.step / self.total_steps if share_done is None else share_done()
-                if self.share >= 1:
+                without_answers = self._skipped == self.step == self.steps_per_round
+                if self.share >= 1 or without_answers:
                     break
                 yield self._advance(answer)
         self._finish()
@@ -212,11 +213,9 @@ class SharedTraining:
         return sum(finite) / max(1, len(finite))
 
     def _skip(self, began_s: float) -> float:
-        """End a step whose inputs have no answers; the learners fail if there has been no other for long."""
+        """End a step whose inputs have no answers."""
         self._skipped += 1
         self._end_step(began_s)
-        if self._skipped == self.step == min(self.steps_per_round, self.total_steps):
-            self.failures.update({x.trial_id: GAVE_NAN for x in self._trained})
         return sum(self.losses.values()) / max(1, len(self.losses))
 
     def _end_step(self, began_s: float) -> None:
@@ -290,6 +289,8 @@ class SharedTraining:
     def _finish(self) -> None:
         if self.finished:
             return
+        if self.step and self._skipped == self.step:  # no step had inputs with answers
+            self.failures.update({x.trial_id: GAVE_NAN for x in self._trained})
         for learner in self.learners:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].copy_to(learner.predictor)

@@ -100,8 +100,8 @@ class _Notes(SilentProgress):
         self.notes: list[str] = []
         self.advanced = self.total = self.done = 0
 
-    def stage(self, name: str, total: int, done: int = 0, most_s: float | None = None) -> None:
-        self.total, self.done = total, done
+    def stage(self, name: str, total: int | None, done: int = 0, most_s: float | None = None) -> None:
+        self.total, self.done = total or 0, done
 
     def advance(self, steps: int, detail: str = "") -> None:
         self.advanced += steps

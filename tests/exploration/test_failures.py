@@ -281,6 +281,9 @@ def test_inputs_that_the_network_answers_with_nan_spoil_no_learner(
     nothing = taught(Standardising(), 64, block, variant, shape)
     assert len(list(nothing.run())) == 4, "a round in which no input has an answer"
     assert nothing.failures == {"t": GAVE_NAN}
+    hasty, share = taught(Standardising(), 64, block, variant, shape), iter((0.0, 0.5, 1.0))
+    assert len(list(hasty.run(lambda: next(share)))) == 2, "time has ended it before"
+    assert hasty.failures == {"t": GAVE_NAN}
 
 
 def test_an_input_whose_hidden_outputs_alone_are_nan_still_teaches_its_answer() -> None:
