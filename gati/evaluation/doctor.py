@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,17 +22,17 @@ from gati.composition.binomial import check_confidence
 from gati.composition.plans import DEFAULT_CONFIDENCE
 from gati.costs.profile import measure_profile
 from gati.engine.threads import on_granted_threads
-from gati.errors import DataError, GatiError, one_line
+from gati.errors import DataError, one_line
 from gati.evaluation.diagnosis import (
     CheapestLookup,
     DataForecast,
     Diagnosis,
-    DoctorFinding,
     EngineSpeed,
     forecast_targets,
     parts_of,
 )
 from gati.evaluation.engine_speeds import engine_speeds
+from gati.evaluation.examination import Examination
 from gati.evaluation.forecast import Rates, forecast_explore
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
@@ -57,8 +57,6 @@ _REPETITIONS = 15
 _BEFORE_ENGINES = 0.6  # share of the time after which no further engine is started
 _FOR_ENGINES = 0.25  # share of the time for timing them
 _BUDGET_S = 25 * 60.0
-
-T = TypeVar("T")
 
 
 @on_granted_threads()
@@ -101,7 +99,7 @@ def doctor(
     check_confidence(confidence)
     if data is None and (train_data is not None or unique):
         raise DataError("--train-data and --unique need --data: give that, too, or leave them out")
-    examination = _Examination(clock, within_s)
+    examination = Examination(clock, within_s)
     loaded = load_model(
         model,
         checkpoint,
@@ -168,38 +166,6 @@ def doctor(
     )
 
 
-class _Examination:
-    """Runs checks one after another and collects the findings."""
-
-    def __init__(self, clock: Callable[[], float], within_s: float) -> None:
-        self._clock, self._began, self.within_s = clock, clock(), within_s
-        self.findings: list[DoctorFinding] = []
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self._began
-
-    def is_late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time has passed."""
-        return self.spent_s >= share * self.within_s
-
-    def note(self, about: str, message: str) -> None:
-        """Add a finding that would not make `explore` fail."""
-        self.findings.append(DoctorFinding(about=about, message=message, refuses=False))
-
-    def ask(self, about: str, question: Callable[[], T]) -> T | None:
-        """Return the result of a check, or None and add a finding that says why."""
-        if self.is_late():
-            self.note(about, f"not examined: the {self.within_s:g} seconds were up; give a longer --within")
-            return None
-        try:
-            return question()
-        except GatiError as error:
-            self.findings.append(DoctorFinding(about=about, message=str(error), refuses=True))
-            return None
-
-
 @dataclass(frozen=True)
 class _Given:
     """What the user passed in addition to the network."""
@@ -255,7 +221,7 @@ class _Cut:
     profile: Profile
 
 
-def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
+def _inputs(loaded: LoadedModel, given: _Given, examination: Examination) -> _FoundInputs:
     loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
@@ -311,7 +277,7 @@ def _running_on(inputs: Tensor) -> AbstractContextManager[None]:
 
 @torch.inference_mode()
 def _check_classes(
-    loaded: LoadedModel, held: Data, answered: _Answered, examination: _Examination, most_s: float
+    loaded: LoadedModel, held: Data, answered: _Answered, examination: Examination, most_s: float
 ) -> None:
     """Raise DataError if the network predicts one class for all inputs, as `explore` would.
 
@@ -345,7 +311,7 @@ def _evenly(length: int, count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, length - 1, count).astype(np.int64))
 
 
-def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: _Examination) -> _Cut:
+def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: Examination) -> _Cut:
     example = torch.cat((answered.example, answered.example))[:2]
     places = find_places(loaded.module, pattern, example, wanted(None, pattern, 1).variants)
     if places.note:
@@ -358,7 +324,7 @@ def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
     return Rates(answered.answer_s, {each.name: each.base_ms for each in engines if each.base_ms})
 
 
-def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
+def _engines(cut: _Cut, answered: _Answered, examination: Examination) -> tuple[EngineSpeed, ...]:
     found, disturbance = engine_speeds(
         cut.traced,
         answered.example,

@@ -11,7 +11,7 @@ block, in the order tried:
 * in a network without stages, direct children of a repeated class (GoogLeNet's inception modules).
 
 Stems, downsampling between stages and classifiers are not blocks: they have one weight layer or occur once.
-Modules called `base` or `recall` are none either: so are the exits of answers that left at no block.
+Nor are modules called `base` or `recall`, the exits of answers that did not leave at a block.
 """
 
 from __future__ import annotations

@@ -52,16 +52,17 @@ def cut_program(program: Program, names: tuple[str, ...], positions: list[int]) 
     statements = program.statements
     bounds = [0, *(position + 1 for position in positions), len(statements)]
     ends = (*program.output_uses, *(statements[position].name for position in positions if position >= 0))
+    needed = {statement.name for statement in needed_for(frozenset(ends), statements)}
     segments: list[Segment] = []
     parameters: tuple[str, ...] = (program.input,)
     for index, block in enumerate((*names, None)):
-        body = statements[bounds[index] : bounds[index + 1]]
+        body = [each for each in statements[bounds[index] : bounds[index + 1]] if each.name in needed]
         result_uses = program.output_uses
-        later = statements[bounds[index + 1] :]
+        later = [each for each in statements[bounds[index + 1] :] if each.name in needed]
         carried: tuple[Carried, ...] = ()
         result = program.output
         if block is not None:
-            carried = _carried(program, block, bounds[index + 1], needed_for(frozenset(ends), later))
+            carried = _carried(program, block, bounds[index + 1], later)
             result_uses = tuple(tensor.name for tensor in carried)
             result = f"({', '.join(result_uses)},)"
         prologue = _scalars(body, bounds[index], statements, parameters, block)

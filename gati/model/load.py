@@ -5,6 +5,7 @@ Data flow: **source** -> *_build* -> **network, preprocessing** -> *checkpoint* 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import os
@@ -38,6 +39,7 @@ from gati.model.sound import LogMel
 from gati.model.source import import_object, with_operators
 from gati.model.text import TOKENIZER, read_tokenizer, with_padding
 from gati.model.usable import check_one_label, check_weights, frozen, other_precision, without_compile
+from gati.model.user_code import running_user_code
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -188,6 +190,8 @@ def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
         if classes is not None:
             module = _build(source, recipe, classes)
             recipe = dataclasses.replace(recipe, class_names=None)
+        elif recipe.is_users:
+            module = _copied(module, source)
         if recipe.is_published:
             without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
         apply_checkpoint(module, state, checkpoint)
@@ -198,6 +202,17 @@ def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
             f"the weights of {source} are {precision}: the network runs in float32, which caches read"
         )
     return _Weighted(module, recipe, sha256, notes)
+
+
+def _copied(module: nn.Module, source: str) -> nn.Module:
+    """A copy of the user's own object, which networks with other checkpoints may be loaded from."""
+    with running_user_code(
+        lambda error: (
+            f"{source} cannot be copied, to load a checkpoint into the copy ({one_line(error)}); name a "
+            "callable that returns a new network"
+        )
+    ):
+        return copy.deepcopy(module)
 
 
 def _recipe(source: str) -> NetworkRecipe:

@@ -19,7 +19,7 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.errors import DataError, ModelError
+from gati.errors import DataError, ModelError, one_line
 from gati.model.depth import eight_bits
 from gati.model.inputs import TensorInputs
 from gati.model.sound import LogMel
@@ -171,7 +171,13 @@ class Preprocessing:
         """
         if self.tensors is None:
             raise DataError(f"{what}: the network takes no named arrays; give what it was explored with")
-        packed = self.tensors.pack({name: np.asarray(each) for name, each in arrays.items()}, what)
+        try:
+            taken = {name: np.asarray(each) for name, each in arrays.items()}
+        except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors with gradients
+            raise DataError(
+                f"{what} is not numeric arrays ({one_line(error)}); pad and convert it"
+            ) from error
+        packed = self.tensors.pack(taken, what)
         return torch.from_numpy(np.require(packed, requirements="W"))  # torch warns of read-only memory
 
     def padded(self, packed: NDArray[Any]) -> NDArray[Any]:

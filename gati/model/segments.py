@@ -144,7 +144,7 @@ def _traced(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> Traced
         if name in OTHER_EXITS:
             raise CutError(
                 f"no exit can be at block '{name}': that name is for answers of the whole network, or from "
-                "memory; name other blocks with --blocks"
+                "memory; explore with other --blocks"
             )
         if reason := _unreadable(name, captured, example):
             raise CutError(reason)

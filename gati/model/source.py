@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
 _PACKAGE = "__init__.py"
 _USER_FILE = "_gati_user_"  # prefix of module names for the user's files
+# Errors of code that registers what may be registered only once. After others, such as those of a data file
+# that was changed, the module of the first run would be out of date.
+_ONLY_ONCE = re.compile(r"\balready\b|\bregist|\bduplicate|\btwice\b", re.IGNORECASE)
 T = TypeVar("T")
 
 _appended: list[str] = []  # folders of the user's code on `sys.path`
@@ -177,11 +181,11 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
         content = path.read_bytes()
         module = with_operators(lambda: _execute(name, str(path), content))
     except (Exception, SystemExit) as cause:
-        if module is None or ran != content:
+        if module is None or ran != content or not _ONLY_ONCE.search(str(cause)):
             raise error(
                 f"{what}: running {place} failed ({one_line(cause)}); {_advice(cause)} file"
             ) from cause
-        sys.modules[name] = module  # it may register what can be registered only once
+        sys.modules[name] = module
     for imported, other in _taken_elsewhere(path.parent, content):
         raise error(
             f"{what}: {place} imports {imported}, and got {other}, which was there first: a program has one "

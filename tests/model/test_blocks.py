@@ -217,5 +217,5 @@ def test_modules_called_as_exits_that_are_at_no_block_are_no_blocks() -> None:
     network = Network().eval()
     assert find_blocks(network) == ("top",)
     for name in ("base", "recall"):
-        with pytest.raises(CutError, match=f"^no exit can be at block '{name}'.*with --blocks$"):
+        with pytest.raises(CutError, match=f"^no exit can be at block '{name}'.*with other --blocks$"):
             trace(network, torch.rand(2, 4, 3, 3), find_blocks(network, name))

@@ -73,6 +73,11 @@ def test_preprocessing_of_arrays_is_kept_and_that_of_images_says_nothing_of_them
         kept(np.zeros((1, 4, 4, 3), np.uint8))
     with pytest.raises(DataError, match="the network takes no named arrays"):
         Preprocessing().from_arrays(sentences(5))
+    ragged = {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}
+    with pytest.raises(
+        DataError, match=r"^the input is not numeric arrays \(ValueError.*; pad and convert it$"
+    ):
+        kept.from_arrays(ragged)
 
 
 @pytest.mark.parametrize("mask", [np.int64, np.bool_, np.uint8])

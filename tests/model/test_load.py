@@ -84,6 +84,32 @@ def test_a_file_that_registers_something_may_be_read_again(tmp_path: Path) -> No
     assert "(ValueError: net is registered); fix that file" in error_of(f"{file}:net")
 
 
+def test_a_file_that_fails_for_another_reason_is_not_replaced_by_its_first_run(tmp_path: Path) -> None:
+    """It would have what a data file next to it said before."""
+    settings, file = tmp_path / "settings.json", tmp_path / "reads.py"
+    file.write_text(
+        "import json\nfrom torch import nn\n"
+        f"size = json.load(open({str(settings)!r}))\ndef net():\n    return nn.Linear(size, 2)\n"
+    )
+    settings.write_text("4")
+    load_model(f"{file}:net")
+    settings.write_text("8,")
+    assert "(JSONDecodeError: Extra data" in error_of(f"{file}:net")
+
+
+def test_networks_with_two_checkpoints_of_one_object_do_not_share_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_object.py").write_text("from torch import nn\nNETWORK = nn.Linear(4, 2)\n")
+    monkeypatch.syspath_prepend(tmp_path)  # imported once, unlike a file
+    networks = []
+    for value in (1.0, 2.0):
+        checkpoint = tmp_path / f"{value}.pt"
+        torch.save({"weight": torch.full((2, 4), value), "bias": torch.zeros(2)}, checkpoint)
+        networks.append(load_model("one_object:NETWORK", checkpoint).module)
+    assert [float(each(torch.ones(1, 4))[0, 0]) for each in networks] == [4.0, 8.0]
+
+
 def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
     """A companion, or the data, would silently be made with the code of the network."""
     for number, folder in enumerate(("first", "second")):
