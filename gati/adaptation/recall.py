@@ -29,6 +29,7 @@ from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.recall_settings import MOST, Risk
+from gati.adaptation.settings import AdaptSettings
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
 from gati.guard.auditor import RECALL
@@ -40,7 +41,6 @@ _FEWEST = 60
 _FIT_EVERY = 10  # new labels, and at least a share of all labels
 _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests that thresholds are computed from
-_PLACES = 64
 _LARGEST = 1e30  # of squared sketches: distances between larger ones overflow
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
 _NOTHING_CHECKED = CheckedDistances()
@@ -134,7 +134,7 @@ class Recall:
         leave: Callable[[Callable[[], None]], bool],
         on_change: Callable[[Judgement, int, bool], None],
         alone: bool = True,
-        places: int = _PLACES,
+        places: int = AdaptSettings.places,
         known: Remembered | None = None,
     ) -> None:
         self._leave, self._on_change = leave, on_change
@@ -319,7 +319,7 @@ class Recall:
     def heed(self, before: Any, theirs: Any) -> bool:
         """Withdraw what another process has, between states `before` and `theirs`; returns whether it did."""
         with self._lock:  # its proofs are of what it has learned meanwhile, and not taken
-            levels = zip(self._ladders, _levels(before), _levels(theirs), strict=False)
+            levels = zip(self._ladders, levels_in(before), levels_in(theirs), strict=False)
             return any([ladder.restrict(left) for ladder, was, left in levels if left < was])
 
     def remembered(self) -> Remembered:
@@ -383,7 +383,7 @@ def _is_usual(sketched: NDArray[np.float32]) -> bool:
     return bool(np.square(sketched, dtype=np.float64).sum() <= _LARGEST)
 
 
-def _levels(state: Any) -> list[int]:
+def levels_in(state: Any) -> list[int]:
     """The number of settings that each ladder of a saved state lets answer; none if it is damaged."""
     try:
         return [int(each["ladder"]["level"]) for each in state["ladders"]]

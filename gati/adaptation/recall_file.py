@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from gati.adaptation.memory import FEATURES
-from gati.adaptation.recall import Recall, Remembered
+from gati.adaptation.recall import Recall, Remembered, levels_in
 from gati.adaptation.recall_settings import MOST
 from gati.engine.exits import BASE, Prediction
 from gati.errors import StorageError
@@ -104,7 +104,8 @@ class MemoryKeeper:
             with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:
                 return self._read(state, arrays)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            _log.warning("memory starts empty: %s: %s", self._path, error)
+            if not isinstance(error, FileNotFoundError) or any(levels_in(state)):  # else it was never saved
+                _log.warning("memory starts empty: %s: %s", self._path, error)
             return None
 
     def watch(self, recall: Recall) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gati.errors import AdaptError
-from gati.guard.watch import State
 from gati.types import name_like
 from gati.variants import SCENE
 
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
+    from gati.guard.watch import State
 
 ChangeKind = Literal[
     "alarm",

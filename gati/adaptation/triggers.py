@@ -75,7 +75,6 @@ class Triggers:
         self._least_inputs = least_inputs
         self._next_at = 0  # total samples before the next attempt
         self._failures = 0  # attempts in a row that failed
-        self._first_s: float | None = None
         self._last_s: float | None = None
         self._since = 0
         self.changed_at: int | None = None  # the request since when fewer hit than promised
@@ -122,7 +121,6 @@ class Triggers:
 
     def due(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> Due:
         """Whether to retrain at `time_s`; an interval with too few samples starts over."""
-        self._first_s = time_s if self._first_s is None else self._first_s
         self._last_s = time_s if self._last_s is None else self._last_s
         found = due(
             Signs(
@@ -138,7 +136,8 @@ class Triggers:
         )
         if found.skipped:
             self._last_s = time_s
-            if time_s - self._first_s >= (window_s := self._settings.window_s):
+            if samples.taken > len(samples):  # some are too old: that so few are kept lies in `window_s`
+                window_s = self._settings.window_s
                 advice = f", but only those of the last {window_s:g} s are kept: set window_s to more"
                 found = found._replace(skipped=found.skipped + advice)
         return found if samples.taken >= self._next_at else Due(None, found.skipped)

@@ -12,7 +12,6 @@ from typing import Any
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.renewal import Renewal, RenewalOutcome, promise_of
 from gati.adaptation.samples import Samples, restored
-from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import Served, open_served
 from gati.errors import GatiError, first_line
 from gati.samples.record import Record
@@ -42,14 +41,7 @@ class ModelAdaptation:
     ) -> None:
         self._model = model
         self._now, self._clock = now, clock
-        self._settings = AdaptSettings(
-            interval_s=settings.interval_s,
-            window_s=settings.window_s,
-            window_inputs=settings.window_inputs,
-            held_share=settings.held_share,
-            blocks=settings.blocks,
-            variants=settings.variants,
-        )
+        self._settings = settings.of_each_model()
         self._served = open_served(model.library, composition=model.composition, threads=settings.threads)
         self._store = RecordStore.open(model.records, max_age_s=settings.window_s, connect=False)
         self._scratch = Scratch("adaptation")

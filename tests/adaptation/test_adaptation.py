@@ -708,6 +708,16 @@ def test_where_the_window_is_too_short_for_so_few_pictures_it_is_told(served: Se
     assert said[-1].endswith(f"200 are needed{advice}")
 
 
+def test_of_a_frozen_camera_no_longer_window_has_more_samples(served: Served, told: Told) -> None:
+    """Its picture is kept once: none was dropped for its age, and `window_s` changes nothing."""
+    settings = replace(SETTINGS, window_s=3600.0, interval_s=600.0, falls_to=0.0, recall=False)
+    with adapting(served, told, settings) as adaptation:
+        for number, x in enumerate(stream(FAMILIAR, 1, seed=3).repeat(90, 1, 1, 1).split(1)):
+            adaptation.answer(x, time_s=60.0 * number, place="gate")
+    said = [change.message for change in told.changes if change.kind == "skipped"]
+    assert len(said) >= 8 and set(said) == {"1 samples, 200 are needed"}
+
+
 @pytest.mark.parametrize(("times", "kinds"), [(1.5, {"retraining"}), (0.5, {"retraining", "failed"})])
 def test_a_retraining_takes_no_more_memory_than_there_is(
     served: Served,

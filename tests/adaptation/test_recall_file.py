@@ -153,6 +153,16 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
     assert (f"memory starts empty: {path}: " in caplog.text) == unread
 
 
+def test_a_memory_that_was_never_saved_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was killed within half a minute said at its restart that there was no such file."""
+    before = Kept(tmp_path)
+    before.learn(lambda: before.recall.places > 0)
+    before.standing.save()
+    assert Kept(tmp_path).recall.places == 0 and not caplog.text
+
+
 def test_answers_of_other_preprocessing_or_with_other_names_are_of_another_network() -> None:
     """The weights are the same: memory gave the answers of before, by their names of before, for an hour."""
 
