@@ -138,8 +138,9 @@ async def overhead(
     import torch
 
     import gati
+    from services.config_files import folder_name
 
-    name = name or library.resolve().name
+    name = name or folder_name(library)
     torch.set_num_threads(1)
     engine = gati.load(library, composition=composition)
     rows = [inputs[index : index + 1] for index in range(len(inputs))]
@@ -325,10 +326,11 @@ def main() -> None:
     from gati.exploration.library import Library
     from gati.model.data import load_data
     from gati.model.preprocess import Preprocessing
+    from services.config_files import folder_name
 
     preprocessing = Preprocessing.from_json(Library.open(asked.library).manifest.preprocessing)
     inputs = load_data(str(asked.data), preprocessing, what="data").images(list(range(2000))).numpy()
-    name = asked.library.resolve().name
+    name = folder_name(asked.library)
     document: dict[str, Any] = {}
     with serving(asked.library) as port:
         document["overhead_ms"] = asyncio.run(overhead(port, asked.library, inputs, None))

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gati.errors import ConfigError
+from gati.adaptation.settings import AdaptSettings
+from gati.errors import AdaptError, ConfigError
 from gati.types import NAME_RULE, is_name
 from gati.variants import SCENE
 from services.config_files import flat, read_target
@@ -135,12 +136,31 @@ class AdaptationConfig(_Strict):
 
     interval_s: float = Field(default=600.0, gt=0.0)
     window_s: float = Field(default=3600.0, gt=0.0)
-    window_inputs: int = Field(default=1400, ge=100)
+    window_inputs: int = 1400
     held_share: float = Field(default=0.25, gt=0.0, lt=1.0)  # of the samples, to choose settings on
     blocks: tuple[str, ...] | None = None  # where new caches are tried; default: three early blocks
     variants: tuple[str, ...] = (SCENE,)  # predictors of new caches
     look_every_s: float = Field(default=5.0, gt=0.0)
     niceness: int = Field(default=15, ge=0, le=19)  # above 0, it computes when no other program does
+
+    @model_validator(mode="after")
+    def _can_retrain(self) -> Self:
+        try:
+            self.of_each_model()
+        except AdaptError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def of_each_model(self) -> AdaptSettings:
+        """The settings of the retraining of each model."""
+        return AdaptSettings(
+            interval_s=self.interval_s,
+            window_s=self.window_s,
+            window_inputs=self.window_inputs,
+            held_share=self.held_share,
+            blocks=self.blocks,
+            variants=self.variants,
+        )
 
 
 class ServeConfig(_Strict):

@@ -89,11 +89,15 @@ def _pipeline_name(document: Mapping[str, Any], file: Path) -> str:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"no file or folder {file}; give a cache library or a TOML file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: not readable as TOML ({error}); correct it") from error
+    for name, value in flat(document):
+        if isinstance(value, str) and "\0" in value:  # no path can have it
+            raise ConfigError(f"{file}: setting '{name}' contains a null character; remove it")
+    return document
 
 
 def _resolve(entry: Any, folder: Path) -> None:

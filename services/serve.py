@@ -139,6 +139,8 @@ def _hosting(config: ServeConfig) -> Iterator[Hosting]:
 async def _serve(
     config: ServeConfig, hosting: Hosting, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
+    if config.ray is None:
+        _check_libraries(config)
     scheduler = build_scheduler(config, hosting)
     server = web_server(scheduler.config, Front(create_app(scheduler)))  # with the models of pipelines
     stop = asyncio.Event()
@@ -167,6 +169,19 @@ async def _serve(
         task.cancel()
     if hopeless in done:
         hopeless.result()
+
+
+def _check_libraries(config: ServeConfig) -> None:
+    """Check that the libraries exist, before the state of a model makes a folder there.
+
+    Raises ConfigError.
+    """
+    for name, own in config.models.items():
+        if own.library is not None and own.address is None and not own.library.is_dir():
+            raise ConfigError(
+                f"model '{name}' cannot be served: no cache library in {own.library}; correct the path, or "
+                "run gati explore --out first"
+            )
 
 
 async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
@@ -238,7 +253,7 @@ def _settings(
 ) -> InferenceSettings:
     shared = {each: getattr(own, each) for each in ModelSettings.model_fields}
     shared |= {each: value.absolute() for each, value in shared.items() if isinstance(value, Path)}
-    if own.library is not None:  # a link may lead elsewhere by the time a process is restarted
+    if own.library is not None and config.ray is None:  # a link may lead elsewhere at the next restart
         shared["library"] = own.library.resolve()
     shared["composition"] = own.served_composition
     shared["threads"] = own.threads or hosting.threads(replicas)

@@ -50,6 +50,24 @@ def test_where_no_server_answers_one_line_says_so(capsys: pytest.CaptureFixture[
     assert "start one with gati serve" in capsys.readouterr().err
 
 
+def test_a_query_waits_longer_than_its_slo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gave up after a minute, and said that no server was there."""
+    httpx = pytest.importorskip("httpx")
+    waited: list[float] = []
+
+    def request(method: str, url: str, *, timeout: float, **_: object) -> object:
+        waited.append(timeout)
+        raise httpx.ReadTimeout("timed out")
+
+    monkeypatch.setattr(httpx, "request", request)
+    for options in ([], ["--slo", "90s"], ["--slo", "99999999999s"]):
+        assert run(["query", "p", "--text", "a", *options]) != 0
+        assert f"has not replied for {waited[-1]:g} s" in capsys.readouterr().err
+    assert waited == [60.0, 240.0, 3660.0]
+
+
 def test_an_address_may_end_in_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
     httpx = pytest.importorskip("httpx")
     asked: list[str] = []

@@ -121,6 +121,8 @@ def test_training_further_takes_its_own_options(monkeypatch: pytest.MonkeyPatch)
         (["compose", "x", "--pareto", "--name", "fast"], "--pareto composes nothing: leave out --name"),
         (["explore", "m:f", "--ray-cores", "4"], "--ray-cores would have no effect without --ray"),
         (["stream", "x", "--source", "v.mp4", "--page-port", "80"], "--page-port requires --page"),
+        (["stream", "x", "--source", "a.mp4", "--seed=1", "--source", "b.mp4"], "--source is given 2 times"),
+        (["evict", "replay", "x", "--policy", "lru", "--policy", "lru"], "--policy is given 2 times"),
     ],
 )
 def test_other_options_without_effect_are_refused(

@@ -34,7 +34,7 @@ def status(
     api_key: ServerKey = None,
 ) -> None:
     """List each model's versions, proofs, memory, last retraining, and when the next one is due."""
-    document = AskedServer(url, api_key, UnavailableError).ask("GET", "/v1/adaptation", timeout_s=30.0)
+    document = AskedServer(url, api_key, UnavailableError).ask("GET", "/v1/adaptation")
     if as_json:
         import json
 

@@ -9,16 +9,20 @@ from typing import Any
 
 from gati.errors import GatiError, RequestError, UnavailableError
 
-_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # more than the server may take by default
 
 
 @dataclass(frozen=True)
 class AskedServer:
-    """A `gati serve` at `url`, with `api_key` if it requires one. Error replies raise `refused`."""
+    """A `gati serve` at `url`, with `api_key` if it requires one. Error replies raise `refused`.
+
+    `timeout_s` is how long it may take to reply.
+    """
 
     url: str
     api_key: str | None
     refused: type[GatiError] = RequestError
+    timeout_s: float = TIMEOUT_S
 
     def ask(
         self,
@@ -29,7 +33,6 @@ class AskedServer:
         kind: str | None = None,
         *,
         head_length: int | None = None,
-        timeout_s: float = _TIMEOUT_S,
     ) -> Any:
         """Send a request, return the JSON reply. Raises `UnavailableError` without a reply, else `refused`.
 
@@ -53,11 +56,15 @@ class AskedServer:
                 content=content,
                 params=dict(parameters or {}),
                 headers=headers,
-                timeout=timeout_s,
+                timeout=self.timeout_s,
             )
             document = reply.json()
             if not isinstance(document, dict):
                 raise ValueError("its reply is no JSON object")
+        except httpx.ReadTimeout as error:
+            raise UnavailableError(
+                f"gati serve at {self.url} has not replied for {self.timeout_s:g} s; see its log"
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise UnavailableError(
                 f"no gati serve responds at {self.url} ({error}); start one with gati serve"

@@ -11,13 +11,15 @@ from urllib.parse import quote
 
 import typer
 
-from gati.cli.asking import AskedServer
+from gati.cli.asking import TIMEOUT_S, AskedServer
 from gati.cli.options import SERVER_URL, ServerKey, ServerUrl
 from gati.errors import DataError, RequestError
 from gati.units import parse_duration
 
 _BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of images, by their number of channels
+_LATE_FACTOR = 2.0  # the time after which gati serve gives up by default, in SLOs
+_LONGEST_S = 3600.0  # the longest that it can be told to allow
 _RECORDINGS = {".wav": "audio/wav", ".flac": "audio/flac"}
 
 
@@ -44,10 +46,13 @@ def query(
     api_key: ServerKey = None,
 ) -> None:
     """Query a served pipeline or model with an image, a text or a recording; show answers, exits, latency."""
-    server = AskedServer(url, api_key, _RefusedError)
     parameters: dict[str, Any] = {}
+    timeout_s = TIMEOUT_S
     if slo is not None:
-        parameters["latency_slo_ms"] = 1e3 * parse_duration(slo)
+        slo_s = parse_duration(slo)
+        parameters["latency_slo_ms"] = 1e3 * slo_s
+        timeout_s += min(_LATE_FACTOR * slo_s, _LONGEST_S)
+    server = AskedServer(url, api_key, _RefusedError, timeout_s)
     if priority is not None:
         parameters["priority"] = priority
     if (image is None) == (not text):

@@ -7,8 +7,9 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import typer
@@ -42,14 +43,31 @@ def run(arguments: Sequence[str]) -> int:
 
 @cache
 def tree() -> Any:
-    """All commands, with help texts that a terminal of any width breaks where it wants."""
+    """All commands, with help texts that a terminal of any width breaks where it wants.
+
+    They refuse an option with one value that is repeated; typer takes the last value.
+    """
     root = typer.main.get_command(app)
     for command in _every(root):
         command.help = _paragraphs(command.help or "")
+        command.parse_args = partial(_parse_once_each, command, command.parse_args)
         for each in command.get_params(typer.Context(command, **root.context_settings)):
             if getattr(each, "is_flag", False):
                 each.metavar = ""  # typer shows <bool>, as if a value followed
     return root
+
+
+def _parse_once_each(
+    command: Any, parse: Callable[[Any, list[str]], list[str]], context: Any, arguments: list[str]
+) -> list[str]:
+    """Parse the arguments of a command; an option with one value may be there once only."""
+    *_, found = command.make_parser(context).parse_args(list(arguments))
+    if not any(each.is_eager for each in found):  # such as --help
+        for each, times in Counter(found).items():
+            takes_one = each.param_type_name == "option" and not (each.is_flag or each.multiple or each.count)
+            if times > 1 and takes_one:
+                context.fail(f"{each.opts[0]} is given {times} times; give it once")
+    return parse(context, arguments)
 
 
 def _every(command: Any) -> Iterator[Any]:

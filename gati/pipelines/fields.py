@@ -37,8 +37,8 @@ class CheckedTable:
 
 
 def text(value: Any, where: str) -> str:
-    """A string that is not empty. Raises `PipelineError`."""
-    if not isinstance(value, str) or not value:
+    """A string that is not empty, and that a path can be. Raises `PipelineError`."""
+    if not isinstance(value, str) or not value or "\0" in value:
         raise PipelineError(f"{where} is {value!r}; give a string in quotes")
     return value
 

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from gati.exploration.library import Library
 from gati.guard.proof import Duration
 from gati.guard.standing import Standing, of_rest
 from gati.guard.standing_file import Snapshot, read_saved, read_shares
@@ -246,14 +247,18 @@ class ServedStanding(Standing):
             super().write(snapshot)
 
     def _is_in_place(self) -> bool:
-        """Whether the library, or other folder, around the file's folder is still there.
+        """Whether the file's folder is still that of the lock, or can be made again in its library.
 
-        One that was removed must not come back with nothing but this file: what is moved there would end up
-        inside.
+        What is moved to the place of a removed library must neither end up inside nor lose its own state.
         """
-        found = self._held is None or self._path is None or os.path.isdir(self._path.parent.parent)
+        if self._held is None or self._path is None:
+            return True
+        try:
+            found = os.path.samestat(os.fstat(self._held.fileno()), os.stat(self._path.with_suffix(".lock")))
+        except OSError:
+            found = os.path.isdir(self._path.parent.parent)
         if not found and not self._is_gone:
-            _log.warning("its folder was removed: state is kept in memory", extra={"file": str(self._path)})
+            _log.warning("its folder is gone: state is kept in memory", extra={"file": str(self._path)})
         self._is_gone = not found
         return found
 
@@ -275,6 +280,7 @@ class ServedStanding(Standing):
         self._thread.shutdown()
         if self._held is not None:
             self._held.close()
+            self._held, self._writable = None, False
 
     def _begin_after_others(self, patience_s: float = 0.0) -> None:
         """Take no share of delta that replicas may have taken when there were more of them, or fewer.
@@ -337,12 +343,14 @@ def open_standing(settings: InferenceSettings) -> ServedStanding:
     """Open the standing of a model's versions.
 
     Changes are kept in memory only if the file cannot be written, or as long as another process has it.
+    Raises `LibraryError` where there is no library: it must not come back with nothing but this file.
     """
     folder = settings.state_folder
     opened = partial(ServedStanding, replicas=settings.replicas, proof_s=settings.proof_s)
-    is_missing = settings.state is None and folder is not None and not os.path.isdir(folder.parent)
-    if folder is None or is_missing:  # a library that was removed must not come back
+    if folder is None:
         return opened(None)
+    if settings.state is None and not os.path.isdir(folder.parent):
+        Library.open(folder.parent)
     path = folder / f"{settings.label}.json"
     others = _files_of_others(folder, settings)
     lock_path = path.with_suffix(".lock")

@@ -19,7 +19,7 @@ from services.scheduler.budget import Charge
 _T = TypeVar("_T")
 
 _STEP_BYTES = 2**18
-_SMALL_BYTES = 2**16  # a compressed body; waiting for a thread may take longer than to decompress it
+_SMALL_BYTES = 2**15  # a compressed body; waiting for a thread may take longer than to decompress it
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from gati.errors import DataError, RequestError, TooLargeError
 from gati.model.depth import eight_bits
@@ -22,18 +23,32 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
 _DECODED_BYTES = 8  # per pixel inside a decoder, at most
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _STRIP_PIXELS = 2**18
-_SMALL = 2**14  # pixels, and bytes of a file: waiting for a thread may take longer than to decode so few
-_PACKED = (b"zTXt", b"iTXt", b"iCCP")  # parts of PNG files that may be a thousand times as large unpacked
+_SMALL_PIXELS, _SMALL_BYTES = 2**14, 2**13
+_QUICK = (b"\x89PNG", b"\xff\xd8")  # begin PNG and JPEG; what decodes some of the other formats is in Python
+_SLOW = (b"zTXt", b"iTXt", b"iCCP", b"Exif", b"MPF\0")  # parts that take long to unpack or to read
+_SCAN = b"\xff\xda"  # begins each scan of a JPEG
+_MOST_SCANS = 100  # a progressive JPEG has about ten; each may take as long as all the pixels
+warnings.filterwarnings("ignore", module=r"PIL\.")  # what a client sends may warn a thousand times
 
 
 async def read_image(
     data: bytes, channels: int, largest_pixels: int, charge: Charge, pool: BoundedPool
 ) -> Any:
-    """As `decode_image`, in a thread of the pool unless the image is small. Raises `OverloadError`."""
-    if len(data) <= _SMALL and not any(part in data for part in _PACKED):
+    """As `decode_image`, in a thread of the pool unless that may take longer. Raises `OverloadError`."""
+    if _is_quick(data):
         with suppress(TooLargeError):  # a small file may have many pixels
-            return decode_image(data, channels, min(_SMALL, largest_pixels), charge)
+            return decode_image(data, channels, min(_SMALL_PIXELS, largest_pixels), charge)
     return await pool.run(decode_image, data, channels, largest_pixels, charge, owner=charge.owner)
+
+
+def _is_quick(data: bytes) -> bool:
+    """Whether a file with few pixels is decoded within milliseconds, whatever else it contains."""
+    return (
+        len(data) <= _SMALL_BYTES
+        and data.startswith(_QUICK)
+        and data.count(_SCAN) <= 1
+        and not any(part in data for part in _SLOW)
+    )
 
 
 def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge) -> Any:
@@ -45,16 +60,16 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
     `OverloadError` if the memory budget does not have enough left.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
-            if image.width * image.height > largest_pixels:
-                raise TooLargeError(
-                    f"the image has too many pixels ({image.width}x{image.height}); send a smaller one"
-                )
-            charge.add(image.width * image.height * (_DECODED_BYTES + channels))
-            pixels = _pixels(image, _MODES.get(channels, "RGB"))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        if image.width * image.height > largest_pixels:
+            raise TooLargeError(
+                f"the image has too many pixels ({image.width}x{image.height}); send a smaller one"
+            )
+        if isinstance(image, JpegImageFile) and data.count(_SCAN) > _MOST_SCANS:
+            raise RequestError(f"the JPEG has more than {_MOST_SCANS} scans; save it again")
+        charge.add(image.width * image.height * (_DECODED_BYTES + channels))
+        pixels = _pixels(image, _MODES.get(channels, "RGB"))
+    except Image.DecompressionBombError as error:
         raise TooLargeError("the image has too many pixels; send a smaller one") from error
     except DataError as error:
         raise RequestError(str(error)) from error

@@ -167,9 +167,10 @@ class KeptVersions:
         if now == before or not (now.versions or before.versions):
             return
         self._written = now  # even if it is not saved: the next change tries again
-        if self._path is None or self._lock is None:
+        why_not = self._why_not if self._path is None or self._lock is None else _gone(self._path)
+        if self._path is None or why_not:
             if now.versions != before.versions:
-                extra = {"versions": list(now.versions), "reason": self._why_not}
+                extra = {"versions": list(now.versions), "reason": why_not}
                 _log.warning("versions loaded over REST will be lost when this server stops", extra=extra)
             return
         try:
@@ -177,6 +178,12 @@ class KeptVersions:
         except StorageError as error:
             self._written = before
             _log.error("the loaded versions could not be saved", extra={"reason": str(error)})
+
+
+def _gone(path: Path) -> str:
+    """Why the file cannot be written: a library that was removed must not come back. Empty if it can."""
+    library = path.parent.parent
+    return "" if library.is_dir() else f"{library} was removed"
 
 
 def is_loaded(found: Any, version: str, composition: str | None) -> bool:

@@ -114,6 +114,7 @@ class Replica:
         self._ready = False
         self._cause = "it has not been started"
         self._state = "starting"
+        self._restarts = 0  # of its process, when it was started or last connected
         self._keeping: asyncio.Task[None] | None = None
         self._asleep = False
         self.wanted = False  # between `start` and `stop`
@@ -147,9 +148,14 @@ class Replica:
         """The reason why it is not ready."""
         if self._asleep:
             return ASLEEP
-        if self._hosted is not None and not self._hosted.running:
+        if self._hosted is not None and (not self._hosted.running or self._is_next):
             return self._hosted.cause
         return self._cause if self.wanted else "it was unloaded"
+
+    @property
+    def _is_next(self) -> bool:
+        """Whether its process runs in place of one that died, and is not connected yet."""
+        return self.wanted and self.restarts != self._restarts
 
     @property
     def active(self) -> Any:
@@ -166,6 +172,7 @@ class Replica:
         if self._hosted is not None:
             self._hosted.start()
             self._hosted.served = woken
+        self._restarts = self.restarts
         self._keeping = asyncio.create_task(
             keep_on(
                 f"connection of model '{self._model}'",
@@ -294,6 +301,7 @@ class Replica:
             self._cause, self._state = f"nothing answers at {address}", "not connected"
         self._client = client = connect_to(_SERVICE, address, secret=self._link.secret, tls=self._link.tls)
         await client.connect()
+        self._restarts = self.restarts
         try:
             self._cause, self._state = "it is loading", "loading"
             while not (await self._health(client)).ready:

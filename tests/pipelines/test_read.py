@@ -232,6 +232,11 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
             id="composition that is a path",
         ),
         pytest.param(
+            [put("a\0b", *SMALL, "library")],
+            f"{IN_SMALL}: library is 'a\\x00b'; give a string in quotes",
+            id="library that no path can be",
+        ),
+        pytest.param(
             [put(0, *SMALL, "caches")],
             f"{IN_SMALL}: caches is 0; write true or false",
             id="caches a number",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\nreplica=2", "'models.m.replica': there is no such setting; did you mean"),
         ("[models.m]\nlibrary='l'\nxyzzy=2", "setting 'models.m.xyzzy': there is no such setting"),
         ("[adaptation]\ninterval=2", "there is no such setting; did you mean 'interval_s'?"),
+        (
+            "[adaptation]\nwindow_inputs=120\n[models.m]\nlibrary='l'",
+            "'adaptation': window_inputs is 120, must",
+        ),
+        (
+            "[adaptation]\nheld_share=0.02\n[models.m]\nlibrary='l'",
+            "must be at least 1750 with held_share 0.02",
+        ),
         ("hang_timeout_s=inf\n[models.m]\nlibrary='l'", "setting 'hang_timeout_s': input should be a finite"),
         ("request_timeout_ms=3e9\n[models.m]\nlibrary='l'", "should be less than or equal to 2147483647"),
         ("[models.m]", "setting 'models.m': give a library, a model or an address"),
@@ -117,6 +126,7 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\ncaches=false\ncomposition='c'", "no effect with caches = false"),
         ("", "nothing to serve"),
         ("port =", "not readable as TOML"),
+        ('[models.m]\nmodel = "a\\u0000.pt2"', "setting 'models.m.model' contains a null character"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -245,6 +255,17 @@ def test_a_link_to_a_library_gives_its_own_name_and_is_followed_once(folder: Pat
         assert set(config.models) == {"current"}
         build_scheduler(config, Told())
     assert [each.library for each in told] == 2 * [(folder / "library").resolve()]
+    build_scheduler(config.model_copy(update={"ray": "auto"}), Told())
+    assert told[-1].library == link, "on another machine the link may lead elsewhere"
+
+
+def test_a_library_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """The list of loaded versions made a folder for its lock: what was moved there next ended up inside."""
+    config = ServeConfig(models={"m": ModelConfig(library=tmp_path / "gone")})
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ConfigError) as refused:
+        asyncio.run(serve._serve(config, ThisMachine(), listening, print))
+    assert str(refused.value).startswith(f"model 'm' cannot be served: no cache library in {tmp_path}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_size_of_a_plain_model_reaches_its_process_in_the_form_of_the_configuration() -> None:

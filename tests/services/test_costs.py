@@ -8,12 +8,14 @@ import gzip
 import io
 import json
 import struct
+import subprocess
 import sys
 import threading
 import tracemalloc
 import weakref
 import zlib
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -274,9 +276,16 @@ def test_packed_bodies_are_charged_as_they_grow() -> None:
 
 
 def png(width: int, height: int) -> bytes:
+    return saved("PNG", width, height)
+
+
+def saved(kind: str, width: int = 9, height: int = 6, **options: Any) -> bytes:
     out = io.BytesIO()
-    Image.new("L", (width, height)).save(out, "PNG")
+    Image.new("L", (width, height)).save(out, kind, **options)
     return out.getvalue()
+
+
+SCAN = b"\xff\xda\0\x08\x01\x01\0\x01\x3f\0"  # of a progressive JPEG, without data
 
 
 def test_a_large_body_is_in_the_memory_once() -> None:
@@ -406,6 +415,31 @@ def test_pictures_are_charged_before_they_are_decoded() -> None:
     assert 4 * ServeConfig().largest_image_pixels < 64 * MIB
 
 
+def test_pictures_of_very_many_scans_are_refused() -> None:
+    """Each costs ten bytes, and as much time as all pixels: a large one kept a reader for hours."""
+    data = saved("JPEG", progressive=True)
+    with ByteBudget(64 * MIB).open() as charge:
+        assert data.count(SCAN[:2]) > 4 and decode_image(data, 1, MIB, charge).shape == [1, 6, 9, 1]
+        with pytest.raises(RequestError, match="more than 100 scans; save it again"):
+            decode_image(data[:-2] + 100 * SCAN + data[-2:], 1, MIB, charge)
+
+
+@pytest.mark.slow
+def test_what_a_picture_says_about_itself_is_not_logged(repository: Path) -> None:
+    """One of 16 KiB wrote two and a half thousand warnings of Pillow to the log of the server."""
+    tags = b"".join(struct.pack("<HHLL", tag, 1, 9999, 8) for tag in range(1, 9))
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 8) + tags + bytes(4)
+    jpeg = saved("JPEG")
+    data = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[20:]
+    code = (
+        "import sys; from services.scheduler.images import decode_image as read; "
+        "from services.scheduler.budget import ByteBudget\n"
+        "with ByteBudget(2**20).open() as charge: print(read(sys.stdin.buffer.read(), 1, 99, charge).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd=repository)
+    assert (done.stdout, done.stderr) == (b"[1, 6, 9, 1]\n", b"")
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK"])
 def test_pictures_are_converted_strip_by_strip_as_in_one(mode: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (700, 500, 4), np.uint8)
@@ -475,8 +509,15 @@ def test_small_pictures_and_packed_bodies_wait_for_no_thread() -> None:
                     await read_body(large, MIB, charge, pool)
                 with pytest.raises(OverloadError):
                     await read_image(png(200, 200), 1, MIB, charge, pool)
-                with pytest.raises(OverloadError):
-                    await read_image(png(9, 6) + b"zTXt", 1, MIB, charge, pool)
+                assert (await read_image(saved("JPEG"), 1, MIB, charge, pool)).shape == [1, 6, 9, 1]
+                for costly in (
+                    png(9, 6) + b"zTXt",
+                    saved("JPEG", progressive=True),
+                    saved("BMP"),
+                    saved("PPM"),
+                ):
+                    with pytest.raises(OverloadError):
+                        await read_image(costly, 1, MIB, charge, pool)
         finally:
             held.set()
             await busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -70,6 +71,22 @@ def test_they_are_loaded_again_and_what_answered_answers(tmp_path: Path) -> None
         server(tmp_path, engine)
         assert engine.calls == ["load c small", "load a fast"]
         assert engine.active == "c"
+
+
+def test_a_library_that_was_removed_does_not_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = tmp_path / "library"
+
+    async def remove(model: Model) -> None:
+        shutil.rmtree(library)
+        await load_three(model)
+
+    server(library / "standing", begun(), remove)
+    assert not library.exists()
+    assert {vars(each)["reason"] for each in caplog.records if "will be lost" in each.message} == {
+        f"{library} was removed"
+    }
 
 
 def test_without_a_folder_they_end_with_the_server_and_that_is_told(

@@ -920,6 +920,29 @@ def test_a_start_that_fails_is_told() -> None:
     run(test, count=1)
 
 
+def test_why_a_process_died_is_told_until_the_next_one_listens() -> None:
+    """Next to nothing was told for most of the time in which a process died again and again."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        place, listening = places[0], asyncio.Event()
+        own_address = place.address
+
+        async def address() -> str:
+            await listening.wait()
+            return await own_address()
+
+        place.address = address  # type: ignore[method-assign]
+        await place.die()
+        place.come_back()
+        await in_the_end(lambda: not model.ready)
+        with pytest.raises(UnavailableError, match="'m' does not answer: replica 0 was killed"):
+            await model.infer(TENSOR, ASKED)
+        listening.set()
+        await all_ready(model)
+
+    run(test, count=1)
+
+
 def test_a_start_that_took_too_long_is_hardly_learned_from() -> None:
     now_s = [0.0]
     sleep = Sleep(lambda: now_s[0])

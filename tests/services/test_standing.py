@@ -17,6 +17,7 @@ import pytest
 
 from gati.composition.certificate import ClassCounts
 from gati.composition.walk import certify
+from gati.errors import LibraryError
 from gati.guard.posts import Post
 from gati.guard.standing import identity_of
 from gati.guard.watch import Watch
@@ -678,11 +679,29 @@ def test_a_library_that_was_removed_does_not_come_back_with_nothing_but_state(
             watch.audited(agreed=False)
         assert not standings.is_owned, "nor does memory write next to that file"
         standings.close()
-    open_standing(settings(library=library)).close()  # as a process does that is restarted
+    with pytest.raises(LibraryError, match="no cache library"):  # as a process does that is restarted
+        open_standing(settings(library=library))
     assert not library.exists()
-    assert [record.message for record in caplog.records] == [
-        "its folder was removed: state is kept in memory"
-    ]
+    assert [record.message for record in caplog.records] == ["its folder is gone: state is kept in memory"]
+
+
+def test_what_the_state_of_a_library_says_that_was_moved_there_stays(tmp_path: Path) -> None:
+    """After a rollback below a running server, the caches that had been stopped before served again."""
+    library, earlier = tmp_path / "mine", tmp_path / "earlier"
+    for each in (library, earlier):
+        (each / "standing").mkdir(parents=True)
+    stopped(earlier / "standing" / "small.json")
+    standings = open_standing(settings(library=library))
+    standings.of("b", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    recorded(standings)
+    library.rename(tmp_path / "later")
+    earlier.rename(library)
+    (library / "standing" / "small.lock").touch()  # of the process that served it
+    standings.save()
+    standings.close()
+    again = open_standing(settings(library=library))
+    assert state_of(again) == "stopped"
+    again.close()
 
 
 def test_a_state_folder_of_another_user_is_no_reason_to_end(
