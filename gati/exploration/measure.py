@@ -200,11 +200,19 @@ def measure_cache(
 def selector_seconds(
     outputs: Tensor, split: npt.NDArray[np.uint8], seed: int, clock: Callable[[], float]
 ) -> float:
-    """Seconds that choosing a selector takes, measured on the base model's outputs [n, K] with noise."""
+    """Seconds that choosing a selector takes, measured on the base model's outputs [n, K] with noise.
+
+    The shorter of two runs: the first also loads what it needs, and a busy moment would be reserved for each
+    trial.
+    """
     noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)) * outputs.std()
-    began = clock()
-    _choose_selector((outputs + noise).softmax(1), outputs.argmax(1).numpy(), split == SELECT, seed)
-    return clock() - began
+    probabilities, base_class = (outputs + noise).softmax(1), outputs.argmax(1).numpy()
+    took_s = []
+    for _ in range(2):
+        began = clock()
+        _choose_selector(probabilities, base_class, split == SELECT, seed)
+        took_s.append(clock() - began)
+    return min(took_s)
 
 
 @torch.no_grad()
