@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
@@ -31,6 +32,17 @@ def is_name(text: str) -> bool:
 def name_like(text: str, longest: int = 128) -> str:
     """A valid name that resembles `text`, of at most `longest` characters."""
     return _NOT_IN_NAMES.sub("-", text).lstrip("._-")[:longest] or "model"
+
+
+def why_no_exits(blocks: Iterable[str]) -> str | None:
+    """Why no exits can be at all of these blocks: exits of other answers are called like one of them."""
+    for name in blocks:
+        if name in OTHER_EXITS:
+            return (
+                f"no exit can be at block '{name}': that name is for answers of the whole network, or from "
+                "memory; explore with other --blocks"
+            )
+    return None
 
 
 @dataclass(frozen=True)

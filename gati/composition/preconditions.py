@@ -9,9 +9,9 @@ from gati.composition.candidates import has_placement
 from gati.composition.composition import Objective
 from gati.composition.plans import Settings
 from gati.composition.solvers import check_solver
-from gati.errors import BackendError, CompositionError
+from gati.errors import BackendError, CompositionError, CutError
 from gati.exploration.library import Library
-from gati.types import NAME_RULE, Placement, Trial, is_name
+from gati.types import NAME_RULE, Placement, Trial, is_name, why_no_exits
 from gati.units import format_bytes
 
 
@@ -49,8 +49,11 @@ def check_library(library: Library, settings: Settings) -> None:
     """Raise, before anything is measured, for what this library cannot satisfy.
 
     CompositionError for a memory limit below the smallest cache, and for the exact objective without
-    per-input outcomes; BackendError for overlapped lookups where they would not be measured.
+    per-input outcomes; BackendError for overlapped lookups where they would not be measured; CutError for a
+    library of an older Gati with blocks that no engine takes.
     """
+    if reason := why_no_exits(block.name for block in library.manifest.blocks):
+        raise CutError(reason)
     check_memory(library.trials, settings.memory_limit_bytes)
     if settings.objective == "exact" and not library.has_outcomes:
         raise CompositionError(

@@ -5,7 +5,6 @@ Data flow: **source** -> *_build* -> **network, preprocessing** -> *checkpoint* 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import os
@@ -39,7 +38,7 @@ from gati.model.sound import LogMel
 from gati.model.source import import_object, with_operators
 from gati.model.text import TOKENIZER, read_tokenizer, with_padding
 from gati.model.usable import check_one_label, check_weights, frozen, other_precision, without_compile
-from gati.model.user_code import running_user_code
+from gati.model.user_code import HELD, unshared
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -191,28 +190,21 @@ def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
             module = _build(source, recipe, classes)
             recipe = dataclasses.replace(recipe, class_names=None)
         elif recipe.is_users:
-            module = _copied(module, source)
+            module = unshared(module, sha256, source)
         if recipe.is_published:
             without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
         apply_checkpoint(module, state, checkpoint)
+    elif recipe.is_users:
+        module = unshared(module, sha256, source)
     elif recipe.any_classes:
         notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
     if precision:
         notes.append(
             f"the weights of {source} are {precision}: the network runs in float32, which caches read"
         )
+    if recipe.is_users:
+        HELD[module] = sha256
     return _Weighted(module, recipe, sha256, notes)
-
-
-def _copied(module: nn.Module, source: str) -> nn.Module:
-    """A copy of the user's own object, which networks with other checkpoints may be loaded from."""
-    with running_user_code(
-        lambda error: (
-            f"{source} cannot be copied, to load a checkpoint into the copy ({one_line(error)}); name a "
-            "callable that returns a new network"
-        )
-    ):
-        return copy.deepcopy(module)
 
 
 def _recipe(source: str) -> NetworkRecipe:

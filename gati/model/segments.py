@@ -28,7 +28,7 @@ from gati.model.masks import mask_of, without_padding
 from gati.model.outputs import check_not_one_score, class_scores
 from gati.model.program import FlatFunction, Program
 from gati.model.user_code import running_user_code
-from gati.types import OTHER_EXITS
+from gati.types import why_no_exits
 
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
@@ -136,16 +136,13 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
 
 
 def _traced(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
+    if reason := why_no_exits(blocks):
+        raise CutError(reason)
     _check_traceable(module, example)
     with torch.inference_mode():
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
     for name in inner:
-        if name in OTHER_EXITS:
-            raise CutError(
-                f"no exit can be at block '{name}': that name is for answers of the whole network, or from "
-                "memory; explore with other --blocks"
-            )
         if reason := _unreadable(name, captured, example):
             raise CutError(reason)
     finder = _BlockFinder(captured)

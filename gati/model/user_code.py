@@ -1,13 +1,19 @@
-"""Running the user's network, which may raise anything."""
+"""Running the user's network, which may raise anything, and objects of the user's that are loaded into."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
-from gati.errors import GatiError, ModelError
+from gati.errors import GatiError, ModelError, one_line
+
+# Networks that users' modules hold as objects, with the hash of the checkpoint in them; "" without one.
+HELD: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -22,3 +28,27 @@ def running_user_code(message: Callable[[Exception], str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(message(error)) from error
+
+
+def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
+    """The user's own object, or a copy if it is in use with another checkpoint than that with this hash.
+
+    Only then: closures and hooks of a copy still use the weights of the original.
+
+    **Raises:** `ModelError` if it cannot be copied, or without a checkpoint if its own weights are lost.
+    """
+    held = HELD.get(module, sha256)
+    if held == sha256:
+        return module
+    if not sha256:
+        raise ModelError(
+            f"{source} holds the weights of a checkpoint that was loaded earlier in this program; give the "
+            "checkpoint, or name a callable that returns a new network"
+        )
+    with running_user_code(
+        lambda error: (
+            f"{source} cannot be copied, to load another checkpoint ({one_line(error)}); name a callable "
+            "that returns a new network"
+        )
+    ):
+        return copy.deepcopy(module)

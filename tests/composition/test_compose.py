@@ -231,6 +231,16 @@ def test_what_a_library_cannot_give_is_refused_before_anything_is_measured(
         compose(library.directory, **wanted)
 
 
+def test_a_library_with_a_block_that_no_engine_takes_is_refused(library):
+    """A Gati before could explore it."""
+    profile = library.manifest.profile
+    blocks = (replace(profile.blocks[0], name="base"), *profile.blocks[1:])
+    library.write_manifest(replace(library.manifest, profile=replace(profile, blocks=blocks)))
+    with pytest.raises(GatiError, match="^no exit can be at block 'base'.*explore with other --blocks$"):
+        compose(library.directory)
+    assert not (library.directory / "compositions").exists()
+
+
 @pytest.mark.parametrize(
     ("limits", "remedies"),
     [

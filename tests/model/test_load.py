@@ -108,6 +108,22 @@ def test_networks_with_two_checkpoints_of_one_object_do_not_share_weights(
         torch.save({"weight": torch.full((2, 4), value), "bias": torch.zeros(2)}, checkpoint)
         networks.append(load_model("one_object:NETWORK", checkpoint).module)
     assert [float(each(torch.ones(1, 4))[0, 0]) for each in networks] == [4.0, 8.0]
+    assert error_of("one_object:NETWORK").startswith("one_object:NETWORK holds the weights of a checkpoint")
+
+
+def test_an_object_whose_functions_use_it_has_the_weights_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy would not: its function would call the layer of the original."""
+    (tmp_path / "patched_object.py").write_text(
+        "from torch import nn\nNETWORK = nn.Sequential(nn.Linear(4, 2))\n"
+        "plain = NETWORK[0].forward\nNETWORK[0].forward = lambda x: 2 * plain(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.save({"0.weight": torch.ones(2, 4), "0.bias": torch.zeros(2)}, tmp_path / "ones.pt")
+    for _ in range(2):
+        network = load_model("patched_object:NETWORK", tmp_path / "ones.pt").module
+        assert float(network(torch.ones(1, 4))[0, 0]) == 8.0
 
 
 def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
