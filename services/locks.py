@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,17 @@ def is_held(path: Path) -> bool:
             return _refused(handle, path) == KEPT
     except OSError:  # no process has ever had it
         return False
+
+
+def is_in_place(held: IO[bytes], path: Path) -> bool:
+    """Whether the lock that is held is still the file at `path`, or may be made again in its folder.
+
+    What is moved to the place of a removed library must neither end up inside nor lose its own state.
+    """
+    try:
+        return os.path.samestat(os.fstat(held.fileno()), os.stat(path))
+    except OSError:
+        return os.path.isdir(path.parent.parent)
 
 
 def _refused(handle: IO[bytes], path: Path) -> str:

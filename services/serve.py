@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -177,7 +178,7 @@ def _check_libraries(config: ServeConfig) -> None:
     Raises ConfigError.
     """
     for name, own in config.models.items():
-        if own.library is not None and own.address is None and not own.library.is_dir():
+        if own.library is not None and own.address is None and not os.path.isdir(own.library):
             raise ConfigError(
                 f"model '{name}' cannot be served: no cache library in {own.library}; correct the path, or "
                 "run gati explore --out first"

@@ -13,6 +13,7 @@ import pytest
 
 import gati
 from gati.cli import render, run
+from gati.cli.running import tree
 from gati.cli.serve import announce
 from gati.composition.composition import Composition
 from gati.errors import CompositionError, DataError, StorageError
@@ -129,6 +130,13 @@ def test_other_options_without_effect_are_refused(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, arguments)
+
+
+def test_a_line_with_a_repeated_option_is_still_completed() -> None:
+    """The error was printed into the line that was being typed."""
+    line = ["stream", "x", "--seed", "1", "--seed", "2"]
+    stream = tree().commands[line[0]]
+    assert stream.make_context(line[0], line[1:], resilient_parsing=True).command is stream
 
 
 # Files, folders and standard output -------------------------------------------------------------------------

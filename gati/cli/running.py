@@ -62,7 +62,7 @@ def _parse_once_each(
 ) -> list[str]:
     """Parse the arguments of a command; an option with one value may be there once only."""
     *_, found = command.make_parser(context).parse_args(list(arguments))
-    if not any(each.is_eager for each in found):  # such as --help
+    if not context.resilient_parsing and not any(each.is_eager for each in found):  # such as --help
         for each, times in Counter(found).items():
             takes_one = each.param_type_name == "option" and not (each.is_flag or each.multiple or each.count)
             if times > 1 and takes_one:

@@ -41,7 +41,7 @@ from services.inference.withdrawn import (
     name_of,
     source_of,
 )
-from services.locks import KEPT, hold, is_held
+from services.locks import KEPT, hold, is_held, is_in_place
 
 _log = logging.getLogger("gati.inference")
 
@@ -247,16 +247,9 @@ class ServedStanding(Standing):
             super().write(snapshot)
 
     def _is_in_place(self) -> bool:
-        """Whether the file's folder is still that of the lock, or can be made again in its library.
-
-        What is moved to the place of a removed library must neither end up inside nor lose its own state.
-        """
         if self._held is None or self._path is None:
             return True
-        try:
-            found = os.path.samestat(os.fstat(self._held.fileno()), os.stat(self._path.with_suffix(".lock")))
-        except OSError:
-            found = os.path.isdir(self._path.parent.parent)
+        found = is_in_place(self._held, self._path.with_suffix(".lock"))
         if not found and not self._is_gone:
             _log.warning("its folder is gone: state is kept in memory", extra={"file": str(self._path)})
         self._is_gone = not found

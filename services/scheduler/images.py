@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,9 @@ _QUICK = (b"\x89PNG", b"\xff\xd8")  # begin PNG and JPEG; what decodes some of t
 _SLOW = (b"zTXt", b"iTXt", b"iCCP", b"Exif", b"MPF\0")  # parts that take long to unpack or to read
 _SCAN = b"\xff\xda"  # begins each scan of a JPEG
 _MOST_SCANS = 100  # a progressive JPEG has about ten; each may take as long as all the pixels
+_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # begins a part of a JPEG, with its length, or ends it
+_END = b"\xff\xd9"
+_MOST_PARTS = 10_000  # of a JPEG
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what a client sends may warn a thousand times
 
 
@@ -65,7 +69,7 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
             raise TooLargeError(
                 f"the image has too many pixels ({image.width}x{image.height}); send a smaller one"
             )
-        if isinstance(image, JpegImageFile) and data.count(_SCAN) > _MOST_SCANS:
+        if isinstance(image, JpegImageFile) and _has_very_many_scans(data):
             raise RequestError(f"the JPEG has more than {_MOST_SCANS} scans; save it again")
         charge.add(image.width * image.height * (_DECODED_BYTES + channels))
         pixels = _pixels(image, _MODES.get(channels, "RGB"))
@@ -78,6 +82,22 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
             f"not an image that can be read ({type(error).__name__}); send {', '.join(_FORMATS)}"
         ) from error
     return Tensor("UINT8", [1, *pixels.shape], _content(pixels))
+
+
+def _has_very_many_scans(data: bytes) -> bool:
+    """Whether a JPEG has more than `_MOST_SCANS`; what follows its end, such as a phone's video, has none."""
+    if data.count(_SCAN) <= _MOST_SCANS:
+        return False
+    scans = at = 0
+    for _ in range(_MOST_PARTS):
+        found = _MARKER.search(data, at)
+        if found is None or found[0] == _END:
+            return False
+        scans += found[0] == _SCAN
+        if scans > _MOST_SCANS:
+            return True
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    return True
 
 
 def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:

@@ -19,7 +19,7 @@ from typing import IO, Any
 from gati.documents import DocumentKind
 from gati.errors import StorageError
 from gati.types import is_name
-from services.locks import hold
+from services.locks import hold, is_in_place
 from services.states import BASE_VERSION
 
 _log = logging.getLogger("gati.scheduler")
@@ -167,23 +167,18 @@ class KeptVersions:
         if now == before or not (now.versions or before.versions):
             return
         self._written = now  # even if it is not saved: the next change tries again
-        why_not = self._why_not if self._path is None or self._lock is None else _gone(self._path)
-        if self._path is None or why_not:
+        path, lock = self._path, self._lock
+        if path is None or lock is None or not is_in_place(lock, path.with_suffix(".lock")):
             if now.versions != before.versions:
-                extra = {"versions": list(now.versions), "reason": why_not}
+                reason = self._why_not if lock is None else "its folder is gone"
+                extra = {"versions": list(now.versions), "reason": reason}
                 _log.warning("versions loaded over REST will be lost when this server stops", extra=extra)
             return
         try:
-            await asyncio.to_thread(_DOCUMENT.write, self._path, _values(now))
+            await asyncio.to_thread(_DOCUMENT.write, path, _values(now))
         except StorageError as error:
             self._written = before
             _log.error("the loaded versions could not be saved", extra={"reason": str(error)})
-
-
-def _gone(path: Path) -> str:
-    """Why the file cannot be written: a library that was removed must not come back. Empty if it can."""
-    library = path.parent.parent
-    return "" if library.is_dir() else f"{library} was removed"
 
 
 def is_loaded(found: Any, version: str, composition: str | None) -> bool:

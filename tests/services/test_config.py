@@ -259,9 +259,10 @@ def test_a_link_to_a_library_gives_its_own_name_and_is_followed_once(folder: Pat
     assert told[-1].library == link, "on another machine the link may lead elsewhere"
 
 
-def test_a_library_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gone", 300 * "n"])  # no file system has names of that length
+def test_a_library_that_is_not_there_is_not_made(tmp_path: Path, name: str) -> None:
     """The list of loaded versions made a folder for its lock: what was moved there next ended up inside."""
-    config = ServeConfig(models={"m": ModelConfig(library=tmp_path / "gone")})
+    config = ServeConfig(models={"m": ModelConfig(library=tmp_path / name)})
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ConfigError) as refused:
         asyncio.run(serve._serve(config, ThisMachine(), listening, print))
     assert str(refused.value).startswith(f"model 'm' cannot be served: no cache library in {tmp_path}")

@@ -422,6 +422,19 @@ def test_pictures_of_very_many_scans_are_refused() -> None:
         assert data.count(SCAN[:2]) > 4 and decode_image(data, 1, MIB, charge).shape == [1, 6, 9, 1]
         with pytest.raises(RequestError, match="more than 100 scans; save it again"):
             decode_image(data[:-2] + 100 * SCAN + data[-2:], 1, MIB, charge)
+        with pytest.raises(
+            RequestError, match="more than 100 scans"
+        ):  # a part without content may not hide them
+            decode_image(data[:-2] + b"\xff\x02\xff\xff" + 100 * SCAN + data[-2:], 1, MIB, charge)
+
+
+def test_what_is_next_to_the_scans_of_a_picture_is_not_counted() -> None:
+    """Phones append a short video: its ten megabytes have the two bytes of a scan often enough."""
+    data, other = saved("JPEG"), 101 * SCAN
+    part = b"\xff\xe5" + struct.pack(">H", len(other) + 2) + other
+    with ByteBudget(64 * MIB).open() as charge:
+        plain = decode_image(data, 1, MIB, charge)
+        assert decode_image(data[:2] + part + data[2:] + other, 1, MIB, charge) == plain
 
 
 @pytest.mark.slow

@@ -85,8 +85,22 @@ def test_a_library_that_was_removed_does_not_come_back(
     server(library / "standing", begun(), remove)
     assert not library.exists()
     assert {vars(each)["reason"] for each in caplog.records if "will be lost" in each.message} == {
-        f"{library} was removed"
+        "its folder is gone"
     }
+
+
+def test_what_a_library_that_was_moved_there_loads_stays(tmp_path: Path) -> None:
+    library, other = tmp_path / "library", tmp_path / "other"
+    server(other / "standing", begun(), load_three)
+    there = (other / "standing" / "m.versions.json").read_bytes()
+
+    async def swap(model: Model) -> None:
+        library.rename(tmp_path / "before")
+        other.rename(library)
+        await model.load("d", "fast")
+
+    server(library / "standing", begun(), swap)
+    assert (library / "standing" / "m.versions.json").read_bytes() == there
 
 
 def test_without_a_folder_they_end_with_the_server_and_that_is_told(
