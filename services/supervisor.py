@@ -181,6 +181,7 @@ class Supervised:
         scratch = Scratch("socket")
         ended: asyncio.Task[bool] | None = None
         preparing: asyncio.Task[None] | None = None
+        exited: asyncio.Task[int] | None = None
         readers: list[asyncio.Task[None]] = []
         process = None
         try:
@@ -209,8 +210,8 @@ class Supervised:
             if process is not None and process.returncode is None:  # this task was cancelled
                 process.kill()
             try:
-                if readers:
-                    await asyncio.wait(readers, timeout=1.0)
+                if pending := [task for task in (*readers, exited) if task is not None]:
+                    await asyncio.wait(pending, timeout=1.0)
             finally:
                 for each in readers:
                     each.cancel()

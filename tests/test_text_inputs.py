@@ -218,7 +218,9 @@ def explored(folder: Path, *options: str) -> int:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         write_tokenizer(tokenizer)
-    given = ["--data", str(folder / "val.csv"), "--tokenizer", str(tokenizer), *options]
+    given = ["--data", str(folder / "val.csv"), *options]
+    if "--tokenizer" not in options:
+        given += ["--tokenizer", str(tokenizer)]
     return run(["explore", MODEL, *given, "--out", str(folder / "out"), "--epochs", "1"])
 
 

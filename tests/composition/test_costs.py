@@ -189,10 +189,9 @@ def test_a_library_is_itself_on_its_own_backend_and_untouched_on_another(library
 
 @pytest.mark.slow
 def test_auto_takes_the_fastest_that_is_measured(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gati.engine.backends.base.find_spec", lambda name: object())
     for backend, speed in (("openvino", 3.0), ("onnxruntime", 5.0)):
         keep(library, costs_of(library, backend, speed))
-        module = f"gati.engine.backends.{backend}"
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: object())
     assert compose(library.directory, accuracy=0.95).backend == "onnxruntime"
     overlapped = compose(library.directory, accuracy=0.95, placement="overlapped")
     assert overlapped.backend == library.manifest.profile.backend, "the only one that has it"

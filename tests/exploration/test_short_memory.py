@@ -18,6 +18,7 @@ from gati.exploration import memory, stages
 from gati.exploration.explore import explore
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
+from gati.exploration.state import StagePlan
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
 from tests.exploration.quick import few_steps
@@ -55,9 +56,8 @@ def weights(library: Library) -> dict[str, Tensor]:
     return {f"{path.name} {name}": each for path in caches for name, each in load_file(path).items()}
 
 
-def plans(folder: Path) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = json.loads((folder / ".state" / "plans.json").read_text())
-    return found
+def plans(folder: Path) -> list[StagePlan]:
+    return [StagePlan(*each) for each in json.loads((folder / ".state" / "plans.json").read_text()).values()]
 
 
 def test_a_run_in_smaller_batches_goes_on_in_them_whatever_memory_there_is_later(
@@ -68,13 +68,13 @@ def test_a_run_in_smaller_batches_goes_on_in_them_whatever_memory_there_is_later
     whole = explore(NET, **files, out=tmp_path / "whole")
     with pytest.raises(Killed):
         explore(NET, **files, out=tmp_path / "killed", progress=KilledAfter(20))
-    ((*_, batch_size),) = plans(tmp_path / "killed").values()
-    assert 2 <= batch_size < 128
+    (plan,) = plans(tmp_path / "killed")
+    assert plan.batch_size is not None and 2 <= plan.batch_size < 128
     monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
     student = next(trial for trial in whole.trials if trial.variant == "student(8)")
     resumed = explore(NET, **files, out=tmp_path / "killed")
     same = next(trial for trial in resumed.trials if trial.variant == "student(8)")
-    assert same.images_seen == student.images_seen and same.images_seen % batch_size == 0
+    assert same.images_seen == student.images_seen and same.images_seen % plan.batch_size == 0
     first, second = weights(whole), weights(resumed)
     of_student = [name for name in first if "student" in name]
     assert of_student and all(torch.equal(first[name], second[name]) for name in of_student)
@@ -86,7 +86,7 @@ def test_batches_are_as_ever_where_memory_suffices(
     monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
     with pytest.raises(Killed):
         explore(NET, **files, out=tmp_path, progress=KilledAfter(20))
-    assert [plan[-1] for plan in plans(tmp_path).values()] == [None]
+    assert [plan.batch_size for plan in plans(tmp_path)] == [None]
 
 
 class _Notes(SilentProgress):
