@@ -44,8 +44,8 @@ class Point(NamedTuple):
 
 def measured_points(text: str) -> list[Point]:
     """Return the points in the text of `benchmarks/README.md`. Raises ValueError if a table differs."""
-    students = _table(text, "### Students", "same answer: Gati, cascade")
-    peers = _table(text, "#### Peers", "over the same engine alone")
+    students = _table(text, "## Students", "same answer: Gati, cascade")
+    peers = _table(text, "### Peers", "over the same engine alone")
     points = [point for row in students for point in _students(row)]
     for engine, network, gain, agreement in peers:
         if network.endswith("exits"):  # Gati and the cascade are above, measured later
