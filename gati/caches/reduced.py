@@ -9,7 +9,6 @@ a resolution that it was not trained for.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from gati.model.shorten import (
     stages,
     without_unused,
 )
+from gati.model.user_code import copied
 from gati.types import OutputsKind
 
 REDUCED = "reduced"  # without arguments: chosen to fit the network
@@ -194,7 +194,7 @@ def _head(network: nn.Module, block: str, seen: Tensor, classes: int) -> nn.Modu
 
 def _copied(base: nn.Module, example: Tensor) -> nn.Module:
     try:
-        return copy.deepcopy(base)
+        return copied(base)
     except RuntimeError:  # an exported program cannot be deep-copied
         network = unpack_network(pack_network(base, example), Path(REDUCED))
         network.load_state_dict(base.state_dict())

@@ -262,7 +262,7 @@ def reading_of(variant: str, base: Preprocessing, loaded: LoadedModel, example: 
 
     **Raises:** `ModelError` if the numbers of channels differ.
     """
-    if example.ndim != 4 or not loaded.preprocessing_known:
+    if example.ndim != 4 or loaded.preprocessing_from == "default":
         return Reading("logits")
     own = loaded.preprocessing
     if own.channels != base.channels:

@@ -28,7 +28,7 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     loaded, held = _opened(fit_text(loaded), data)
     if held.tensors is None:
         known = loaded.preprocessing
-        unknown = known.unknown or not (held.is_images or loaded.preprocessing_told or known.sound)
+        unknown = known.unknown or not (held.is_images or loaded.preprocessing_from == "told" or known.sound)
         return replace(loaded, preprocessing=replace(loaded.preprocessing, unknown=unknown)), held
     loaded = fit_tensors(loaded, held.tensors, "--data", held.images(np.arange(min(2, len(held)))))
     lengths = length_shares(loaded.module, held.tensors.without_ranges(), held)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gati.errors import CheckpointError, one_line
 from gati.model.bindings import storage
 
-_CONTAINERS = (
+_CONTAINERS = (  # those that come first
     "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
 )  # fmt: skip
 _COMPILED = "_orig_mod."
@@ -31,7 +31,7 @@ _PREFIXES = ("module.", "model.", _COMPILED, "net.")
 _AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 _COUNT = "num_batches_tracked"  # files older than torch 0.4.1 lack it, and inference does not read it
 _LISTED_KEYS = 5
-_DEEPEST = 5  # levels of containers
+_DEEPEST = 5  # levels of mappings in each other
 
 
 class Checkpoint(NamedTuple):
@@ -45,10 +45,10 @@ class Checkpoint(NamedTuple):
 def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -> Checkpoint:
     """Read the state dict in a file.
 
-    `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
-    containers (`state_dict`, `model`, ...) are unwrapped. If several hold tensors, that with the most keys of
-    `wanted`, the network's state, is taken, the first of these. If none holds any of these keys, but all of
-    them under a prefix, as in a LightningModule, what is under it is taken. Tensors are on the CPU.
+    `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The state may
+    be inside other mappings, such as `state_dict` or `model`. If several hold tensors, that with the most
+    keys of `wanted`, the network's state, is taken, the first of these. If none holds any of these keys, but
+    all of them under a prefix, as in a LightningModule, what is under it is taken. Tensors are on the CPU.
 
     **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
     one that is written meanwhile.
@@ -267,15 +267,14 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
     if not found:
         shown = ", ".join([str(key) for key in content][:_LISTED_KEYS]) or "none"
         raise CheckpointError(
-            f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
-            f"of {', '.join(_CONTAINERS[:4])}"
+            f"checkpoint {path} holds no weights (keys: {shown}); give a file that holds a state dict"
         )
     fits = [len(fit_prefixes(each.state, wanted).keys() & wanted.keys()) for each in found]
     fitting = [each for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
     if not fitting:
         inside = [each for state in found for each in _networks_in(state, wanted)]
         fitting = [each for each in inside if _has_shapes(each.state, wanted)] or inside
-    chosen = (fitting or found)[0]
+    chosen = fitting[0] if fitting else max(found, key=lambda each: len(each.state))
     note = ""
     if len(fitting) > 1:
         names = ", ".join(each.name or "no name" for each in fitting)
@@ -286,14 +285,16 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
 
 
 def _states_in(content: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[_Found]:
-    """The tensors in each container, innermost first, and those of `content` itself, with the names of these.
+    """The tensors in each mapping inside, innermost first, and those of `content` itself, with their names.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
+    What has numbers for keys is the state of an optimizer.
     """
     if not isinstance(content, Mapping) or depth == 0:
         return
-    for key in _CONTAINERS:
-        yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
+    for key in dict.fromkeys((*_CONTAINERS, *content)):
+        if isinstance(key, str):
+            yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
     own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if own:
         yield _Found(name, own)

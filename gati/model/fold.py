@@ -6,7 +6,6 @@ speeds up training and keeps gradients at the scale of the original layers.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +15,7 @@ from torch.nn.utils import fuse_conv_bn_eval, parametrize
 
 from gati.errors import ModelError
 from gati.model.flatten import export_program
+from gati.model.user_code import copied
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -50,7 +50,7 @@ def settled(module: nn.Module) -> nn.Module:
     """A permanently folded copy of what `trainable_without_normalisation` made; other modules unchanged."""
     if not any(parametrize.is_parametrized(layer) for layer in module.modules()):
         return module
-    folded = copy.deepcopy(module)
+    folded = copied(module)
     for layer in list(folded.modules()):
         if parametrize.is_parametrized(layer, "weight"):
             weight = torch.as_tensor(layer.weight).detach()
@@ -98,7 +98,7 @@ def _with_pairs(module: nn.Module, example: Tensor, fold: Callable[..., nn.Modul
 
 
 def _folded(module: nn.Module, pairs: Sequence[tuple[str, str]], fold: Callable[..., nn.Module]) -> nn.Module:
-    folded = copy.deepcopy(module)
+    folded = copied(module)
     for convolution, normalisation in pairs:
         before, after = folded.get_submodule(convolution), folded.get_submodule(normalisation)
         folded.set_submodule(convolution, fold(before, after))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from gati.model.sound import LogMel
 from gati.model.source import import_object, with_operators
 from gati.model.text import TOKENIZER, read_tokenizer, with_padding
 from gati.model.usable import check_one_label, check_weights, frozen, other_precision, without_compile
-from gati.model.user_code import HELD, unshared
+from gati.model.user_code import note_weights, unshared
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
@@ -52,9 +52,9 @@ class LoadedModel:
     """A network ready to use: on the CPU, in eval mode, no parameter requiring a gradient.
 
     `checkpoint_sha256` is the hash of the checkpoint file, or of the network's state without one. `note` is
-    for the user, or empty. `preprocessing_known` is False if preprocessing is only a default.
-    `preprocessing_told` is False also if it is the preset of a published network: users may prepare its
-    inputs in another way. `channels_known` is False for a network without convolutions.
+    for the user, or empty. `preprocessing_from` is where preprocessing comes from: a `default`, the preset of
+    a `published` network, whose users may prepare its inputs in another way, or they have `told` it.
+    `channels_known` is False for a network without convolutions.
     """
 
     module: nn.Module
@@ -64,8 +64,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None = None
     note: str = ""
-    preprocessing_known: bool = True
-    preprocessing_told: bool = True
+    preprocessing_from: Literal["default", "published", "told"] = "told"
     channels_known: bool = True
 
 
@@ -126,14 +125,16 @@ def load_model(
         )
     source = str(source)
     module, recipe, sha256, notes = _weighted(source, checkpoint)
-    is_told = all(each is not None for each in (mean, std, resize))
-    prepared = None if recipe.preprocessing or is_told else prepared_by_processor(module)
-    if prepared is not None:
-        recipe = dataclasses.replace(recipe, preprocessing=prepared.preprocessing, is_published=True)
+    all_told = all(each is not None for each in (mean, std, resize))
+    told = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
+    prepared = None if recipe.preprocessing or all_told else prepared_by_processor(module)
+    if prepared is not None and not told:
+        notes.append(prepared.note)
     module = giving_scores(frozen(module, source), may_change=not recipe.is_users)
     config = getattr(module, "config", None)
     channels = recipe.channels or _channels_of_convolution(module)
-    preset = recipe.preprocessing or _identity(channels or 3)
+    known = recipe.preprocessing or (prepared.preprocessing if prepared is not None else None)
+    preset = known or _identity(channels or 3)
     if prepared is not None and prepared.is_unknown:
         preset = dataclasses.replace(preset, unknown=True)
     preprocessing = _override(preset, mean, std, resize)
@@ -143,10 +144,7 @@ def load_model(
         text = with_padding(preprocessing.text, _padding_in(config))
         preprocessing = dataclasses.replace(preprocessing, text=text)
     own = recipe.class_names or names_in_config(config)
-    given = any(each is not None for each in (mean, std, resize, sample_rate, seconds))
-    known = given or recipe.preprocessing is not None
-    if prepared is not None and not given:
-        notes.append(prepared.note)
+    told_by_code = recipe.preprocessing is not None and not recipe.is_published
     return LoadedModel(
         module,
         lasting_source(source),
@@ -155,9 +153,8 @@ def load_model(
         preprocessing,
         own if class_names is None else tuple(str(name) for name in class_names),
         "; ".join(notes),
-        preprocessing_known=known,
-        preprocessing_told=given or (known and not recipe.is_published),
-        channels_known=recipe.preprocessing is not None or channels is not None,
+        preprocessing_from="told" if told or told_by_code else "default" if known is None else "published",
+        channels_known=known is not None or channels is not None,
     )
 
 
@@ -174,36 +171,34 @@ class _Weighted(NamedTuple):
 
 
 def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
-    """Build the network, with as many classes as the checkpoint has if it may have any, and load that."""
+    """Build the network, with as many classes as the checkpoint has if it is published, and load that."""
     recipe = _recipe(source)
     module = _build(source, recipe, None)
-    precision = other_precision(module)
-    if precision:
-        module = module.float()
-    sha256 = ""
     notes: list[str] = []
-    if checkpoint is not None:
-        state, sha256, note = load_checkpoint(checkpoint, module.state_dict())
-        notes += [note] if note else []
-        classes = _other_class_count(module, state) if recipe.any_classes else None
-        if classes is not None:
-            module = _build(source, recipe, classes)
-            recipe = dataclasses.replace(recipe, class_names=None)
-        elif recipe.is_users:
-            module = unshared(module, sha256, source)
-        if recipe.is_published:
-            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
-        apply_checkpoint(module, state, checkpoint)
-    elif recipe.is_users:
-        module = unshared(module, sha256, source)
-    elif recipe.any_classes:
-        notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
-    if precision:
+    if precision := other_precision(module):
+        module = module.float()
         notes.append(
             f"the weights of {source} are {precision}: the network runs in float32, which caches read"
         )
+    state: dict[str, Tensor] = {}
+    sha256 = ""
+    if checkpoint is not None:
+        state, sha256, note = load_checkpoint(checkpoint, module.state_dict())
+        notes += [note] if note else []
+    elif recipe.is_published:
+        notes.append(f"no checkpoint given: the weights of {source} are random (seed {_SEED})")
     if recipe.is_users:
-        HELD[module] = sha256
+        module = unshared(module, sha256, source)
+    if checkpoint is not None:
+        if recipe.is_published:
+            classes = _other_class_count(module, state)
+            if classes is not None:
+                module = _build(source, recipe, classes)
+                recipe = dataclasses.replace(recipe, class_names=None)
+            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
+        apply_checkpoint(module, state, checkpoint)
+    if recipe.is_users:
+        note_weights(module, sha256)
     return _Weighted(module, recipe, sha256, notes)
 
 
@@ -249,9 +244,7 @@ def _callable_recipe(source: str) -> NetworkRecipe:
         raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
     known = next((preset for network, preset in zoo.PRESETS.items() if network is target), None)
     if known is not None:
-        return NetworkRecipe(
-            lambda classes: target(**classes_argument(classes)), known, any_classes=True, is_published=True
-        )
+        return NetworkRecipe(lambda classes: target(**classes_argument(classes)), known, is_published=True)
     required = _required_arguments(target)
     if required:
         raise ModelError(

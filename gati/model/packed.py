@@ -49,7 +49,7 @@ def fit_tensors(
             )
     text = _fitted_text(loaded.preprocessing.text, inputs)
     preprocessing = replace(loaded.preprocessing, tensors=TensorInputs(parts), text=text)
-    return replace(loaded, module=module, preprocessing=preprocessing, preprocessing_known=True)
+    return replace(loaded, module=module, preprocessing=preprocessing, preprocessing_from="told")
 
 
 def fit_text(loaded: LoadedModel) -> LoadedModel:

@@ -59,8 +59,12 @@ def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Iden
 
 @contextmanager
 def _oversized_is_an_error() -> Iterator[None]:
-    """Warning filters belong to the process, so all threads share this one."""
+    """Warning filters belong to the process, so all threads share this one.
+
+    Pillow's other warnings are of pictures that it can read, and would come once for each of thousands.
+    """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
 
@@ -69,6 +73,8 @@ def _decode(path: Path) -> Image.Image:
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             image.load()
+            if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+                return image.convert("RGBA")  # else Pillow warns when it is converted to other modes
             return eight_bits(image.copy())
     except DataError as error:
         raise DataError(f"{path}: {error}") from error

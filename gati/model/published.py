@@ -17,14 +17,16 @@ _AUXILIARY = ("aux1", "aux2", "AuxLogits")
 
 @dataclass(frozen=True)
 class NetworkRecipe:
-    """How to build a network: `build(num_classes)`, None meaning the network's own default."""
+    """How to build a network: `build(num_classes)`, None meaning the network's own default.
+
+    Others than published networks are built with their own number of classes only.
+    """
 
     build: Callable[[int | None], nn.Module]
     preprocessing: Preprocessing | None = None
     class_names: tuple[str, ...] | None = None
-    any_classes: bool = False  # whether `build` accepts a number
     channels: int | None = None  # of its input, if known
-    is_published: bool = False  # and its preprocessing that of the published weights
+    is_published: bool = False  # with the preprocessing of published weights, and as many classes as asked
     is_users: bool = False  # `build` returns the user's own object
 
 
@@ -51,9 +53,7 @@ def torchvision_recipe(name: str) -> NetworkRecipe:
         built: nn.Module = network
         return built
 
-    return NetworkRecipe(
-        build, preprocessing, tuple(weights.meta["categories"]), any_classes=True, is_published=True
-    )
+    return NetworkRecipe(build, preprocessing, tuple(weights.meta["categories"]), is_published=True)
 
 
 def timm_recipe(name: str) -> NetworkRecipe:
@@ -85,7 +85,7 @@ def timm_recipe(name: str) -> NetworkRecipe:
             )
         return network
 
-    return NetworkRecipe(build, preprocessing, _timm_names(timm, name), any_classes=True, is_published=True)
+    return NetworkRecipe(build, preprocessing, _timm_names(timm, name), is_published=True)
 
 
 def _timm_names(timm: Any, name: str) -> tuple[str, ...] | None:

@@ -51,7 +51,8 @@ class RecordingFolder(Dataset[Any]):
         self.paths, self.note = listing.files, listing.note
         labels = [listing.classes[number] for number in listing.numbers if number >= 0]
         labels = labels or _labels_in_names(self.paths)
-        self.classes: list[str] | None = sorted(set(labels), key=_place) if labels else None
+        named = {*listing.classes, *labels}  # a folder without recordings is a class, too
+        self.classes: list[str] | None = sorted(named, key=_place) if labels else None
         self.targets = None if self.classes is None else [self.classes.index(label) for label in labels]
         self._kept = KeptInputs(_KEPT_BYTES)
 

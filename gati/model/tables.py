@@ -44,8 +44,9 @@ def read_texts(path: Path, text_column: str, label_column: str | None, what: str
     Integer classes are kept, also if written as `3.0`; names are numbered in sorted order. `what` begins the
     messages.
 
-    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a missing column, rows
-    with too many fields or without text or class, or classes that are numbers but not integers from 0.
+    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a column that is missing
+    or there twice, rows with too many fields or without text or class, or classes that are numbers but not
+    integers from 0.
     """
     where = f"{what}: {path}"
     _check_there(path, what)
@@ -60,8 +61,9 @@ def read_texts(path: Path, text_column: str, label_column: str | None, what: str
         raise DataError(f"{where} is empty; give at least a few hundred texts")
     for row, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
-            found = "is empty" if text is None or isinstance(text, str) else f"holds a {type(text).__name__}"
-            raise DataError(f"{where}: `{text_column}` of row {row} {found}; remove that row")
+            is_empty = text is None or isinstance(text, str)
+            found = "is empty; remove that row" if is_empty else f"is a {type(text).__name__}; write strings"
+            raise DataError(f"{where}: `{text_column}` of row {row} {found}")
     return TextTable(texts, *_classes(columns.get(label_column or _LABELS), where))
 
 
@@ -107,31 +109,10 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            lines: list[str] = []  # of the row that is being read
-            reader = csv.DictReader(_noted(file, lines))
-            columns: dict[str, list[Any] | None] = {str(name): None for name in reader.fieldnames or ()}
-            _check_separator(list(columns), wanted[0], where)
-            kept: dict[str, list[Any]] = {name: [] for name in wanted if name in columns}
-            last: list[str] = []
-            lines.clear()
-            for number, row in enumerate(reader):
-                if any(row.get(None) or ()):
-                    raise DataError(
-                        f"{where}: row {number} has more fields than the header; put texts that hold commas "
-                        "into double quotes"
-                    )
-                for name, values in kept.items():
-                    values.append(row[name])
-                last, lines[:] = lines.copy(), ()
-            last = [line for line in last if line.strip()]  # no row, before the last one
-            if len(last) > 1 and "".join(last).count('"') % 2:
-                raise DataError(
-                    f"{where}: a double quote in the last {len(last)} lines is not closed, so they are one "
-                    "row; close it, or double it if it belongs to the text"
-                )
+            return _columns_of(file, wanted, where)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 ({one_line(error)}); convert it, as with iconv") from error
-    except csv.Error as error:
+    except (csv.Error, OSError, EOFError, zlib.error) as error:
         if "field larger" not in str(error):
             raise DataError(
                 f"{where} is not valid CSV ({one_line(error)}); write or copy it again"
@@ -140,9 +121,33 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
             f"{where}: a field has more than {csv.field_size_limit()} characters; close its double quote, or "
             "cut that text"
         ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{where} is not valid CSV ({one_line(error)}); write or copy it again") from error
-    return {**columns, **kept}
+
+
+def _columns_of(file: Iterable[str], wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
+    lines: list[str] = []  # of the row that is being read
+    reader = csv.DictReader(_noted(file, lines))
+    names = [str(name) for name in reader.fieldnames or ()]
+    _check_separator(names, wanted[0], where)
+    _check_once(names, wanted, where)
+    kept: dict[str, list[Any]] = {name: [] for name in wanted if name in names}
+    last: list[str] = []
+    lines.clear()
+    for number, row in enumerate(reader):
+        if any(row.get(None) or ()):
+            raise DataError(
+                f"{where}: row {number} has more fields than the header; put texts that hold commas "
+                "into double quotes"
+            )
+        for name, values in kept.items():
+            values.append(row[name])
+        last, lines[:] = lines.copy(), ()
+    last = [line for line in last if line.strip()]  # no row, before the last one
+    if len(last) > 1 and "".join(last).count('"') % 2:
+        raise DataError(
+            f"{where}: a double quote in the last {len(last)} lines is not closed, so they are one "
+            "row; close it, or double it if it belongs to the text"
+        )
+    return {**dict.fromkeys(names), **kept}
 
 
 def _check_separator(columns: Sequence[str], text_column: str, where: str) -> None:
@@ -151,6 +156,15 @@ def _check_separator(columns: Sequence[str], text_column: str, where: str) -> No
         names = [name.strip('" ') for name in columns[0].split(sign)] if len(columns) == 1 else []
         if len(names) > 1 and text_column in names:
             raise DataError(f"{where} has {signs} between its columns; write it with commas")
+
+
+def _check_once(columns: Sequence[str], wanted: Sequence[str], where: str) -> None:
+    """Raise `DataError` if several columns have one of the wanted names: which of them is meant?"""
+    for name in wanted:
+        if columns.count(name) > 1:
+            raise DataError(
+                f"{where} has {columns.count(name)} columns `{name}`; rename or remove all but one"
+            )
 
 
 def _noted(file: Iterable[str], lines: list[str]) -> Iterator[str]:
@@ -167,6 +181,7 @@ def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, li
 
     try:
         with parquet.ParquetFile(path) as file:
+            _check_once(file.schema_arrow.names, wanted, where)
             columns: dict[str, list[Any] | None] = dict.fromkeys(file.schema_arrow.names)
             kept = [name for name in wanted if name in columns]
             read = file.read(columns=kept)
@@ -175,6 +190,11 @@ def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, li
         raise DataError(f"{where} has text that is not UTF-8; write it again") from error
     except (ArrowException, OSError) as error:
         raise _damaged_parquet(where, error) from error
+    except ValueError as error:  # of times to the nanosecond, which Python does not have
+        raise DataError(
+            f"{where} has values that cannot be read ({one_line(error)}); write texts as strings, and "
+            "classes as numbers or names"
+        ) from error
 
 
 def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from gati.errors import ModelError, one_line
 from gati.model.user_code import running_user_code
 
+_COMPILED_FROM = "_torchdynamo_orig_callable"  # set by torch.compile on the functions that it returns
 _PROBLEM = "problem_type"
 _OTHER_PROBLEMS = ("multi_label_classification", "regression")
 
@@ -25,7 +27,22 @@ def without_compile(module: nn.Module) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if child is not None and _original(child) is not child:
                 setattr(parent, name, _original(child))
+        for name, function in _plain_functions(parent):
+            setattr(parent, name, function)
     return module
+
+
+def _plain_functions(module: nn.Module) -> list[tuple[str, Callable[..., Any]]]:
+    """The names of a module's compiled functions and methods, such as its forward, and what was compiled."""
+    methods: dict[str, Any] = {}
+    for kind in reversed(type(module).__mro__):
+        methods |= vars(kind)
+    own = vars(module)
+    found = [(name, getattr(value, _COMPILED_FROM, None)) for name, value in own.items()]
+    for name in methods.keys() - own.keys():
+        plain = getattr(methods[name], _COMPILED_FROM, None)
+        found.append((name, None if plain is None else MethodType(plain, module)))
+    return [(name, function) for name, function in found if function is not None]
 
 
 def _original(module: nn.Module) -> nn.Module:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gati.errors import GatiError, ModelError, one_line
 
 # Networks that users' modules hold as objects, with the hash of the checkpoint in them; "" without one.
-HELD: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_HELD: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
 
     **Raises:** `ModelError` if it cannot be copied, or without a checkpoint if its own weights are lost.
     """
-    held = HELD.get(module, sha256)
+    held = _HELD.get(module, sha256)
     if held == sha256:
         return module
     if not sha256:
@@ -51,4 +51,19 @@ def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
             "that returns a new network"
         )
     ):
-        return copy.deepcopy(module)
+        return copied(module)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy, also if layers keep tensors with a history, as those of `weight_norm` keep their weight.
+
+    **Raises:** whatever the network's code raises.
+    """
+    kept = (value for part in module.modules() for value in vars(part).values())
+    memo = {id(each): each.detach().clone() for each in kept if isinstance(each, Tensor) and not each.is_leaf}
+    return copy.deepcopy(module, memo)
+
+
+def note_weights(module: nn.Module, sha256: str) -> None:
+    """Note that the user's own object, or a copy of it, has the weights of the checkpoint with this hash."""
+    _HELD[module] = sha256

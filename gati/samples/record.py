@@ -20,7 +20,7 @@ from gati.errors import AdaptError
 
 OVERHEAD_BYTES = 256  # counted per record for its other columns, the row and the indexes
 
-_KIND = re.compile(r"image|input|hidden:[^\x00]{1,240}")
+_KINDS = ("image", "input")
 _DTYPE = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 LONGEST_TEXT = 512
 _MOST_AXES = 32
@@ -30,8 +30,8 @@ _MOST_AXES = 32
 class Record:
     """One sampled input with the base model's answer to it.
 
-    `kind` says what `input` is: `image` (uint8, HWC), `input` (the preprocessed tensor, without the batch
-    dimension) or `hidden:BLOCK` (that block's output). `time_s` is in seconds since 1970.
+    `kind` says what `input` is: `image` (uint8, HWC) or `input` (the preprocessed tensor, without the batch
+    dimension). `time_s` is in seconds since 1970.
     `number` grows from record to record of a store and stays the same; None for a record not read from one.
     `exit` is the block at whose cache the request left, None if the base model answered; `agreed` is
     whether that early answer was the base model's, None if it was not audited.
@@ -55,15 +55,15 @@ class Record:
         _check_array("input", self.input)
         if self.probabilities is not None:
             _check_array("probabilities", self.probabilities)
-        if not _KIND.fullmatch(self.kind):
-            raise AdaptError(f"kind is {self.kind!r}, must be image, input or hidden:BLOCK")
+        if self.kind not in _KINDS:
+            raise AdaptError(f"kind is {self.kind!r}, must be one of {', '.join(_KINDS)}")
         if not 0 <= self.base_class < 2**31:
             raise AdaptError(f"base_class is {self.base_class!r}, must be a class number from 0")
         if not (math.isfinite(self.time_s) and abs(self.time_s) < 1e15):
             raise AdaptError(f"time_s is {self.time_s!r}, must be seconds since 1970")
         if not self.model:
             raise AdaptError("a record needs the name of the model that answered it, got ''")
-        for name in ("model", "source", "exit", "kind"):
+        for name in ("model", "source", "exit"):
             _check_text(name, getattr(self, name))
 
     @property

@@ -106,7 +106,7 @@ class RecordStore:
         return store
 
     def add(self, records: Sequence[Record], *, batch: Batch | None = None) -> None:
-        """Keep all `records` and drop the oldest beyond the bounds, in one transaction.
+        """Keep all `records`, if any, and drop the oldest beyond the bounds, in one transaction.
 
         A `time_s` in the future is taken as now, so that a wrong clock does not push out the other records.
         Of two calls with the same `batch` the second changes nothing.
@@ -128,14 +128,6 @@ class RecordStore:
             removed = self._evict(connection, held.bytes + added, self._steady(now))
             _account(connection, len(rows) - removed.records, added - removed.bytes)
 
-    def evict(self) -> int:
-        """Drop records beyond the bounds, without adding any; returns the number of records dropped."""
-        self._prepare()
-        with sql.translated(self.where), sql.writing(self._engine) as connection:
-            removed = self._evict(connection, _lock(connection).bytes, self._steady(self._clock()))
-            _account(connection, -removed.records, -removed.bytes)
-        return removed.records
-
     def window(
         self,
         model: str,
@@ -151,17 +143,16 @@ class RecordStore:
         **Raises:** `StorageError` when the database is away, `AdaptError` when it was tampered with.
         """
         self._prepare()
-        with sql.translated(self.where):
-            table = sql.records
-            newest = (  # found in an index: inputs are not sorted
-                sa.select(table.c.id)
-                .where(*self._where(model, since_s, kind))
-                .order_by(table.c.id.desc())
-                .limit(limit)
-            )
-            kept = sa.select(table).where(table.c.id.in_(newest)).order_by(table.c.id)
-            with self._engine.connect() as connection:
-                rows = connection.execute(kept).mappings().all()
+        table = sql.records
+        newest = (  # found in an index: inputs are not sorted
+            sa.select(table.c.id)
+            .where(*self._where(model, since_s, kind))
+            .order_by(table.c.id.desc())
+            .limit(limit)
+        )
+        kept = sa.select(table).where(table.c.id.in_(newest)).order_by(table.c.id)
+        with sql.translated(self.where), self._engine.connect() as connection:
+            rows = connection.execute(kept).mappings().all()
         return [decode(dict(row)) for row in rows]
 
     def outcomes(self, model: str, limit: int | None = None) -> list[Outcome]:
@@ -173,7 +164,7 @@ class RecordStore:
         columns = sql.records.c
         newest = (
             sa.select(columns.time_s, columns.source, columns.left_at, columns.agreed)
-            .where(*self._where(model, None, None))
+            .where(*self._where(model))
             .order_by(columns.id.desc())
             .limit(limit)
         )
@@ -181,16 +172,15 @@ class RecordStore:
             rows = connection.execute(newest).all()
         return [Outcome(*row) for row in reversed(rows)]
 
-    def count(self, model: str | None = None, since_s: float | None = None, kind: str | None = None) -> int:
+    def count(self, model: str | None = None) -> int:
         """Number of records no older than `max_age_s`, of `model` or of all.
 
         **Raises:** `StorageError` when the database is away.
         """
         self._prepare()
-        with sql.translated(self.where):
-            counted = sa.select(sa.func.count()).select_from(sql.records)
-            with self._engine.connect() as connection:
-                return connection.execute(counted.where(*self._where(model, since_s, kind))).scalar_one()
+        counted = sa.select(sa.func.count()).select_from(sql.records).where(*self._where(model))
+        with sql.translated(self.where), self._engine.connect() as connection:
+            return connection.execute(counted).scalar_one()
 
     def size_bytes(self) -> int:
         """Size that counts towards `limit_bytes`. Raises StorageError if the database is unreachable."""
@@ -234,7 +224,7 @@ class RecordStore:
         row["time_s"] = min(row["time_s"], now)
         return row
 
-    def _where(self, model: str | None, since_s: float | None, kind: str | None) -> list[Any]:
+    def _where(self, model: str | None, since_s: float | None = None, kind: str | None = None) -> list[Any]:
         columns = sql.records.c
         oldest = self._clock() - self.max_age_s
         conditions: list[Any] = [columns.time_s >= (oldest if since_s is None else max(oldest, since_s))]

@@ -376,7 +376,8 @@ def test_names_come_from_the_source(tmp_path: Path) -> None:
 
 
 def loaded(preprocessing: Preprocessing, *, known: bool = True) -> LoadedModel:
-    return LoadedModel(nn.Identity(), "x:y", None, "", preprocessing, preprocessing_known=known)
+    origin: Any = "told" if known else "default"
+    return LoadedModel(nn.Identity(), "x:y", None, "", preprocessing, preprocessing_from=origin)
 
 
 @settings(max_examples=50, deadline=None)

@@ -33,7 +33,7 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 
 
-@pytest.mark.parametrize("container", [None, "state_dict", "model", "model_state_dict", "net", "ema"])
+@pytest.mark.parametrize("container", [None, "state_dict", "model_state_dict", "ema", "module", "params"])
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod."])
 def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | None, prefix: str) -> None:
     trained = network()
@@ -446,9 +446,8 @@ def test_a_file_without_weights_lists_its_keys(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(tmp_path / "log.pth")
     assert str(error.value) == (
-        f"checkpoint {tmp_path / 'log.pth'} holds no weights (keys: epoch, best); give a state "
-        "dict, bare or under "
-        "one of state_dict, model_state_dict, model, net"
+        f"checkpoint {tmp_path / 'log.pth'} holds no weights (keys: epoch, best); give a file "
+        "that holds a state dict"
     )
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -732,6 +733,24 @@ def test_grey_of_16_bits_keeps_its_upper_byte(tmp_path: Path, suffix: str) -> No
     assert torch.equal((grey[0, 0] * 255).round(), torch.from_numpy((wide >> 8).astype(np.float32)))
     colour = load_images([tmp_path / f"a.{suffix}"], PLAIN)
     assert torch.equal(colour[0], grey[0].expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_of_which_pillow_warns_are_read_in_silence(tmp_path: Path, channels: int) -> None:
+    """It warns each time, so thousands of lines would be all that a user sees of a command."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE)
+    picture.save(tmp_path / "transparent.png", transparency=bytes(range(256)))
+    broken_exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\xff\xff\xff\xff"
+    Image.fromarray(pixels).save(tmp_path / "metadata.jpg", exif=broken_exif)
+    preprocessing = Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_data(tmp_path, preprocessing)
+        assert len(data.identities) == 2
+        found = data.images([1])[0]
+    plain = np.asarray(picture.convert("L" if channels == 1 else "RGB")).reshape(16, 16, channels)
+    assert np.array_equal(found.permute(1, 2, 0).mul(255).round().byte().numpy(), plain)
 
 
 def test_pixels_of_unknown_range_are_refused() -> None:

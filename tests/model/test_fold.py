@@ -161,6 +161,24 @@ def test_folded_for_good_it_is_plain_and_what_was_trained_stays_as_it_is() -> No
     assert len(list(plain.parameters())) < len(list(folded.parameters()))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_network_with_weight_normalisation_of_old_is_copied_after_training_too() -> None:
+    """Its layers keep the weight that the last forward computed, with the history of that."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.utils.weight_norm(nn.Conv2d(4, 4, 3)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    taught = trainable_without_normalisation(network, x)
+    assert taught is not None
+    taught(x).sum().backward()
+    torch.testing.assert_close(settled(taught)(x), taught(x))
+
+
 def test_where_there_is_nothing_to_fold_there_is_nothing_to_train() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
     assert trainable_without_normalisation(module, torch.randn(2, 3, 8, 8)) is None

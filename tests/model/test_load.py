@@ -1,5 +1,6 @@
 """Every form of MODEL, and one line for everything that can go wrong with it."""
 
+import copy
 import os
 import shutil
 import sys
@@ -326,6 +327,50 @@ def test_a_compiled_network_is_the_network(tmp_path: Path) -> None:
         assert list(module.state_dict()) == list(plain.state_dict())
         assert all(each._compiled_call_impl is None for each in module.modules())
     load_model(f"{HERE}:compiled", tmp_path / "inside.pth")
+
+
+COMPILED_METHODS = """
+import torch
+from torch import nn
+
+
+def refuse(graph, inputs):
+    raise AssertionError("it is compiled")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+class Attribute(Plain):
+    def __init__(self):
+        super().__init__()
+        self.forward = torch.compile(self.forward, backend=refuse)
+
+
+class Method(Plain):
+    @torch.compile(backend=refuse)
+    def forward(self, x):
+        return self.layer(x).relu()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Attribute", "Method"])
+def test_a_forward_that_is_compiled_runs_as_it_is_written(tmp_path: Path, name: str) -> None:
+    """Else torch compiles what Gati does while it follows the network, too, for minutes."""
+    (tmp_path / "net.py").write_text(COMPILED_METHODS)
+    plain, module = (load_model(f"{tmp_path / 'net.py'}:{each}").module for each in ("Plain", name))
+    x = torch.rand(3, 4)
+    assert torch.equal(module(x), plain(x))
+    copied = copy.deepcopy(module)
+    copied.get_parameter("layer.weight").zero_()
+    assert torch.equal(module(x), plain(x)) and not torch.equal(copied(x), plain(x))
 
 
 def test_a_network_for_several_gpus_runs_on_one_device(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_pictures_are_prepared_as_by_the_processor(
     loaded = loaded_with(tmp_path, monkeypatch, processor)
     assert loaded.preprocessing == expected
     assert loaded.note.startswith("pictures are prepared as by the image processor of /models/mine: ")
-    assert loaded.preprocessing_known and not loaded.preprocessing_told
+    assert loaded.preprocessing_from == "published"
 
 
 def test_of_a_network_for_grey_pictures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_options_that_say_all_replace_the_processor(tmp_path: Path, monkeypatch:
     options: dict[str, Any] = {"mean": [0.5], "std": [0.25], "resize": 64}
     loaded = loaded_with(tmp_path, monkeypatch, Processor(cut(256, 224), IMAGENET), **options)
     assert loaded.preprocessing == Preprocessing((0.5,) * 3, (0.25,) * 3, resize=64, crop=64)
-    assert loaded.note == "" and loaded.preprocessing_told
+    assert (loaded.note, loaded.preprocessing_from) == ("", "told")
 
 
 def test_options_override_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_options_override_the_processor(tmp_path: Path, monkeypatch: pytest.Monk
     assert loaded.preprocessing == Preprocessing(
         (0.5,) * 3, IMAGENET["std"], resize=300, crop=224, interpolation="bicubic"
     )
-    assert loaded.note == "" and loaded.preprocessing_told
+    assert (loaded.note, loaded.preprocessing_from) == ("", "told")
 
 
 def _swapped(image: Image.Image) -> Image.Image:
@@ -187,7 +187,7 @@ def test_pictures_are_refused_if_gati_cannot_prepare_them_so(
 
 def test_without_a_processor_it_is_said_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = loaded_with(tmp_path, monkeypatch, OSError("no preprocessor_config.json"))
-    assert loaded.preprocessing == Preprocessing() and not loaded.preprocessing_known
+    assert (loaded.preprocessing, loaded.preprocessing_from) == (Preprocessing(), "default")
     assert loaded.note == (
         "the image processor of /models/mine is not on this machine: pictures are only divided by 255; give "
         "--mean, --std and --resize if the network was trained on others"

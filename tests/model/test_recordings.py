@@ -132,6 +132,10 @@ def test_a_folder_of_class_folders_is_read_alike(spoken: Path, tmp_path: Path) -
     by_folder, by_name = load_data(tmp_path / "sorted", TAKES_SOUND), load_data(spoken, TAKES_SOUND)
     assert by_folder.class_names == by_name.class_names
     assert sorted(by_folder.identities) == sorted(by_name.identities)
+    (tmp_path / "sorted" / "4").mkdir()  # a class without recordings here is still a class of the network
+    by_folder = load_data(tmp_path / "sorted", TAKES_SOUND)
+    assert by_folder.class_names == ("2", "4", "9", "10")
+    assert by_folder.labels is not None and sorted(by_folder.labels.tolist()) == [0, 0, 2, 3]
 
 
 def test_without_labels_in_all_names_there_are_none(spoken: Path) -> None:

@@ -449,6 +449,14 @@ def test_scores_that_rounding_changes_are_not_said_to_depend_on_the_batch() -> N
     trace(ready(Rounding()), torch.randn(8, 768), [])
 
 
+def test_rounding_of_very_large_scores_is_not_said_to_depend_on_the_batch() -> None:
+    """As of deep networks of timm that have no weights yet."""
+    torch.manual_seed(0)
+    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 500))
+    network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), *pooled)
+    trace(ready(network), 1e15 * torch.randn(2, 3, 32, 32), [])
+
+
 def test_a_network_that_answers_otherwise_each_time_is_refused() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -90,6 +90,22 @@ def test_a_text_that_its_own_comma_cuts_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("twice", ["text", "label"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path, suffix: str, twice: str) -> None:
+    """Which of them is meant? A join of tables leaves two of a name."""
+    path = tmp_path / f"texts.{suffix}"
+    if suffix == "csv":
+        path.write_text(f"text,label,{twice}\na,b,c\n", encoding="utf-8")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        columns = pyarrow.Table.from_arrays([["a"], ["b"], ["c"]], names=["text", "label", twice])
+        pytest.importorskip("pyarrow.parquet").write_table(columns, path)
+    with pytest.raises(DataError) as refused:
+        read_texts(path, "text", None, "--data")
+    assert str(refused.value).endswith(f" has 2 columns `{twice}`; rename or remove all but one")
+
+
 @pytest.mark.parametrize(("sign", "called"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
 def test_a_table_with_other_signs_than_commas_is_one_line(tmp_path: Path, sign: str, called: str) -> None:
     """It was said to hold texts with commas that are not quoted, or to have no column of texts."""
@@ -120,6 +136,25 @@ def test_a_parquet_column_of_floats_is_read_alike(tmp_path: Path) -> None:
     assert labels is not None and labels.tolist() == [2, 10, 0]
     parquet.write_table(table({"text": ["a", "b"], "label": [2.0, float("nan")]}), path)
     with pytest.raises(DataError, match="row 1 has no label"):
+        read_texts(path, "text", None, "--data")
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
+def test_parquet_values_that_are_neither_texts_nor_classes_are_one_line(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "texts.parquet"
+    parquet.write_table(pyarrow.table({"text": [["a"], ["b"]]}), path)
+    with pytest.raises(DataError, match="`text` of row 0 is a list; write strings"):
+        read_texts(path, "text", None, "--data")
+    if find_spec("pandas") is not None:
+        return  # it can read the following
+    times = pyarrow.array([1, 2], pyarrow.timestamp("ns"))
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": times}), path)
+    with pytest.raises(
+        DataError, match="has values that cannot be read .*write texts as strings, and classes"
+    ):
         read_texts(path, "text", None, "--data")
 
 

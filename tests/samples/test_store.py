@@ -43,9 +43,9 @@ def classes(records: list[Record]) -> list[int]:
 
 
 def test_a_record_comes_back_as_it_was(store_url: str) -> None:
-    hidden = Record(
+    kept = Record(
         np.arange(24, dtype=">f4").reshape(2, 3, 4)[:, ::-1],
-        "hidden:layer1.0",
+        "input",
         base_class=7,
         time_s=NOW - 1.5,
         model="ResNet ü",
@@ -55,12 +55,12 @@ def test_a_record_comes_back_as_it_was(store_url: str) -> None:
         probabilities=np.array([0.25, 0.75], dtype=np.float16),
     )
     with RecordStore.open(store_url, clock=Clock()) as store:
-        store.add([hidden])
+        store.add([kept])
     with RecordStore.open(store_url, clock=Clock()) as store:
         (back,) = store.window("ResNet ü")
     for name in ("kind", "base_class", "time_s", "model", "source", "exit", "agreed"):
-        assert getattr(back, name) == getattr(hidden, name)
-    for array, wanted in ((back.input, hidden.input), (back.probabilities, hidden.probabilities)):
+        assert getattr(back, name) == getattr(kept, name)
+    for array, wanted in ((back.input, kept.input), (back.probabilities, kept.probabilities)):
         assert array is not None and wanted is not None
         assert array.dtype == wanted.dtype and array.flags.writeable
         np.testing.assert_array_equal(array, wanted)
@@ -99,8 +99,7 @@ def test_the_window_is_the_newest_records_oldest_first(store_url: str) -> None:
         assert classes(store.window("m", kind="image", limit=2)) == [5, 9]
         assert classes(store.window("m", since_s=NOW - 97, limit=9, kind="image")) == [3, 5, 9]
         assert store.window("nobody") == []
-        assert (store.count(), store.count("m"), store.count("m", kind="input")) == (6, 5, 1)
-        assert store.count("m", since_s=NOW - 95) == 3
+        assert (store.count(), store.count("m")) == (6, 5)
 
 
 def test_outcomes_are_those_of_the_window(store_url: str) -> None:
@@ -153,8 +152,8 @@ def test_the_oldest_go_by_age_and_are_not_shown_before(store_url: str) -> None:
         assert classes(store.window("m")) == [2, 3]
         assert store.size_bytes() == 2 * record().nbytes
         clock.now += 1000.0
-        assert store.evict() == 2
-        assert store.size_bytes() == 0 and store.evict() == 0
+        store.add([])
+        assert store.size_bytes() == 0 and store.count() == 0
 
 
 def test_a_time_in_the_future_does_not_push_out_what_comes_later(store_url: str) -> None:
@@ -295,7 +294,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_batches_and_loses_none_it_to
         process.wait()
         last = int(told[-1])
         with RecordStore.open(store_url, limit_bytes=limit) as store:
-            store.evict()  # takes its turn: a server may still commit what the dead had sent it
+            store.add([])  # takes its turn: a server may still commit what the dead had sent it
             kept = store.window("m")
             size = store.size_bytes()
         numbers = classes(kept)
@@ -393,7 +392,6 @@ def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, Any]
         {"input": [1, 2]},
         {"probabilities": np.zeros(2, dtype=np.complex64)},
         {"kind": "video"},
-        {"kind": "hidden:"},
         {"base_class": -1},
         {"time_s": float("nan")},
         {"model": ""},
@@ -431,13 +429,12 @@ def test_a_clock_that_jumps_ahead_empties_nothing(tmp_path: Path) -> None:
         right = clock.now
         clock.now += 1e6  # somebody set it wrong
         store.add([record(2, time_s=clock.now)])
-        assert store.evict() == 0
         clock.now = right  # and right again
         assert [each.base_class for each in store.window("m")][:1] == [1]
         for _ in range(100):  # slow corrections are followed, and nothing is kept for ever
             clock.now += 1.0
             elapsed.now += 0.9
-        store.evict()
+        store.add([])
         assert 1 not in [each.base_class for each in store.window("m", since_s=0.0)]
 
 
