@@ -108,6 +108,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> SharedTraining:
     """Set up the training of one student."""
     sample = train.images(np.arange(256)).to(arguments.device)
+    chosen = choose_augmentation(loaded.module, sample)
     torch.manual_seed(arguments.seed)
     predictor = build_predictor(f"student({arguments.width})", tuple(sample.shape[1:]), 10)
     return SharedTraining(
@@ -117,7 +118,7 @@ def build(arguments: argparse.Namespace, loaded: LoadedModel, train: Data) -> Sh
         total_steps=arguments.images // arguments.batch,
         batch_size=arguments.batch,
         seed=arguments.seed,
-        augmentation=choose_augmentation(loaded.module, sample, bold=arguments.bold),
+        augmentation=chosen if arguments.bold else chosen.plain(),
         outputs_kind="logits",
         device=torch.device(arguments.device),
         recipe=recipe_of(arguments),

@@ -35,7 +35,7 @@ def measure_overlap(
     traced: TracedModel,
     block: str,
     cache: nn.Module,
-    repetitions: int = 15,
+    repetitions: int = 10,
     *,
     cores: int = 1,
     notes: list[str] | None = None,

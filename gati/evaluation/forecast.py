@@ -16,7 +16,7 @@ from gati.exploration import schedule
 from gati.exploration.answers import ENGINES
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
-from gati.exploration.lookup_costs import lookup_seconds
+from gati.exploration.lookups import lookup_seconds
 from gati.exploration.measure import selector_seconds
 from gati.exploration.pace import Pace
 from gati.exploration.prepared import MeasuringTimes

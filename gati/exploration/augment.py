@@ -44,6 +44,10 @@ class Augmentation(NamedTuple):
             images = _relight(images, generator, self.light)
         return images
 
+    def plain(self) -> Augmentation:
+        """The same without crops and changes of light."""
+        return self._replace(least_side=1.0, light=0.0)
+
 
 def on_device_of(images: Tensor, values: npt.NDArray[Any]) -> Tensor:
     """`values` as a tensor on the device of `images`."""
@@ -90,11 +94,11 @@ def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Te
 
 
 @torch.inference_mode()
-def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False) -> Augmentation:
+def choose_augmentation(module: nn.Module, images: Tensor) -> Augmentation:
     """Choose the transformations under which the base model mostly keeps its class.
 
-    A mirrored cat is a cat, but a mirrored 3 is not a digit. `images` is a sample [B, C, H, W] on the base
-    model's device. `bold` also tries crops and changes of light, and keeps the strongest harmless ones.
+    A mirrored cat is a cat, but a mirrored 3 is not a digit. Of crops and changes of light, it is the
+    strongest that does no harm. `images` is a sample [B, C, H, W] on the base model's device.
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()
@@ -110,12 +114,9 @@ def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False
     flip = bool((classes(images.flip(3)) == base_class).float().mean() >= _SAME_CLASS_SHARE)
     pixels = min(images.shape[2], images.shape[3]) // 8
     shift = pixels if pixels and harmless(Augmentation(shift_pixels=pixels)) else 0
-    chosen = Augmentation(flip, shift)
-    if bold:
-        sides = (side for side in _LEAST_SIDES if harmless(Augmentation(least_side=side)))
-        lights = (light for light in _LIGHTS if harmless(Augmentation(light=light)))
-        chosen = chosen._replace(least_side=next(sides, 1.0), light=next(lights, 0.0))
-    return chosen
+    sides = (side for side in _LEAST_SIDES if harmless(Augmentation(least_side=side)))
+    lights = (light for light in _LIGHTS if harmless(Augmentation(light=light)))
+    return Augmentation(flip, shift, next(sides, 1.0), next(lights, 0.0))
 
 
 def _answering(module: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor]:
@@ -147,6 +148,6 @@ def choose_augmentations(
         # those of a folder are sorted by class, and a mirrored 0 is a 0
         tried = np.random.default_rng(0).permutation(len(train))[:most]
         sample = train.images(np.sort(tried)).to(device)
-        bold = choose_augmentation(module, sample, bold=True)
+        bold = choose_augmentation(module, sample)
         state.write_costs({**stored, "augmentation": bold})
-    return bold._replace(least_side=1.0, light=0.0), bold
+    return bold.plain(), bold

@@ -37,6 +37,7 @@ from gati.costs.least import Arithmetic
 from gati.costs.lengths import lookup_at_lengths
 from gati.errors import GatiError, VariantError, one_line
 from gati.exploration.memory import free_bytes, is_lack_of_memory
+from gati.exploration.network import ROUNDING
 from gati.exploration.schedule import (
     MOST_BYTES,
     choose_places,
@@ -55,7 +56,6 @@ from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
 STUDENT = "student"  # without a number: sizes that fit the base model
-_ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}  # of logits, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _check_answers(cache: LearnedCache, hidden: Tensor) -> None:
     # zeros are valid in arrays, too, also as codes; of integers, they could be sequences without an element
     other = torch.zeros_like(hidden) if hidden.is_floating_point() else hidden
     among = cache.predictor(torch.cat((hidden, other)))[:1]
-    if (among - logits).abs().amax() > _ROUNDING[hidden.device.type] * logits.abs().amax():
+    if (among - logits).abs().amax() > ROUNDING[hidden.device.type] * logits.abs().amax():
         raise VariantError(
             f"variant {cache.variant} answers an input otherwise among others than alone, or otherwise each "
             "time; let its forward depend on nothing but the input"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import platform
 import resource
 import sys
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.errors import DataError, ModelError
+from gati.errors import ModelError
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import trial_name
 from gati.exploration.claims import check_nothing_depends_on
+from gati.exploration.feasible import nothing_trained
 from gati.exploration.library import Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.prepared import PreparedModel
@@ -75,10 +75,7 @@ def _check_something_trained(
             f"no variant could be trained; {first.variant} at {first.block}: {first.reason} (name others "
             "with --variants or --blocks)"
         )
-    raise DataError(
-        f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give --budget "
-        f"{math.ceil((budget.budget_s or 0) / 30)}m or more"
-    )
+    raise nothing_trained(budget, "--budget")
 
 
 def _manifest(

@@ -31,6 +31,7 @@ from gati.exploration.memory import lack_of_memory_told
 from gati.exploration.modes import modes_of_training
 from gati.exploration.opening import fitted
 from gati.exploration.prepare import prepare
+from gati.exploration.prepared import PreparedModel
 from gati.exploration.progress import Progress, SilentProgress, told_if_long
 from gati.exploration.schedule import check_duration, students_for
 from gati.exploration.settings import settings_of, sources_of
@@ -220,13 +221,7 @@ def explore(
         )
         prepared = replace(prepared, profile=replace(prepared.profile, lookup_cores=lookup_cores))
         check_nothing_depends_on(library, state)  # preparing takes long enough to compose in
-        if loaded.preprocessing.text is not None:
-            library.write_tokenizer(loaded.preprocessing.text)
-        library.forget_exploration()
-        library.write_input_record(prepared.inputs.record)
-        library.write_base_outcomes(
-            BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
-        )
+        _begin(library, prepared)
         measure_companions(prepared, library, state, budget, candidates, seed=seed, progress=reporter)
         if asked.defaults and blocks is None and not is_accompanying(state, ITSELF):
             keep_accompanying(
@@ -255,3 +250,14 @@ def explore(
             progress=reporter,
         )
     return library
+
+
+def _begin(library: Library, prepared: PreparedModel) -> None:
+    """Write what is known before training, in place of an earlier exploration."""
+    if prepared.loaded.preprocessing.text is not None:
+        library.write_tokenizer(prepared.loaded.preprocessing.text)
+    library.forget_exploration()
+    library.write_input_record(prepared.inputs.record)
+    library.write_base_outcomes(
+        BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
+    )

@@ -20,6 +20,15 @@ def least_seconds(answers: int, input_s: float) -> float:
     return (answers + _MEASURING + _LEAST_TAUGHT) * input_s
 
 
+def nothing_trained(budget: Budget, option: str) -> DataError:
+    """The error of a run that had no time to train anything; `option` is how the user gives it time."""
+    minutes = math.ceil(2.0 * max(budget.budget_s or 0.0, budget.spent_s) / 60)
+    return DataError(
+        f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give {option} "
+        f"{minutes}m or more"
+    )
+
+
 class TimeLimit:
     """Looks whether answering `count` held-out inputs leaves time within `budget` to train anything."""
 

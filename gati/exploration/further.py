@@ -31,9 +31,9 @@ from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
 from gati.exploration.devices import on_device, resolve_device
 from gati.exploration.distributed import opened_executor, trained_on
+from gati.exploration.feasible import nothing_trained
 from gati.exploration.library import Library
-from gati.exploration.lookup_costs import lookup_seconds
-from gati.exploration.lookups import finish_trials, points_of
+from gati.exploration.lookups import finish_trials, lookup_seconds, points_of
 from gati.exploration.measure import seconds_per_input, selector_seconds
 from gati.exploration.memory import lack_of_memory_told, spare_bytes
 from gati.exploration.modes import modes_of_training
@@ -93,7 +93,8 @@ def explore_more(
     **Returns:** the library.
 
     **Raises:** `LibraryError` for a library that is unfinished, in use by another process, or has no weights
-    to train further; `DataError` if its inputs are missing or have changed; otherwise as `explore`.
+    to train further; `DataError` if its inputs are missing or have changed, or if the time is too short to
+    train anything; otherwise as `explore`.
     """
     began = clock()
     if budget_s is None and epochs is None:
@@ -134,6 +135,7 @@ def explore_more(
                 before=before,
             ).run()
         finished = state.finished()
+        _check_something_trained(finished, budget, state)
         late = partial(budget.is_spent, prepared.expected.lookup_s)
         rows = finish_trials(prepared, library, finished, reporter, [], late)
         new = [row for row in rows if row.status == "trained"]
@@ -252,6 +254,17 @@ def _seed(seed: int, number: int) -> int:
 
 
 # Record of rounds -------------------------------------------------------------------------------------------
+
+
+def _check_something_trained(
+    finished: Mapping[TrialId, FinishedTrial], budget: Budget, state: RunState
+) -> None:
+    """Raise `DataError` if there was no time for any cache; then there was no round."""
+    trials = [row.trial for row in finished.values()]
+    if any(trial.status == "failed" or trial.agreement is not None for trial in trials):
+        return
+    state.clear()
+    raise nothing_trained(budget, "--more")
 
 
 def _outcome(

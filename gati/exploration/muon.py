@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,8 @@ from gati.exploration.precision import bfloat16_pays
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose iteration drives singular values towards 1
 _ITERATIONS = 4
 _TINY = 1e-7
+_MOMENTUM = 0.9
+_OTHER_RATE = 2.0  # learning rate of what is no kernel, relative to that of kernels
 
 
 class Muon(torch.optim.Optimizer):
@@ -22,8 +23,7 @@ class Muon(torch.optim.Optimizer):
     After Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). A kernel
     [out, in, height, width] is treated as a matrix [out, in x height x width]. It keeps the norm sqrt(out),
     because the normalisation that follows ignores its scale; `lr` is therefore the relative change of a
-    kernel per step. Parameters of other shapes use Nesterov momentum with `weight_decay`, at `lr_ratio` times
-    that rate.
+    kernel per step. Parameters of other shapes use Nesterov momentum with `weight_decay`, at twice that rate.
     """
 
     def __init__(
@@ -31,12 +31,9 @@ class Muon(torch.optim.Optimizer):
         parameters: Iterable[nn.Parameter],
         lr: float,
         *,
-        momentum: float = 0.9,
-        lr_ratio: float = 2.0,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "lr_ratio": lr_ratio, "weight_decay": weight_decay}
-        super().__init__(parameters, defaults)
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
         self._rates: list[Tensor] = []  # of the groups, where a CUDA graph reads them
         self._graph: torch.cuda.CUDAGraph | None = None
         self._gradients: tuple[int, ...] = ()  # addresses in the last step
@@ -72,9 +69,13 @@ class Muon(torch.optim.Optimizer):
     def _update(self, rates: Sequence[float | Tensor]) -> None:
         for group, rate in zip(self.param_groups, rates, strict=True):
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    learn = self._update_kernel if parameter.dim() == 4 else self._update_other
-                    learn(parameter, parameter.grad, self._momentum_of(parameter), group, rate)
+                if parameter.grad is None:
+                    continue
+                gradient, average = parameter.grad, self._momentum_of(parameter)
+                if parameter.dim() == 4:
+                    self._update_kernel(parameter, gradient, average, rate)
+                else:
+                    self._update_other(parameter, gradient, average, rate, group["weight_decay"])
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -84,11 +85,9 @@ class Muon(torch.optim.Optimizer):
         return found
 
     @staticmethod
-    def _update_kernel(
-        kernel: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any], rate: float | Tensor
-    ) -> None:
-        average.lerp_(gradient, 1 - group["momentum"])
-        ahead = gradient.lerp(average, group["momentum"])
+    def _update_kernel(kernel: Tensor, gradient: Tensor, average: Tensor, rate: float | Tensor) -> None:
+        average.lerp_(gradient, 1 - _MOMENTUM)
+        ahead = gradient.lerp(average, _MOMENTUM)
         out = kernel.shape[0]
         kernel.mul_(out**0.5 / kernel.norm().clamp_min(_TINY))
         direction = orthogonalised(ahead.reshape(out, -1)).reshape(kernel.shape)
@@ -96,12 +95,12 @@ class Muon(torch.optim.Optimizer):
 
     @staticmethod
     def _update_other(
-        parameter: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any], rate: float | Tensor
+        parameter: Tensor, gradient: Tensor, average: Tensor, rate: float | Tensor, weight_decay: float
     ) -> None:
-        gradient = gradient.add(parameter, alpha=group["weight_decay"])
-        average.mul_(group["momentum"]).add_(gradient)
-        ahead = gradient.add(average, alpha=group["momentum"])
-        parameter.sub_(ahead * (group["lr_ratio"] * rate))
+        gradient = gradient.add(parameter, alpha=weight_decay)
+        average.mul_(_MOMENTUM).add_(gradient)
+        ahead = gradient.add(average, alpha=_MOMENTUM)
+        parameter.sub_(ahead * (_OTHER_RATE * rate))
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:

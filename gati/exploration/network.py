@@ -26,7 +26,7 @@ _PROBED = 16  # classes
 _PROBED_HIDDEN = 8  # values of each hidden output
 _STRIDE = 2_654_435_761  # between them, modulo their number; a prime, so that no dimension is left out
 # Differences between engines and devices due to rounding are below this share of the largest value.
-_ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}
+ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}
 
 
 class Network(NamedTuple):
@@ -101,7 +101,7 @@ def computes_otherwise(known: NetworkProbe, found: NetworkProbe, devices: Collec
     """
     if known.input_sha256 != found.input_sha256:
         return False
-    rounding = max(_ROUNDING[each] for each in devices)
+    rounding = max(ROUNDING[each] for each in devices)
     return _differ(known.scores, found.scores, rounding, 1.0) or any(
         _differ(known.hidden[name].values, found.hidden[name].values, rounding, known.hidden[name].scale)
         for name in known.hidden.keys() & found.hidden.keys()
@@ -112,7 +112,7 @@ def answers_otherwise(known: npt.NDArray[np.int64], outputs: Tensor, device: str
     """Whether `outputs` [n, K] give any input another class than `known` [n], by more than rounding."""
     largest = outputs.amax(1)
     lacking = largest - outputs.gather(1, torch.from_numpy(known)[:, None])[:, 0]
-    return not bool((lacking <= _ROUNDING[device] * outputs.abs().amax(1)).all())
+    return not bool((lacking <= ROUNDING[device] * outputs.abs().amax(1)).all())
 
 
 def _differ(known: Sequence[float], found: Sequence[float], rounding: float, scale: float) -> bool:

@@ -26,14 +26,14 @@ from gati.exploration.companions import NamedNetwork, check_companions
 from gati.exploration.feasible import TimeLimit
 from gati.exploration.kept_answers import KeptAnswers
 from gati.exploration.library import NetworkProbe
-from gati.exploration.lookup_costs import lookup_seconds
+from gati.exploration.lookups import lookup_seconds
 from gati.exploration.measure import base_answers, base_batches, selector_seconds
 from gati.exploration.memory import is_lack_of_memory, spare_bytes
 from gati.exploration.network import Network, answers_otherwise, computes_otherwise, example_for, probe_of
 from gati.exploration.places import find_places
 from gati.exploration.prepared import KEPT_PICTURES_BYTES, HeldOut, MeasuringTimes, PreparedModel
 from gati.exploration.progress import Progress, told_if_long
-from gati.exploration.splits import content_hash, split_inputs
+from gati.exploration.splits import Inputs, content_hash, split_inputs
 from gati.exploration.state import RunState
 from gati.model.data import load_data
 from gati.model.labels import (
@@ -48,7 +48,7 @@ from gati.model.labels import (
 from gati.model.lengths import with_lengths
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
-from gati.model.segments import trace
+from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.types import BlockProfile, Profile, Trial
 
@@ -88,10 +88,10 @@ def prepare(
     with told_if_long(progress, f"reading {' and '.join(given)}, to find copies"):
         inputs = split_inputs(held, more, seed, unique=unique)
         contents = {option: content_hash(data) for option, data in given.items()}
-    stored = _stored(state)
-    if stored is not None:
-        _check_same_inputs(stored.contents, contents)
-        if stored.split != inputs.split_hash():  # it trained on what would certify now
+    measured = _stored(state)
+    if measured is not None:
+        _check_same_inputs(measured.contents, contents)
+        if measured.split != inputs.split_hash():  # it trained on what would certify now
             raise _another_version(state, "which split the inputs of --data differently")
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
@@ -102,12 +102,10 @@ def prepare(
     asked = for_tokens(asked, traced, tensors)
     if not all(map(of_any_length, (*asked.variants, *accompanying))):  # some support one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
-    known = example_for(module, loaded.preprocessing, traced.input_shape, device)
-    probe = probe_of(Network(module, traced), known)
-    if stored is not None:
-        if computes_otherwise(stored.probe, probe, (device.type,)):
-            raise _other_network()
-        probe = stored.probe
+    probed = example_for(module, loaded.preprocessing, traced.input_shape, device)
+    probe = probe_of(Network(module, traced), probed)
+    if measured is not None and computes_otherwise(measured.probe, probe, (device.type,)):
+        raise _other_network()
     traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -117,65 +115,108 @@ def prepare(
         if note:
             progress.note(note)
     inputs.train.keep(spare_bytes(KEPT_PICTURES_BYTES))
-    if stored is None:
-        identity = f"{sorted(contents.items())} {inputs.split_hash()} torch {torch.__version__}"
-        kept = KeptAnswers(
-            state,
-            budget,
-            hashlib.sha256(identity.encode()).hexdigest(),
-            values_of(probe),
-            lambda known: not computes_otherwise(_probe(known, state), probe, (device.type,)),
+    if measured is None:
+        known = _Known(loaded, traced, inputs, contents, probe, named)
+        measured = _measure(
+            known, asked, companions, seed=seed, state=state, budget=budget, progress=progress
         )
-        with _giving_up(state):
-            check_companions(companions, loaded, inputs.held_out, traced.classes, named)
-            outputs = _answered(module, inputs.held_out, device, kept, budget, progress)
-            held_out = _answers(outputs)
-            progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
-            profile = profile_at_lengths(traced)
-            costs = measured_costs(traced, module, profile.base_ms)
-            specifications = specify(traced, module, profile, asked, costs)
-            expected = MeasuringTimes(
-                kept.seconds,
-                selector_seconds(outputs, inputs.split, seed, budget.clock),
-                lookup_seconds(traced, specifications, budget.clock),
-            )
-            _check_time_to_train(budget, specifications, expected.held_out_s, len(outputs))
-        state.write_costs(
-            {
-                "profile": asdict(profile),
-                "specifications": [asdict(item) for item in specifications],
-                "expected": expected,
-                "contents": contents,
-                "split": inputs.split_hash(),
-                "probe": values_of(probe),
-                "answers": {**held_out._asdict(), "base_class": held_out.base_class.tolist()},
-            }
-        )
-        kept.forget()
-        budget.note()
-    else:
-        held_out, profile = stored.held_out, stored.profile
-        specifications, expected = stored.specifications, stored.expected
-        if _answers_otherwise(held_out.base_class, module, inputs.held_out, device):
-            raise _other_network()
-    tried = budget.inputs_to_try(expected.held_out_s / len(inputs.held_out))
+    elif _answers_otherwise(measured.held_out.base_class, module, inputs.held_out, device):
+        raise _other_network()
+    tried = budget.inputs_to_try(measured.expected.held_out_s / len(inputs.held_out))
     plain, bold = choose_augmentations(inputs.train, module, device, state, tried)
     return PreparedModel(
         module,
         traced,
         inputs,
-        held_out,
-        profile,
-        specifications,
+        measured.held_out,
+        measured.profile,
+        measured.specifications,
         plain,
         bold,
         device,
-        expected,
+        measured.expected,
         loaded,
         named,
         labels,
-        probe,
+        measured.probe,
     )
+
+
+class _Known(NamedTuple):
+    """What is known before the network answers its inputs; its module and `traced` are on the device."""
+
+    loaded: LoadedModel
+    traced: TracedModel
+    inputs: Inputs
+    contents: dict[str, str]  # hashes of all inputs, by option
+    probe: NetworkProbe
+    class_names: tuple[str, ...] | None
+
+
+class _Measured(NamedTuple):
+    """What is measured before training, and of what; a run that resumes reads it again."""
+
+    contents: dict[str, str]
+    split: str
+    probe: NetworkProbe
+    held_out: HeldOut
+    profile: Profile
+    specifications: tuple[Specification, ...]
+    expected: MeasuringTimes
+
+    def to_json(self) -> dict[str, Any]:
+        """The values that `_stored` reads."""
+        return {
+            "profile": asdict(self.profile),
+            "specifications": [asdict(item) for item in self.specifications],
+            "expected": self.expected,
+            "contents": self.contents,
+            "split": self.split,
+            "probe": values_of(self.probe),
+            "answers": {**self.held_out._asdict(), "base_class": self.held_out.base_class.tolist()},
+        }
+
+
+def _measure(
+    known: _Known,
+    asked: Wanted,
+    companions: Sequence[NamedNetwork],
+    *,
+    seed: int,
+    state: RunState,
+    budget: Budget,
+    progress: Progress,
+) -> _Measured:
+    """Let the network answer the held-out inputs, measure what everything costs, and keep that in `state`."""
+    loaded, traced, inputs, contents, probe, class_names = known
+    module, held, device, split = loaded.module, inputs.held_out, traced.device, inputs.split_hash()
+    identity = f"{sorted(contents.items())} {split} torch {torch.__version__}"
+    kept = KeptAnswers(
+        state,
+        budget,
+        hashlib.sha256(identity.encode()).hexdigest(),
+        values_of(probe),
+        lambda values: not computes_otherwise(_probe(values, state), probe, (device.type,)),
+    )
+    with _giving_up(state):
+        check_companions(companions, loaded, held, traced.classes, class_names)
+        outputs = _answered(module, held, device, kept, budget, progress)
+        held_out = _answers(outputs)
+        progress.note(f"measuring {len(traced.blocks)} blocks and the cost of lookups on {device}")
+        profile = profile_at_lengths(traced)
+        costs = measured_costs(traced, module, profile.base_ms)
+        specifications = specify(traced, module, profile, asked, costs)
+        expected = MeasuringTimes(
+            kept.seconds,
+            selector_seconds(outputs, inputs.split, seed, budget.clock),
+            lookup_seconds(traced, specifications, budget.clock),
+        )
+        _check_time_to_train(budget, specifications, expected.held_out_s, len(outputs))
+    measured = _Measured(contents, split, probe, held_out, profile, specifications, expected)
+    state.write_costs(measured.to_json())
+    kept.forget()
+    budget.note()
+    return measured
 
 
 def _answered(
@@ -256,19 +297,8 @@ def _name_classes(
 # An interrupted run ---------------------------------------------------------------------------------------
 
 
-class _Stored(NamedTuple):
-    """What an earlier run has written with `RunState.write_costs`."""
-
-    contents: dict[str, str]
-    split: str
-    probe: NetworkProbe
-    held_out: HeldOut
-    profile: Profile
-    specifications: tuple[Specification, ...]
-    expected: MeasuringTimes
-
-
-def _stored(state: RunState) -> _Stored | None:
+def _stored(state: RunState) -> _Measured | None:
+    """What an earlier run has measured; None if it measured nothing yet."""
     stored = state.costs()
     if stored is None:
         return None
@@ -282,7 +312,7 @@ def _stored(state: RunState) -> _Stored | None:
             Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
             for item in stored["specifications"]
         )
-        return _Stored(
+        return _Measured(
             stored["contents"],
             stored["split"],
             _probe(stored["probe"], state),

@@ -30,7 +30,7 @@ from gati.model.data import load_data
 from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
 
-_LEAST_HELD_OUT = 60
+LEAST_HELD_OUT = 60
 _LEAST_TAUGHT = 8  # the smallest batch of training
 ENOUGH = 400  # inputs to select on
 TWICE_ENOUGH = 2 * ENOUGH
@@ -192,12 +192,12 @@ def _check_enough(
     new: npt.NDArray[np.bool_],
 ) -> None:
     left = len(np.unique(held.identities[rows]))
-    if left < _LEAST_HELD_OUT or not (part == SELECT).any() or not (part == CERTIFY).any():
+    if left < LEAST_HELD_OUT or not (part == SELECT).any() or not (part == CERTIFY).any():
         different = len(np.unique(held.identities))
         what = "" if different == len(held) else f", {different} of them different"
         raise DataError(
             f"{held.name} has {len(held)} inputs{what}; only {left} are left to measure on: "
-            f"give enough for at least {_LEAST_HELD_OUT} (several thousand for a certificate)"
+            f"give enough for at least {LEAST_HELD_OUT} (several thousand for a certificate)"
         )
     if not (new & (part == CERTIFY)).any():
         raise DataError(

@@ -228,8 +228,9 @@ def locked(directory: Path) -> Iterator[None]:
     **Raises:** `LibraryError` if another process holds the lock, `StorageError` if there can be none here.
     """
     try:
-        made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
+        real = Path(os.path.realpath(directory))  # a link may lead to a folder that is not there yet
+        made = [folder for folder in (real, *real.parents) if not folder.exists()]
+        real.mkdir(parents=True, exist_ok=True)
         handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - closing it releases the lock
     except OSError as error:
         raise StorageError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error

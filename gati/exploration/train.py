@@ -105,21 +105,7 @@ class SharedTraining:
                 learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in learners})
         self._features = self._count_features()
-        self._lessons = (
-            InputLessons(
-                self._viewer,
-                self._base,
-                self._fronts,
-                emphasis,
-                device,
-                features=self._features,
-                rounds=recipe.rounds,
-                engine=engine,
-                clock=clock,
-            )
-            if at_the_input
-            else None
-        )
+        self._lessons = self._make_lessons(engine) if at_the_input else None
         self._gains = {x.trial_id: gains_by_bfloat16(x.predictor) for x in learners}
         self._projections = self._make_projections()
         self._forwards = {
@@ -264,6 +250,19 @@ class SharedTraining:
             matched = feature_loss(found.float(), wanted, row_weights=lesson.row_weights)
             loss = loss + self.recipe.feature_weight * matched
         return loss, compared
+
+    def _make_lessons(self, engine: str | None) -> InputLessons:
+        return InputLessons(
+            self._viewer,
+            self._base,
+            self._fronts,
+            self.emphasis,
+            self.device,
+            features=self._features,
+            rounds=self.recipe.rounds,
+            engine=engine,
+            clock=self._clock,
+        )
 
     def _count_features(self) -> int:
         """How many pooled hidden outputs follow the logits of each answer."""

@@ -276,7 +276,7 @@ def test_overlapped_lookups_have_the_same_cores_from_measuring_to_serving(
         measured.append(cores)
         return OverlapCost(0.001, 0.0)
 
-    monkeypatch.setattr("gati.exploration.lookup_costs.measure_overlap", costs)
+    monkeypatch.setattr("gati.exploration.lookups.measure_overlap", costs)
     with pytest.MonkeyPatch.context() as four:
         Cores.instead(4, four)
         library = shortly(digit_files, str(digit_files / "val.npz"), tmp_path, lookup_cores=2)
@@ -296,6 +296,12 @@ def test_overlapped_lookups_have_the_same_cores_from_measuring_to_serving(
     assert row.lookup_ms and row.overlapped_lookup_ms is None
     told = "those of the library have 2 cores of their own, but at most 1 can be reserved here"
     assert f"overlapped lookups are not measured: {told}" in said.notes
+
+
+def test_a_round_without_time_to_train_is_one_line_and_no_round(directory: Path) -> None:
+    with pytest.raises(DataError, match="too short to train anything: give --more 1m or more"):
+        explore_more(directory, budget_s=1e-3)
+    assert not (directory / ".state").exists() and not (directory / "training" / "rounds.json").exists()
 
 
 def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:

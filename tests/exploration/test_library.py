@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gati import exploration
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import FORMAT, BaseOutcomes, Library, Manifest, TrialOutcomes
 from gati.exploration.state import RunState, locked
@@ -119,6 +121,17 @@ def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_link_may_lead_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    link, real = tmp_path / "link", tmp_path / "disk" / "library"
+    link.symlink_to(real)
+    with pytest.raises(RuntimeError), locked(link):
+        raise RuntimeError
+    assert not real.parent.exists() and link.is_symlink()
+    with locked(link):
+        (link / "manifest.json").write_text("{}")
+    assert (real / "manifest.json").is_file()
+
+
 def test_a_name_that_is_too_long_for_a_folder_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot write to .*: File name too long; choose another --out$"):
         locked(tmp_path / ("x" * 300)).__enter__()
@@ -183,3 +196,9 @@ def test_an_unfinished_round_is_told_from_an_unfinished_exploration(tmp_path: Pa
         LibraryError, match=r"must end .* its command, or delete .*\.state to give that exploration up$"
     ):
         state.claim(begun)
+
+
+def test_the_map_of_the_room_names_every_module_once() -> None:
+    named = re.findall("`([a-z_]+)`", exploration.__doc__ or "")
+    there = {path.stem for path in Path(exploration.__file__).parent.glob("*.py")} - {"__init__"}
+    assert len(named) == len(set(named)) and set(named) == there

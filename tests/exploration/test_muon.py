@@ -49,8 +49,8 @@ def test_what_is_no_kernel_learns_by_momentum() -> None:
     torch.manual_seed(0)
     one, other = nn.Linear(5, 3), nn.Linear(5, 3)
     other.load_state_dict(one.state_dict())
-    muon = Muon(one.parameters(), 0.05, momentum=0.8, lr_ratio=2.0, weight_decay=0.01)
-    plain = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.01)
+    muon = Muon(one.parameters(), 0.05, weight_decay=0.01)
+    plain = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
     for _ in range(6):
         x = torch.randn(4, 5)
         for layer, optimiser in ((one, muon), (other, plain)):

@@ -200,9 +200,9 @@ class Texture(nn.Module):
 def test_light_is_not_used_where_it_changes_the_class() -> None:
     rough = noise(400, 3, 16, 16)
     images = 0.005 * noise(400, 1, 1, 1, seed=1) + rough - rough.mean((1, 2, 3), keepdim=True)
-    assert choose_augmentation(Brightness(), images, bold=True).light == 0
+    assert choose_augmentation(Brightness(), images).light == 0
     smooth = nn.functional.avg_pool2d(noise(200, 3, 22, 22), 7, 1)
-    assert choose_augmentation(Texture(), torch.cat([smooth, noise(200, 3, 16, 16)]), bold=True).light > 0
+    assert choose_augmentation(Texture(), torch.cat([smooth, noise(200, 3, 16, 16)])).light > 0
 
 
 def test_crops_are_not_used_where_they_change_the_class() -> None:
@@ -212,12 +212,7 @@ def test_crops_are_not_used_where_they_change_the_class() -> None:
             return torch.stack([corner, -corner], 1)
 
     images = noise(400, 1, 32, 32)
-    chosen = choose_augmentation(Corner(), images, bold=True)
+    chosen = choose_augmentation(Corner(), images)
     assert chosen.least_side == 1.0 and chosen.shift_pixels == 0
     even = noise(400, 1, 1, 1).expand(400, 1, 16, 16)
     assert choose_augmentation(Brightness(), even).shift_pixels
-
-
-def test_only_flips_and_shifts_are_tried_unless_more_is_asked_for() -> None:
-    chosen = choose_augmentation(Brightness(), noise(64, 1, 16, 16) + 3)
-    assert chosen == Augmentation(True, 2)
