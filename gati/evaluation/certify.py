@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from gati.exploration.fresh import fresh_inputs
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
 from gati.model.data import load_data
+from gati.model.identity import CopyCounts
 from gati.model.labels import ClassNames, LabelMap
 from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
@@ -127,68 +128,94 @@ def certify(
     if confidence is not None:
         check_confidence(confidence)
     served = open_served(directory, composition=composition, device=device)
-    chosen = served.composition
-    if not chosen.exits:
-        raise CompositionError(
-            f"composition '{composition}' has no caches, so there is nothing to certify; compose again"
-        )
-    every_class = chosen.per_class if per_class is None else per_class
-    if write and chosen.per_class and not every_class:
+    library, chosen = served.library, served.composition
+    asked = _asked_of(chosen, accuracy, confidence, per_class)
+    if write and chosen.per_class and not asked.per_class:
         raise CompositionError(
             f"composition '{composition}' promises its agreement in every class, which an overall "
             "certificate would drop; certify every class, or compose again without --per-class"
         )
     given = load_data(data, served.model.preprocessing, what="certification data")
-    fresh = fresh_inputs(served.library, given)
+    fresh = fresh_inputs(library, given)
     check_fit(served.engine, fresh.inputs, "certification data")
-    named = name_and_label(served.library, fresh.inputs, class_names, label_map)
-    target = chosen.accuracy_target if accuracy is None else accuracy
-    delta = 1.0 - (confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE)
-    check_levels(target, delta)
-    ledger = Ledger(served.library.directory)
-    asked = {"delta": delta, "per_class": every_class} | ({"seen": fresh.seen} if fresh.seen else {})
-    as_counted = _bound(served.library, chosen)
-    identity = composition_identity(served.library, as_counted)
-    attempt = ledger.attempt(identity, fresh.identity, asked, fresh.identities)
-    inputs, copies = named.data, fresh.copies.limited(attempt.rows)
-    answer, base_class, hit = _answers(served, inputs, progress)
-    lost = answer != base_class
-    rows = counted(lost, *copies)
-    certificate = verdict(
-        served.library, answer[rows], base_class[rows], target, delta, per_class=every_class,
-        share=attempt.share, class_names=named.class_names,
-    )  # fmt: skip
-    certificate = replace(certificate, new_inputs=NewInputs.of(lost, copies))
-    labels = inputs.labels
-    drop = (
-        None
-        if labels is None
-        else accuracy_drop(answer, base_class, labels, delta, share=attempt.share, copies=copies)
-    )
+    named = name_and_label(library, fresh.inputs, class_names, label_map)
+    ledger, as_counted = Ledger(library.directory), _bound(library, chosen)
+    settings: dict[str, Any] = {"delta": asked.delta, "per_class": asked.per_class}
+    settings |= {"seen": fresh.seen} if fresh.seen else {}
+    identity = composition_identity(library, as_counted)
+    attempt = ledger.attempt(identity, fresh.identity, settings, fresh.identities)
+    copies = fresh.copies.limited(attempt.rows)
+    answers = _answers(served, named.data, progress)
+    certificate = _certificate(library, asked, answers, copies, attempt.share, named.class_names)
     found = Recertification(
         certificate=certificate,
-        accuracy_drop=drop,
-        hit_rate=float(hit[copies.same > 0].mean()),
+        accuracy_drop=_drop(answers, named.data.labels, asked.delta, copies, attempt.share),
+        hit_rate=float(answers.hit[copies.same > 0].mean()),
         data=f"{given.name} {given.fingerprint}",
         previous=None if chosen.certificate is None else replace(chosen.certificate, previous=None),
         comparison=_comparison(chosen, certificate),
         attempt=attempt,
         note="; ".join(note for note in (fresh.note, attempt.note, named.note) if note),
     )
+    _keep(library, ledger, chosen, as_counted, found, write=write)
+    return found
+
+
+class _Asked(NamedTuple):
+    """What to certify: the agreement, the probability of error, and whether of every class."""
+
+    accuracy: float
+    delta: float
+    per_class: bool
+
+
+class _Answers(NamedTuple):
+    """Gati's classes, those of the user's module, and whether each input left early, [n] each."""
+
+    gati: NDArray[np.int64]
+    base: NDArray[np.int64]
+    hit: NDArray[np.bool_]
+
+
+def _asked_of(
+    chosen: Composition, accuracy: float | None, confidence: float | None, per_class: bool | None
+) -> _Asked:
+    """What is asked of a composition, by default what it promises. Raises CompositionError."""
+    if not chosen.exits:
+        raise CompositionError(
+            f"composition '{chosen.name}' has no caches, so there is nothing to certify; compose again"
+        )
+    if confidence is None:
+        confidence = chosen.confidence or DEFAULT_CONFIDENCE
+    target = chosen.accuracy_target if accuracy is None else accuracy
+    asked = _Asked(target, 1.0 - confidence, chosen.per_class if per_class is None else per_class)
+    check_levels(asked.accuracy, asked.delta)
+    return asked
+
+
+def _keep(
+    library: Library,
+    ledger: Ledger,
+    chosen: Composition,
+    as_counted: Composition,
+    found: Recertification,
+    *,
+    write: bool,
+) -> None:
+    """Record the result, and with `write` put it into the composition, unless that was replaced meanwhile."""
     result = {**found.to_json(), "previous": None, "composition": chosen.name}
     if write:
-        served.library.check_unchanged()
+        library.check_unchanged()
         try:
-            _check_same(served.library, chosen)
-            keep_bound(served.library, chosen, as_counted)  # may take a while
-            _check_same(served.library, chosen)
+            _check_same(library, chosen)
+            keep_bound(library, chosen, as_counted)  # may take a while
+            _check_same(library, chosen)
         except GatiError:
-            ledger.conclude(attempt, result, written=False)
+            ledger.conclude(found.attempt, result, written=False)
             raise
-    ledger.conclude(attempt, result, written=write)
+    ledger.conclude(found.attempt, result, written=write)
     if write:
-        _write(served.library, as_counted, found, every_class=every_class)
-    return found
+        _write(library, as_counted, found)
 
 
 def _check_same(library: Library, chosen: Composition) -> None:
@@ -205,9 +232,7 @@ def _bound(library: Library, chosen: Composition) -> Composition:
     return bound(library, replace(chosen, exits=exits))
 
 
-def _answers(
-    served: Served, inputs: Data, progress: Callable[[int, int], None] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+def _answers(served: Served, inputs: Data, progress: Callable[[int, int], None] | None) -> _Answers:
     """Return Gati's classes, those of the user's module, and whether each input left early, [n] each."""
     answers: list[int] = []
     base: list[int] = []
@@ -229,7 +254,32 @@ def _answers(
             base += classes
             if progress is not None:
                 progress(len(answers), len(inputs))
-    return np.array(answers), np.array(base), np.array(hit)
+    return _Answers(np.array(answers), np.array(base), np.array(hit))
+
+
+def _certificate(
+    library: Library,
+    asked: _Asked,
+    answers: _Answers,
+    copies: CopyCounts,
+    share: float,
+    class_names: Sequence[str] | None,
+) -> Certificate:
+    lost = answers.gati != answers.base
+    rows = counted(lost, *copies)
+    found = verdict(
+        library, answers.gati[rows], answers.base[rows], asked.accuracy, asked.delta,
+        per_class=asked.per_class, share=share, class_names=class_names,
+    )  # fmt: skip
+    return replace(found, new_inputs=NewInputs.of(lost, copies))
+
+
+def _drop(
+    answers: _Answers, labels: NDArray[np.int64] | None, delta: float, copies: CopyCounts, share: float
+) -> AccuracyDrop | None:
+    if labels is None:
+        return None
+    return accuracy_drop(answers.gati, answers.base, labels, delta, share=share, copies=copies)
 
 
 def verdict(
@@ -267,7 +317,7 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     table = [[losses, inputs - losses] for losses, inputs in (old, new)]
     chance = float(fisher_exact(table).pvalue)
     counts = (
-        f"{old[0] / old[1]:.2%} disagreement when composed ({old[0]} of {old[1]}), "
+        f"{old[0] / old[1]:.2%} disagreement in the earlier certificate ({old[0]} of {old[1]}), "
         f"{new[0] / new[1]:.2%} now ({new[0]} of {new[1]})"
     )
     if chance > _SURPRISING:
@@ -279,19 +329,13 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     )
 
 
-def _write(
-    library: Library,
-    chosen: Composition,
-    found: Recertification,
-    *,
-    every_class: bool,
-) -> None:
+def _write(library: Library, chosen: Composition, found: Recertification) -> None:
     renewed = replace(
         chosen,
         accuracy_target=found.certificate.accuracy,
         confidence=1.0 - found.certificate.delta,
         certificate=found.issued(created=datetime.now(UTC).isoformat(timespec="seconds")),
-        per_class=every_class,
+        per_class=bool(found.certificate.by_class),
         note="",
     )
     replace(renewed, note=renewed.warning).save(library.composition_path(chosen.name))

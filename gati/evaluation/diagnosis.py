@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gati.composition.binomial import p_value, required_inputs
-from gati.exploration.splits import inputs_to_select_on
+from gati.exploration.splits import LEAST_HELD_OUT, inputs_to_select_on
 from gati.types import Profile
 
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
@@ -180,6 +180,10 @@ def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
 
 
 def _held_out_for(certify: int, train_data: bool) -> int:
-    """Return the fewest inputs in `--data` that leave `certify` for certification (monotonic)."""
-    most = 4 * certify + 4
-    return bisect_left(range(most), certify, lo=certify, key=lambda inputs: parts_of(inputs, train_data)[2])
+    """Return the fewest inputs in `--data` that explore takes and that leave `certify` to certify on."""
+
+    def enough(inputs: int) -> bool:  # monotonic
+        _, select, left = parts_of(inputs, train_data)
+        return left >= certify and select + left >= LEAST_HELD_OUT
+
+    return bisect_left(range(4 * max(certify, LEAST_HELD_OUT) + 4), True, lo=certify, key=enough)

@@ -28,6 +28,7 @@ from gati.evaluation.diagnosis import (
     DataForecast,
     Diagnosis,
     EngineSpeed,
+    ExploreForecast,
     forecast_targets,
     parts_of,
 )
@@ -118,48 +119,20 @@ def doctor(
     given = _Given(data, train_data, unique, confidence, seed)
     inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
     loaded = loaded if inputs is None else inputs.loaded
-    asked = inputs.sample if inputs is not None else None
-    most_s = _FOR_ANSWERS * within_s
-    answered = examination.ask("network", partial(_answers, loaded, asked, size, clock, most_s))
-    if inputs is not None and answered is not None and len(answered.classes) == 1:
-        examination.ask(
-            "network", partial(_check_classes, loaded, inputs.held, answered, examination, most_s)
-        )
-    cut = (
-        None
-        if answered is None
-        else examination.ask("blocks", partial(_cut, loaded, answered, blocks, examination))
-    )
-    engines: tuple[EngineSpeed, ...] = ()
-    specifications: tuple[Specification, ...] = ()
-    explore = None
-    if cut is not None and answered is not None:
-        costs = partial(_specifications, cut, loaded, blocks, budget_s)
-        specifications = examination.ask("caches", costs) or ()
-        engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
-        if inputs is not None and specifications:
-            forecast = partial(
-                forecast_explore,
-                loaded.module,
-                cut.traced,
-                specifications,
-                inputs.training,
-                inputs.held_out,
-                answered.kind,
-                _rates(answered, engines),
-                cut.profile.base_ms,
-                budget_s,
-                clock,
-            )
-            explore = examination.ask("explore", forecast)
+    answered = _ask_network(loaded, inputs, size, examination)
+    cutting = None if answered is None else partial(_cut, loaded, answered, blocks, examination)
+    cut = None if cutting is None else examination.ask("blocks", cutting)
+    prospects = _Prospects()
+    if answered is not None and cut is not None:
+        prospects = _ask_prospects(loaded, inputs, answered, cut, blocks, budget_s, examination)
     return Diagnosis(
         model=loaded.source,
         parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
         input_shape=None if answered is None else tuple(answered.example.shape[1:]),
         profile=None if cut is None else cut.profile,
-        engines=engines,
-        lookups=() if cut is None else _cheapest(specifications, cut.profile),
-        explore=explore,
+        engines=prospects.engines,
+        lookups=() if cut is None else _cheapest(prospects.specifications, cut.profile),
+        explore=prospects.explore,
         data=None if inputs is None else inputs.forecast,
         findings=tuple(examination.findings),
         seconds=examination.spent_s,
@@ -221,6 +194,59 @@ class _Cut:
     profile: Profile
 
 
+@dataclass(frozen=True)
+class _Prospects:
+    """What `explore` would train, how far it would get, and how fast the plain network is on each engine."""
+
+    specifications: tuple[Specification, ...] = ()
+    engines: tuple[EngineSpeed, ...] = ()
+    explore: ExploreForecast | None = None
+
+
+def _ask_network(
+    loaded: LoadedModel,
+    inputs: _FoundInputs | None,
+    size: tuple[int, int] | None,
+    examination: Examination,
+) -> _Answered | None:
+    """What the network answers; a finding if it cannot, or answers the same class to every input."""
+    sample = None if inputs is None else inputs.sample
+    answered = examination.ask("network", partial(_answers, loaded, sample, size, examination))
+    if inputs is not None and answered is not None and len(answered.classes) == 1:
+        examination.ask("network", partial(_check_classes, loaded, inputs.held, answered, examination))
+    return answered
+
+
+def _ask_prospects(
+    loaded: LoadedModel,
+    inputs: _FoundInputs | None,
+    answered: _Answered,
+    cut: _Cut,
+    blocks: str | None,
+    budget_s: float,
+    examination: Examination,
+) -> _Prospects:
+    costs = partial(_specifications, cut, loaded, blocks, budget_s)
+    specifications = examination.ask("caches", costs) or ()
+    engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
+    if inputs is None or not specifications:
+        return _Prospects(specifications, engines)
+    forecast = partial(
+        forecast_explore,
+        loaded.module,
+        cut.traced,
+        specifications,
+        inputs.training,
+        inputs.held_out,
+        answered.kind,
+        _rates(answered, engines),
+        cut.profile.base_ms,
+        budget_s,
+        examination.clock,
+    )
+    return _Prospects(specifications, engines, examination.ask("explore", forecast))
+
+
 def _inputs(loaded: LoadedModel, given: _Given, examination: Examination) -> _FoundInputs:
     loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
@@ -246,20 +272,16 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: Examination) -> _Fo
 
 @torch.inference_mode()
 def _answers(
-    loaded: LoadedModel,
-    sample: Tensor | None,
-    size: tuple[int, int] | None,
-    clock: Callable[[], float],
-    most_s: float,
+    loaded: LoadedModel, sample: Tensor | None, size: tuple[int, int] | None, examination: Examination
 ) -> _Answered:
-    """Run the network on the sample, or on a part that takes it about `most_s`."""
+    """Run the network on the sample, or on a part that takes it about `_FOR_ANSWERS` of the time."""
     example = example_inputs(loaded, size) if sample is None else sample
-    module = loaded.module
+    module, clock = loaded.module, examination.clock
     with _running_on(example):
         module(example[:1].clone())  # warm-up
         began = clock()
         module(example[:1].clone())
-        fitting = most_s / max(clock() - began, 1e-9)
+        fitting = _FOR_ANSWERS * examination.within_s / max(clock() - began, 1e-9)
         example = example[_evenly(len(example), int(min(max(fitting, 2), len(example))))]
         began = clock()
         outputs = check_base_outputs(module(example.clone()))
@@ -276,16 +298,14 @@ def _running_on(inputs: Tensor) -> AbstractContextManager[None]:
 
 
 @torch.inference_mode()
-def _check_classes(
-    loaded: LoadedModel, held: Data, answered: _Answered, examination: Examination, most_s: float
-) -> None:
+def _check_classes(loaded: LoadedModel, held: Data, answered: _Answered, examination: Examination) -> None:
     """Raise DataError if the network predicts one class for all inputs, as `explore` would.
 
     Where one class is much more common than others, a sample may hold no other one, as here. So more inputs
-    are looked at, for about `most_s`; if that is not enough to see all of them, a note says so.
+    are looked at, for `_FOR_ANSWERS` of the time; if that is not enough to see all of them, a note says so.
     """
     (first,) = answered.classes
-    ends_s = examination.spent_s + most_s
+    ends_s = examination.spent_s + _FOR_ANSWERS * examination.within_s
     order = np.random.default_rng(0).permutation(len(held))
     for start in range(0, len(held), len(answered.example)):
         if examination.spent_s > ends_s:

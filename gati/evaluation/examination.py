@@ -15,13 +15,13 @@ class Examination:
     """Runs checks one after another and collects the findings."""
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
-        self._clock, self._began, self.within_s = clock, clock(), within_s
+        self.clock, self._began, self.within_s = clock, clock(), within_s
         self.findings: list[DoctorFinding] = []
 
     @property
     def spent_s(self) -> float:
         """Seconds since the start."""
-        return self._clock() - self._began
+        return self.clock() - self._began
 
     def is_late(self, share: float = 1.0) -> bool:
         """Whether this share of the time has passed."""

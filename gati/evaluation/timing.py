@@ -98,37 +98,20 @@ def measure_latency(
     `inputs(i)` is [1, ...]. Contenders take turns of up to 64 requests, and in going first. Disturbed
     rounds are measured again; the result reports those that stayed disturbed.
     """
+    chunks = [range(start, min(start + IN_A_ROW, count)) for start in range(0, count, IN_A_ROW)]
+    passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
+    turns = _Turns(contenders, inputs, machine)
+    reported = 0  # repeated rounds are not reported again
 
-    def measure(number: int, repetition: int, requests: range) -> Times:
-        times: Times = {}
-        row = [inputs(request) for request in requests]
-        for turn in range(len(contenders)):
-            contender = contenders[(number + turn) % len(contenders)]
-            keep = repetition == 0 and len(contender.answers) == requests.start
-            with _opened(contender):
-                predictions, taken_ms = answer_in_a_row(contender.answer, row, machine)
-            for x, prediction, each_ms in zip(row, predictions, taken_ms, strict=True):
-                work = contender.name, prediction.exit, contender.engine.shortened(x).shape[-1]
-                times.setdefault(work, []).append(each_ms)
-            if keep:
-                contender.answers += [prediction.class_index for prediction in predictions]
-                contender.hits += sum(prediction.exit != BASE for prediction in predictions)
-        done = repetition * count + requests.stop
-        if progress is not None and done > reported[-1]:
-            reported.append(done)
+    def measured(number: int, repetition: int, chunk: range) -> Times:
+        nonlocal reported
+        times = turns.measure(number, chunk, keep=repetition == 0)
+        done = repetition * count + chunk.stop
+        if progress is not None and done > reported:
+            reported = done
             progress(done, repetitions * count)
         return times
 
-    def alike(times: Times) -> list[list[float]]:
-        """Return times of equal work; the first ones are comparable across rounds."""
-        if not usual:
-            usual.append(max(times, key=lambda work: len(times[work])))
-        return [times.get(usual[0], []), *(times[work] for work in times if work != usual[0])]
-
-    usual: list[_Work] = []  # what most requests of the first round were
-    reported = [0]  # repeated rounds are not reported again
-    chunks = [range(start, min(start + IN_A_ROW, count)) for start in range(0, count, IN_A_ROW)]
-    passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
     with quiet():
         for contender in contenders:
             for example in contender.engine.examples():
@@ -136,14 +119,46 @@ def measure_latency(
             for request in range(warm_up):
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()
-        rounds = [partial(measure, number, *each) for number, each in enumerate(passes)]
-        found = measure_steadily(rounds, alike, machine=machine)
+        rounds = [partial(measured, number, *each) for number, each in enumerate(passes)]
+        found = measure_steadily(rounds, turns.alike, machine=machine)
     for contender in contenders:
         contender.times_ms = [[] for _ in range(repetitions)]
         for (repetition, _), times in zip(passes, found.rounds, strict=True):
             own = (taken for (name, *_), taken in times.items() if name == contender.name)
             contender.times_ms[repetition] += chain.from_iterable(own)
     return found
+
+
+class _Turns:
+    """Rounds in which every contender answers the same requests, in turns."""
+
+    def __init__(
+        self, contenders: Sequence[BenchEntry], inputs: Callable[[int], Tensor], machine: Machine
+    ) -> None:
+        self._contenders, self._inputs, self._machine = contenders, inputs, machine
+        self._usual: _Work | None = None  # what most requests of the first round were
+
+    def measure(self, number: int, requests: range, *, keep: bool) -> Times:
+        """The times of round `number`; the answers are kept once, if `keep`."""
+        times: Times = {}
+        row = [self._inputs(request) for request in requests]
+        for turn in range(len(self._contenders)):
+            contender = self._contenders[(number + turn) % len(self._contenders)]
+            first = keep and len(contender.answers) == requests.start
+            with _opened(contender):
+                predictions, taken_ms = answer_in_a_row(contender.answer, row, self._machine)
+            for x, prediction, each_ms in zip(row, predictions, taken_ms, strict=True):
+                work = contender.name, prediction.exit, contender.engine.shortened(x).shape[-1]
+                times.setdefault(work, []).append(each_ms)
+            if first:
+                contender.answers += [prediction.class_index for prediction in predictions]
+                contender.hits += sum(prediction.exit != BASE for prediction in predictions)
+        return times
+
+    def alike(self, times: Times) -> list[list[float]]:
+        """Return times of equal work; the first ones are comparable across rounds."""
+        self._usual = usual = self._usual or max(times, key=lambda work: len(times[work]))
+        return [times.get(usual, []), *(times[work] for work in times if work != usual)]
 
 
 def answer_in_a_row(

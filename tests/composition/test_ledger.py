@@ -133,6 +133,12 @@ def test_a_clock_that_is_set_back_hides_no_look(tmp_path: Path) -> None:
     assert ledger.attempt("a", "data", {}, hashes(3, 4)).compositions == 2, "as it was decided on"
 
 
+def test_a_look_in_the_same_second_after_an_attempt_is_no_earlier_one(ledger: Ledger) -> None:
+    assert ledger.attempt("a", "test", {}, hashes(1, 2, 3)).compositions == 1
+    ledger.look("b", "test", hashes(1, 2, 3))
+    assert ledger.attempt("a", "test", {}, hashes(1, 2, 3)).compositions == 1
+
+
 def test_looks_take_no_share_and_make_no_input_old(ledger: Ledger) -> None:
     ledger.look("b", "test", hashes(1, 2, 3))
     attempt = ledger.attempt("a", "test", {}, hashes(1, 2, 3))

@@ -376,7 +376,7 @@ def test_inputs_that_explore_has_seen_do_not_make_new_ones_look_harder(
     assert f"now ({lost} of 80): the difference is within chance" in found.comparison
     assert "counted only where answers differ" in found.sentence()
     again = certify(directory, tmp_path / "both.npz")
-    assert f"when composed ({lost} of 80)" in again.comparison
+    assert f"in the earlier certificate ({lost} of 80)" in again.comparison
 
 
 def test_a_library_without_a_record_is_used_and_says_what_is_unknown(

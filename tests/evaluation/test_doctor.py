@@ -25,6 +25,9 @@ from gati.engine.engine import Engine
 from gati.errors import CompositionError, DataError, ModelError
 from gati.evaluation import engine_speeds
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
+from gati.exploration.splits import LEAST_HELD_OUT, split_inputs
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
 from tests.engine.networks import traced_network
 from tests.exploration.networks import Net, digits, trained_state, write_digits
 from tests.waiting import Clock
@@ -409,7 +412,21 @@ def test_targets_are_those_that_the_exact_binomial_allows(
             assert target.losses_allowed == (allowed[-1] if allowed else None)
         needed = target.held_out_needed
         assert p_value(0, parts_of(needed, separate)[2], target.accuracy) <= delta
-        assert p_value(0, parts_of(needed - 1, separate)[2], target.accuracy) > delta
+        _, select, fewer = parts_of(needed - 1, separate)
+        assert p_value(0, fewer, target.accuracy) > delta or select + fewer < LEAST_HELD_OUT
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_explore_takes_as_many_inputs_as_the_lowest_target_needs(
+    files: dict[str, str], *, separate: bool
+) -> None:
+    grey = Preprocessing(channels=1, mean=(0.0,), std=(1.0,))
+    held = load_data(files["data"], grey, what="--data")
+    more = load_data(files["train_data"], grey, what="--train-data") if separate else None
+    needed = forecast_targets(1000, 0.5, separate)[0].held_out_needed
+    assert split_inputs(held.subset(range(needed)), more, 0).evidence > 0
+    with pytest.raises(DataError, match=f"has {needed - 1} inputs; only 59 are left to measure on"):
+        split_inputs(held.subset(range(needed - 1)), more, 0)
 
 
 @few
