@@ -26,17 +26,19 @@ import gzip
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
 from gati.evict import Trace, make_trace, read_trace, replay
+from gati.evict.cache import BlockCache
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.hazard import HazardModel, fit_hazards
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse, ReuseSettings
-from gati.evict.predict.samples import ReuseSamples
-from gati.evict.replays.replay import build
+from gati.evict.predict.samples import Labels
 from gati.evict.replays.result import PolicyOutcome
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -161,7 +163,8 @@ def quarters(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
         for name in ("lru", "gati"):
             found = []
             for seed in range(seeds if name == "gati" else 1):
-                cache = build(name, size, maker, flat=trace.kind == "flat", seed=seed)
+                policy = make_policy(name, size, maker, flat=trace.kind == "flat", seed=seed)
+                cache = BlockCache(policy)
                 hits = np.array(
                     [cache.access(ids, at).hits for ids, at in zip(trace.requests, trace.time_s, strict=True)]
                 )
@@ -179,9 +182,12 @@ class WithinResidence(ReuseSettings):
 
     residence_s: float = 60.0
 
-    def fit(self, samples: ReuseSamples, now_s: float, seed: int) -> HazardModel | None:
-        labels = samples.labels(now_s)
+    def fit(self, labels: Labels, seed: int) -> HazardModel | None:
         return fit_hazards(labels, edges=np.array([0.0, self.residence_s]), seed=seed)
+
+
+def _reuse(settings: ReuseSettings, blocks: int, seed: int) -> Reuse:
+    return Reuse(blocks, settings=settings, seed=seed)
 
 
 def ablate(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
@@ -195,12 +201,7 @@ def ablate(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
         for settings in (ReuseSettings(), WithinResidence(residence_s=residence_s)):
             rates = []
             for seed in range(seeds):
-                cache = build(
-                    "gati",
-                    size,
-                    lambda blocks, seed, how=settings: Reuse(blocks, settings=how, seed=seed),
-                    seed=seed,
-                )
+                cache = BlockCache(make_policy("gati", size, partial(_reuse, settings), seed=seed))
                 served = [
                     cache.access(ids, at).hits for ids, at in zip(trace.requests, trace.time_s, strict=True)
                 ]

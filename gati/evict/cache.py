@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gati.errors import EvictError, TraceError
-from gati.evict.index.tree import DEPENDS, BlockRun, RunTree, blocks_down_to
+from gati.evict.index.tree import DEPENDS, BlockRun, blocks_down_to
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
@@ -43,18 +43,16 @@ class Serving(NamedTuple):
 
 
 class BlockCache:
-    """Serves requests from `capacity` blocks of one size.
+    """Serves requests from as many blocks of one size as its policy was made for.
 
     If a request is longer than the capacity, its first blocks are cached, and the others are misses.
     """
 
-    def __init__(
-        self, tree: RunTree, capacity: int, policy: EvictionPolicy, predictor: Predictor | None = None
-    ) -> None:
-        self.tree = tree
-        self.capacity = capacity
+    def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self.predictor = predictor
+        self.tree = policy.tree
+        self.capacity = policy.capacity
+        self.predictor = policy.predictor
         self.watch: Callable[[list[int], int, float], None] | None = None  # receives blocks, hits and time
         self.evicted = 0  # blocks, since the cache was made
         self._requests = 0

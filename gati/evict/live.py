@@ -8,11 +8,11 @@ from pathlib import Path
 from gati.errors import EvictError
 from gati.evict.cache import BlockCache
 from gati.evict.learn.following import LearningLink, following
-from gati.evict.policy.registry import policy_named
+from gati.evict.policy.base import EvictionPolicy
+from gati.evict.policy.registry import make_policy, policy_named
 from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.conversing import hinted
 from gati.evict.predict.named import Maker, predictor_named
-from gati.evict.replays.replay import build
 from gati.evict.seeds import check_seed
 
 
@@ -43,16 +43,14 @@ class LiveCacheSettings:
             named = predictor_named(self.predictor, flat=flat, apart=True)
         return conversing if policy.converses else named
 
-    def cache(self, capacity: int, kind: type[BlockCache] = BlockCache, *, flat: bool = False) -> BlockCache:
-        """A cache of `capacity` blocks, in a prefix tree or independent. Raises EvictError as `maker`."""
-        return build(
-            self.policy,
-            capacity,
-            self.maker(flat=flat),
-            flat=flat,
-            seed=self.seed,
-            cost_growth=self.cost_growth,
-            kind=kind,
+    def make_policy(self, capacity: int, *, flat: bool = False) -> EvictionPolicy:
+        """The policy of a cache of `capacity` blocks, in a prefix tree or independent.
+
+        Raises EvictError as `maker`.
+        """
+        maker = self.maker(flat=flat)
+        return make_policy(
+            self.policy, capacity, maker, flat=flat, seed=self.seed, cost_growth=self.cost_growth
         )
 
     def link(self, cache: BlockCache) -> LearningLink | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gati.errors import EvictError
-from gati.evict.cache import Handle
+from gati.evict.cache import BlockCache, Handle
 from gati.evict.live import LiveCacheSettings
 from gati.evict.predict.conversing import HintedContinuation
 
@@ -65,7 +65,7 @@ class PrefixCache:
         if blocks < 1:
             raise EvictError(f"blocks is {blocks}; give at least 1")
         settings = LiveCacheSettings(policy, predictor, seed, gap_s, cost_growth, service)
-        self._cache = settings.cache(blocks)
+        self._cache = BlockCache(settings.make_policy(blocks))
         self._link = settings.link(self._cache)
         self._clock = clock
         self._now_s = -math.inf

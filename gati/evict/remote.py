@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as shortened
 from types import TracebackType
 from typing import Any, Self
@@ -31,13 +32,15 @@ class ContinuationClient:
             raise EvictError("ContinuationClient needs httpx: pip install 'gati[serve]'") from None
         self._url = url
         # RecursionError for a reply of thousands of brackets
-        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, RecursionError)
-        headers = {} if api_key is None else {"X-API-Key": api_key}
+        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError)
+        headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            headers["X-API-Key"] = api_key
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
     def probability(self, messages: Sequence[Message]) -> float:
         """The probability that another prompt follows the newest one; like `probabilities`, for one."""
-        found = self._ask({"messages": list(map(dict, messages))})
+        found = self._ask(lambda: _with_messages(messages))
         if not _is_probability(found):
             raise self._unusable(found)
         return float(found)
@@ -47,11 +50,14 @@ class ContinuationClient:
 
         Raises:
             UnavailableError: no answer in time, the service cannot answer now, or what answers is not it.
-            RequestError: the service refuses the request, with its reason.
+            RequestError: the service refuses the request, with its reason, or the messages are not JSON.
         """
-        rows = [{"messages": list(map(dict, messages))} for messages in conversations]
-        found = self._ask({"conversations": rows})
-        if not isinstance(found, list) or len(found) != len(rows) or not all(map(_is_probability, found)):
+        found = self._ask(lambda: {"conversations": [*map(_with_messages, conversations)]})
+        if (
+            not isinstance(found, list)
+            or len(found) != len(conversations)
+            or not all(map(_is_probability, found))
+        ):
             raise self._unusable(found)
         return [float(p) for p in found]
 
@@ -67,10 +73,17 @@ class ContinuationClient:
     ) -> None:
         self.close()
 
-    def _ask(self, document: dict[str, Any]) -> Any:
+    def _ask(self, document: Callable[[], dict[str, Any]]) -> Any:
         """The field `p` of the answer, of any type. Raises UnavailableError, RequestError."""
         try:
-            reply = self._client.post("/v1/continue", json=document)
+            body = json.dumps(document(), ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RequestError(
+                f"a conversation cannot be written as JSON ({error}); give a list of "
+                '{"role": "user", "content": "..."}'
+            ) from error
+        try:
+            reply = self._client.post("/v1/continue", content=body)
             found = reply.json()
         except self._errors as error:
             raise UnavailableError(f"no eviction service responds at {self._url}: {error}") from error
@@ -89,6 +102,10 @@ class ContinuationClient:
             f"what responds at {self._url} is no eviction service: it answered {shortened(found)} instead of "
             "a probability per conversation"
         )
+
+
+def _with_messages(messages: Sequence[Message]) -> dict[str, Any]:
+    return {"messages": list(map(dict, messages))}
 
 
 def _is_probability(value: Any) -> bool:

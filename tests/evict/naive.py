@@ -9,11 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from gati.evict.cache import BlockCache
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.base import grown
+from gati.evict.predict.named import Maker
 from gati.evict.trace.records import Trace, make_trace
 
 Request = tuple[int, ...]
 Path = tuple[int, ...]
+
+
+def build(name: str, capacity: int, maker: Maker | None = None, **options: Any) -> BlockCache:
+    return BlockCache(make_policy(name, capacity, maker, **options))
 
 
 def tree_trace(requests: Sequence[Sequence[int]]) -> Trace:

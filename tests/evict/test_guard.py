@@ -14,10 +14,10 @@ from gati.evict.policy.registry import POLICIES
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.oracle import Oracle
-from gati.evict.replays.replay import build, replay
+from gati.evict.replays.replay import replay
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
-from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
+from tests.evict.naive import NaiveTree, Scripted, build, flat_trace, naive_next_use, tree_trace
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,7 @@ import pytest
 
 from gati.evict.cache import BlockCache, Handle
 from gati.evict.policy.guard import Gati, bound
-from gati.evict.replays.replay import build
-from tests.evict.naive import Scripted
+from tests.evict.naive import Scripted, build
 from tests.evict.test_guard import hostile_instance
 
 

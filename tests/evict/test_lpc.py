@@ -23,9 +23,8 @@ from gati.evict.predict.conversing import (
     KnownContinuation,
     hinted,
 )
-from gati.evict.replays.replay import build
 from gati.evict.trace.synthesise import StreamSettings, synthesise, trace_of
-from tests.evict.naive import NaiveTree, flat_trace
+from tests.evict.naive import NaiveTree, build, flat_trace
 from tests.evict.strategies import long_trees
 from tests.evict.talking import talks
 

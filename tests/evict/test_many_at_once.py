@@ -48,7 +48,7 @@ def plain(policy: Scored, count: int) -> list[int]:
 def filled(trace: Any) -> Scored:
     tree = RunTree()
     policy = Scored(tree, 10_000)
-    cache = BlockCache(tree, 10_000, policy)
+    cache = BlockCache(policy)
     for number, row in enumerate(trace.requests):
         cache.access(row, float(number))
     return policy
@@ -92,7 +92,7 @@ def kept(policy: Scored) -> int:
 def test_more_than_there_is_cannot_be_taken(equal: bool) -> None:
     tree = RunTree(flat=True)
     policy = Scored(tree, 100)
-    cache = BlockCache(tree, 100, policy)
+    cache = BlockCache(policy)
     cache.access(list(range(12)), 0.0)
     policy.scores = np.zeros(12) if equal else np.arange(12.0)
     with pytest.raises(EvictError, match="no block can be evicted"):
@@ -106,7 +106,7 @@ def test_a_few_are_those_with_the_highest_scores_then_the_oldest(leaves: int, di
     chance = random.Random(leaves + different)
     tree = RunTree(flat=True)
     policy = Scored(tree, leaves)
-    cache = BlockCache(tree, leaves, policy)
+    cache = BlockCache(policy)
     for block in chance.sample(range(leaves), leaves):
         cache.access([block], 0.0)
     policy.scores = np.array([chance.randrange(different) for _ in range(leaves)], dtype=np.float64)
@@ -125,7 +125,7 @@ def test_the_queue_of_lru_has_every_leaf_and_nothing_else() -> None:
         chance = random.Random(7)
         tree = RunTree(flat=flat)
         policy = Lfu(tree, 30)
-        cache = BlockCache(tree, 30, policy)
+        cache = BlockCache(policy)
         open_handles = []
         for number in range(400):
             start = chance.randrange(40)

@@ -20,12 +20,13 @@ from gati.evict.policy.registry import POLICIES, policy_named
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.oracle import Oracle
 from gati.evict.prefix import PrefixCache
-from gati.evict.replays.replay import build, replay
+from gati.evict.replays.replay import replay
 from gati.evict.trace.records import Trace, make_trace
 from tests.evict.naive import (
     NaiveTree,
     Scripted,
     best_leaf_hits,
+    build,
     flat_trace,
     naive_laru,
     naive_next_use,
@@ -218,7 +219,7 @@ def test_laru_evicts_at_most_twice_k_a_phase_and_safely_only_what_is_stale(
     tree = RunTree()
     predictor = Scripted(hostile(seed))
     policy = Laru(tree, capacity, predictor)
-    cache = BlockCache(tree, capacity, policy, predictor)
+    cache = BlockCache(policy)
     phase, predicted, safe, requested = 1, 0, 0, set[int]()
     for number, row in enumerate(trace.requests):
         caught = policy.figures()["caught"]
@@ -311,7 +312,6 @@ def marker_misses(
     return len(items) - sum(served(cache, trace))
 
 
-@pytest.mark.parametrize("seeds", [60, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "factor"),
     [
@@ -320,11 +320,9 @@ def marker_misses(
         pytest.param("guard", lambda k: 2 * harmonic(k - 1) + 2, id="guard"),
     ],
 )
-def test_markers_keep_their_bound_whatever_is_predicted(
-    name: str, factor: Callable[[int], float], seeds: int
-) -> None:
+def test_markers_keep_their_bound_whatever_is_predicted(name: str, factor: Callable[[int], float]) -> None:
     """On a loop over k + 1 blocks, which LRU always misses, predicted the wrong way round."""
-    capacity, loops = 6, 40
+    capacity, loops = 32, 60  # so large that always to miss breaks the bound
     items = [item for _ in range(loops) for item in range(capacity + 1)]
     trace = flat_trace(items)
     optimal = len(items) - replay(trace, [capacity], ["opt-leaf"]).outcomes[0].hits
@@ -334,10 +332,11 @@ def test_markers_keep_their_bound_whatever_is_predicted(
     }
     misses = [
         marker_misses(name, items, capacity, lambda number, block: wrong[number, block], seed)
-        for seed in range(seeds)
+        for seed in range(5)
     ]
     # the blocks of the first phase are misses of everybody
-    assert np.mean(misses) <= factor(capacity) * optimal + capacity
+    bound = factor(capacity) * optimal + capacity
+    assert np.mean(misses) <= bound < len(items)
 
 
 def harmonic(count: int) -> float:
@@ -391,7 +390,7 @@ def test_tail_lru_spares_what_keeps_a_conversation_below_its_threshold() -> None
     # The older conversation keeps 3 + 4 - 6 = 1 block, and loses two before anything else goes.
     tree = RunTree()
     policy = POLICIES["tlru"](tree, 6, prompt_blocks=4, threshold_blocks=6)  # type: ignore[call-arg]
-    cache = BlockCache(tree, 6, policy)
+    cache = BlockCache(policy)
     cache.access([1, 2, 3], 0.0)
     cache.access([11, 12, 13], 1.0)
     assert cache.access([21, 22], 2.0).evicted == [2, 3]
@@ -428,7 +427,7 @@ def test_tail_lru_evicts_what_it_would_leaf_by_leaf(
     for policy in (TailLru, LeafByLeaf):
         tree = RunTree()
         blocks = {"prompt_blocks": 3 + spare, "threshold_blocks": 3}
-        made.append(BlockCache(tree, capacity, policy(tree, capacity, **blocks)))
+        made.append(BlockCache(policy(tree, capacity, **blocks)))
     under_way: list[tuple[Handle, Handle]] = []
     for number, row in enumerate(trace.requests):
         handles = made[0].match(row), made[1].match(row)

@@ -34,6 +34,24 @@ def test_probabilities_are_those_of_the_service() -> None:
         assert service.probabilities([BYE, calls, BYE]) == [0.25, 0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param("Thanks, bye!", id="text"),
+        pytest.param(BYE[0], id="one message"),
+        pytest.param([{"role": "user", "content": b"bye"}], id="bytes"),
+        pytest.param([{"role": "user", "content": "half an emoji: \ud83d"}], id="no UTF-8"),
+        pytest.param([{"role": "user", "content": float("nan")}], id="no JSON number"),
+    ],
+)
+def test_messages_that_cannot_be_sent_are_not_blamed_on_the_service(messages: Any) -> None:
+    with client(lambda request: httpx.Response(200, json={"p": 0.5})) as service:
+        for ask in (lambda: service.probability(messages), lambda: service.probabilities([messages])):
+            with pytest.raises(RequestError, match='a list of \\{"role": ') as caught:
+                ask()
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
 GARBAGE = [
     pytest.param(b"", id="nothing"),
     pytest.param(b"<html>", id="no JSON"),

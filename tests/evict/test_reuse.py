@@ -24,10 +24,10 @@ from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
 from gati.evict.predict.stored import load_model, save_model
-from gati.evict.replays.replay import build, replay
+from gati.evict.replays.replay import replay
 from gati.evict.trace.records import Kind, Trace, make_trace
 from gati.evict.train import train, train_continuation
-from tests.evict.naive import tree_trace
+from tests.evict.naive import build, tree_trace
 from tests.evict.strategies import long_trees
 
 QUICK = ReuseSettings(first_fit=150, growth=1.5, rounds=20)

@@ -7,14 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from gati.evict.policy import sampled
+from gati.evict.policy import registry, sampled
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati, SampledLru, loss_detector
 from gati.evict.predict.oracle import Noisy, Oracle
-from gati.evict.replays import replay as replays
-from gati.evict.replays.replay import build
 from gati.evict.trace.records import Trace, make_trace
-from tests.evict.naive import flat_trace
+from tests.evict.naive import build, flat_trace
 
 
 def skewed(requests: int, seed: int) -> Trace:
@@ -65,7 +63,7 @@ def test_a_sample_hits_about_as_often_as_lru_does(trace: Trace, every: int) -> N
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of more than 100 blocks count as large."""
     monkeypatch.setattr(sampled, "WHOLE_SHADOW", 100)
-    monkeypatch.setattr(replays, "WHOLE_SHADOW", 100)
+    monkeypatch.setattr(registry, "WHOLE_SHADOW", 100)
 
 
 def test_large_caches_have_a_sampled_shadow(few: None) -> None:

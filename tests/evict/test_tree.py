@@ -14,11 +14,10 @@ from gati.errors import EvictError, TraceError
 from gati.evict.cache import BlockCache
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.plugins.books import EngineBooks
-from gati.evict.policy.registry import POLICIES
+from gati.evict.policy.registry import POLICIES, make_policy
 from gati.evict.predict.conversing import hinted
 from gati.evict.prefix import PrefixCache
-from gati.evict.replays.replay import build
-from tests.evict.naive import Scripted, tree_trace
+from tests.evict.naive import Scripted, build, tree_trace
 from tests.evict.strategies import long_trees
 
 
@@ -160,8 +159,7 @@ def test_a_request_that_the_policy_refuses_leaves_no_lock() -> None:
     cache.release(match)
     assert all(run.locks == 0 for run in cache._cache.tree)
     # engines count it as a conflict
-    books = build("laru+lpc", 4, hinted(100.0), kind=EngineBooks)
-    assert isinstance(books, EngineBooks)
+    books = EngineBooks(make_policy("laru+lpc", 4, hinted(100.0)))
     for ids in (["C"], ["A"], ["A", "X"], ["B"]):
         books.hint(0.01 if "X" in ids else 0.99)
         books.begin(ids, 0.0)
@@ -269,7 +267,7 @@ def test_policies_that_need_the_future_are_refused(name: str, instead: str) -> N
 def test_the_deepest_run_keeps_those_above() -> None:
     tree = RunTree()
     policy = POLICIES["lru"](tree, 5)
-    cache = BlockCache(tree, 5, policy)
+    cache = BlockCache(policy)
     cache.access([1, 2, 3], 0.0)
     handle = cache.match([1, 2])
     cache.access([7, 8, 9], 1.0)

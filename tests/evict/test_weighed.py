@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from gati.errors import EvictError
 from gati.evict import PrefixCache
 from gati.evict.cache import BlockCache
-from gati.evict.policy import sampled
+from gati.evict.policy import registry, sampled
 from gati.evict.policy.guard import Gati, bound
 from gati.evict.policy.lru_only import LruOnly
 from gati.evict.policy.sampled import SampledGati
 from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.oracle import Oracle
-from gati.evict.replays import replay as replays
-from gati.evict.replays.replay import build
+from gati.evict.replays.replay import replay
 from gati.evict.trace.records import Trace
-from tests.evict.naive import NaiveTree, Scripted, flat_trace, tree_trace
+from tests.evict.naive import NaiveTree, Scripted, build, flat_trace, tree_trace
 
 GROWTHS = (0.02, 0.3, 3.0)
 
@@ -219,7 +218,7 @@ def test_more_time_is_saved_than_by_counting_blocks() -> None:
 
 def test_a_replay_says_what_time_was_saved() -> None:
     trace, growth = chats(600), 0.2
-    outcomes = replays.replay(trace, [260], ["lru", "gati", "opt"], predictor="oracle", cost_growth=growth)
+    outcomes = replay(trace, [260], ["lru", "gati", "opt"], predictor="oracle", cost_growth=growth)
     lru, gati, opt = outcomes.outcomes
     cache, costs = build("lru", 260, None), PathCosts(growth)
     saved = sum(costs.upto(cache.access(row, float(at)).hits) for at, row in enumerate(trace.requests))
@@ -227,13 +226,13 @@ def test_a_replay_says_what_time_was_saved() -> None:
     assert lru.time_saved == pytest.approx(saved / asked)
     assert gati.time_saved is not None and gati.time_saved > 1.2 * saved / asked
     assert opt.time_saved is None
-    counted = replays.replay(trace, [260], ["gati"], predictor="oracle").outcomes[0]
+    counted = replay(trace, [260], ["gati"], predictor="oracle").outcomes[0]
     assert counted.time_saved == pytest.approx(counted.hit_rate)
     for name in ("lru", "gati"):
         with pytest.raises(EvictError, match="cost_growth needs paths"):
-            replays.replay(flat_trace([1, 2, 1]), [1], [name], cost_growth=growth)
+            replay(flat_trace([1, 2, 1]), [1], [name], cost_growth=growth)
     with pytest.raises(EvictError, match="cost_growth is -1"):
-        replays.replay(trace, [260], ["lru"], cost_growth=-1.0)
+        replay(trace, [260], ["lru"], cost_growth=-1.0)
 
 
 def test_predictions_that_fail_leave_the_decision_to_lru_not_to_costs() -> None:
@@ -252,7 +251,7 @@ def test_predictions_that_fail_leave_the_decision_to_lru_not_to_costs() -> None:
 @pytest.mark.slow
 def test_a_sampled_shadow_counts_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "WHOLE_SHADOW", 100)
-    monkeypatch.setattr(replays, "WHOLE_SHADOW", 100)
+    monkeypatch.setattr(registry, "WHOLE_SHADOW", 100)
     trace, costs = chats(3_000), PathCosts(0.2)
     cache = build("gati", 260, lambda capacity, seed: Oracle(trace), cost_growth=costs.growth)
     policy = cache.policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,8 @@ from gati.evict.embed.distinct import DistinctIds, distinct
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows, RowChanges, ServedRows
-from gati.evict.embed.sets import RowSets, hashed
-from gati.evict.embed.slab import RowSlab, page_bytes_for
+from gati.evict.embed.sets import Hashed, RowSets, hashed
+from gati.evict.embed.slab import RowSlab, own_pool
 from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
 
 _KEPT_BYTES = 32 << 20  # of a thread's row buffer that stay allocated between batches
@@ -36,6 +37,17 @@ class _Plan(NamedTuple):
     turn: int  # after which it was decided
     served: ServedRows
     changes: RowChanges
+
+
+@dataclass
+class _Found:
+    """Where the ids of a batch were found: slots, as of a version and an epoch of the cache."""
+
+    ids: Ids
+    places: Hashed
+    slots: Ids
+    version: int
+    epoch: int
 
 
 class EmbeddingCache(nn.Module):
@@ -93,7 +105,7 @@ class EmbeddingCache(nn.Module):
         self._slow = slow
         self._asked = slow if isinstance(slow, AskedTier) else None
         self.padding_idx = padding_of(padding_idx, slow.rows)
-        self._pool = _own_pool(slow, rows) if pool is None else pool
+        self._pool = own_pool(slow, rows) if pool is None else pool
         self._slab = RowSlab(self._pool, slow.width, slow.dtype)
         most = min(rows or slow.rows, slow.rows, self._pool.limit_pages * self._slab.page_rows)
         self._most = most
@@ -245,10 +257,8 @@ class EmbeddingCache(nn.Module):
         rows[-1] = 0.0
         if len(ids) == 0:
             return rows, asked.places
-        places = hashed(ids, self._sets.sets)
-        with self._lock:
-            slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
-        hits, missing = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        found = self._find(ids)
+        hits, missing = np.flatnonzero(found.slots >= 0), np.flatnonzero(found.slots < 0)
         fetched = rows[len(hits) : -1]
         waiting: Callable[[], None] | None = None
         plan: _Plan | None = None
@@ -257,8 +267,7 @@ class EmbeddingCache(nn.Module):
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
-                if version != self._version:  # another thread was served meanwhile
-                    slots, version = self._sets.find(ids, places), self._version
+                slots = self._slots_now(found)
                 gone, hits = hits[slots[hits] < 0], hits[slots[hits] >= 0]
                 held = torch.from_numpy(self._where[slots[hits]])
                 torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
@@ -273,12 +282,11 @@ class EmbeddingCache(nn.Module):
             with self._lock:
                 begin, self._clock = self._clock, self._clock + len(row_places)
                 last = begin + asked.last
-                batch = RequestedRows(ids, places, asked.counts, last, begin, self._clock)
+                batch = RequestedRows(ids, found.places, asked.counts, last, begin, self._clock)
                 batch = self._policy.observe(batch)
                 if waiting is not None:
                     receive()
-                    if version != self._version:
-                        slots, version = self._sets.find(ids, places), self._version
+                    slots = self._slots_now(found)
                     served = self._policy.serve(batch, slots)
                     receive()
                     plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
@@ -290,24 +298,39 @@ class EmbeddingCache(nn.Module):
         with self._lock:
             try:
                 self._count(batch, hits, len(lacking))
-                if plan is not None and plan.turn == self._turn:
-                    self._policy.commit(batch, plan.served)
-                    changes = plan.changes
-                else:  # another thread was served meanwhile
-                    if version != self._version:
-                        slots = self._sets.find(ids, places)
-                    served = self._policy.serve(batch, slots)
-                    self._policy.commit(batch, served)
-                    changes = self._policy.plan(batch, slots, served.limits)
-                self._turn += 1
-                if epoch == self._epoch:
+                changes = self._served(batch, found, plan)
+                if found.epoch == self._epoch:
                     self._keep(batch, changes, rows, row_of)
                 else:
-                    self._policy.forget(ids[slots < 0])  # rows that may have changed since are not kept
+                    self._policy.forget(ids[found.slots < 0])  # rows that may have changed are not kept
             except BaseException:
                 self._drop_all()
                 raise
         return rows, row_places
+
+    def _find(self, ids: Ids) -> _Found:
+        places = hashed(ids, self._sets.sets)
+        with self._lock:
+            return _Found(ids, places, self._sets.find(ids, places), self._version, self._epoch)
+
+    def _slots_now(self, found: _Found) -> Ids:
+        """Look the ids up again if the contents have changed since, as when another thread was served."""
+        if found.version != self._version:
+            found.slots, found.version = self._sets.find(found.ids, found.places), self._version
+        return found.slots
+
+    def _served(self, batch: RequestedRows, found: _Found, plan: _Plan | None) -> RowChanges:
+        """Have the policy count a batch; returns what it replaces: the `plan`, if that still holds."""
+        if plan is not None and plan.turn == self._turn:
+            self._policy.commit(batch, plan.served)
+            changes = plan.changes
+        else:
+            slots = self._slots_now(found)
+            served = self._policy.serve(batch, slots)
+            self._policy.commit(batch, served)
+            changes = self._policy.plan(batch, slots, served.limits)
+        self._turn += 1
+        return changes
 
     def _room(self, count: int) -> torch.Tensor:
         """A buffer for rows [count, width], which the next batch of this thread overwrites.
@@ -370,10 +393,3 @@ class EmbeddingCache(nn.Module):
 
 def _nothing() -> None:
     """Rows of other tiers are taken in all at once."""
-
-
-def _own_pool(slow: SlowTier, rows: int | None) -> PagePool:
-    row_bytes = slow.width * slow.dtype.itemsize
-    page_bytes = page_bytes_for(row_bytes)
-    pages = -(-min(rows or slow.rows, slow.rows) * row_bytes // page_bytes)
-    return PagePool(page_bytes, pages * page_bytes)

@@ -10,12 +10,20 @@ import torch
 
 from gati.errors import EvictError
 from gati.evict.embed.pool import PagePool
-from gati.evict.embed.tiers import Ids
+from gati.evict.embed.tiers import Ids, SlowTier
 
 
 def page_bytes_for(row_bytes: int) -> int:
     """Return the smallest number of bytes that is a multiple of rows and of system pages."""
     return math.lcm(row_bytes, mmap.PAGESIZE)
+
+
+def own_pool(slow: SlowTier, rows: int | None) -> PagePool:
+    """Make a pool for one cache of `rows` rows; None for all of them."""
+    row_bytes = slow.width * slow.dtype.itemsize
+    page_bytes = page_bytes_for(row_bytes)
+    pages = -(-min(rows or slow.rows, slow.rows) * row_bytes // page_bytes)
+    return PagePool(page_bytes, pages * page_bytes)
 
 
 class RowSlab:

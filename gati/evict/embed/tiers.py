@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -80,22 +81,23 @@ class FileTier:
     """
 
     def __init__(self, path: str | Path, *, width: int, dtype: torch.dtype = torch.float32) -> None:
-        """Map `path`. Raises EvictError if the file is missing or has an incomplete row."""
+        """Map `path`. Raises EvictError if it cannot be read or has an incomplete row."""
         self.width, self.dtype = width, dtype
         row_bytes = width * dtype.itemsize
         try:
-            size = Path(path).stat().st_size
+            with Path(path).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if width < 1 or size == 0 or size % row_bytes:
+                    raise EvictError(
+                        f"{path} has {size} bytes, not a multiple of {row_bytes} (a row of {width} {dtype}): "
+                        "give the width and dtype it was written with"
+                    )
+                self.rows = size // row_bytes
+                self._bytes = np.memmap(file, dtype=np.uint8, mode="r", shape=(self.rows, row_bytes))
         except OSError as error:
             raise EvictError(
                 f"{path} cannot be read ({error.strerror}): write it with FileTier.write"
             ) from None
-        if width < 1 or size == 0 or size % row_bytes:
-            raise EvictError(
-                f"{path} has {size} bytes, not a multiple of {row_bytes} (a row of {width} {dtype}): "
-                "give the width and dtype it was written with"
-            )
-        self.rows = size // row_bytes
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r", shape=(self.rows, row_bytes))
 
     @classmethod
     def write(cls, path: str | Path, weight: torch.Tensor) -> FileTier:

@@ -90,7 +90,8 @@ def prefix_names(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
 
 def page_bytes_for_tokens(settings: DecoderSettings, page_tokens: int, dtype: torch.dtype) -> int:
     """Return the bytes of a page for `page_tokens` tokens, rounded up to whole system pages."""
-    needed = _numbers(settings, page_tokens) * dtype.itemsize
+    numbers = settings.layers * 2 * page_tokens * settings.key_heads * settings.head_width
+    needed = numbers * dtype.itemsize
     return -(-needed // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -317,7 +318,3 @@ class PrefixPages:
         del self._name_of[page]
         self._ready.discard(page)
         self._free.append(page)
-
-
-def _numbers(settings: DecoderSettings, page_tokens: int) -> int:
-    return settings.layers * 2 * page_tokens * settings.key_heads * settings.head_width

@@ -34,13 +34,14 @@ class LearningLink:
     cannot be read, the cache keeps its own. The cache never waits. If its policy does not use the predictor
     `following`, accesses are only logged.
 
-    Raises EvictError for a flat cache, and for a policy with more than one predictor.
+    Raises EvictError for a flat cache, and for a policy that predicts only for a simulated cache.
     """
 
     def __init__(self, cache: BlockCache, service: str | Path, *, look_every_s: float = 1.0) -> None:
-        if cache.tree.flat or cache.policy.twins:
+        if cache.tree.flat or (cache.policy.predicts and cache.predictor is None):
             raise EvictError(
-                "a service supports only prefix caches and policies with one predictor: leave out service"
+                "a service supports only prefix caches, and only policies that predict for the cache itself: "
+                "leave out service"
             )
         folder = Path(service)
         self.version: int | None = None  # in use

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from gati.evict.cache import BlockCache
 from gati.evict.policy.guard import EXCESS_SHARE, slack
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse
-from gati.evict.replays.replay import build
 
 Verdict = Literal["won", "lost"]
 
@@ -89,5 +90,9 @@ class VersionTrial:
 
     def _cache(self, model: HazardModel | None, capacity: int) -> BlockCache:
         if model is None:
-            return build("lru", capacity, None)
-        return build("gati", capacity, lambda blocks, seed: Reuse(blocks, model=model, fits=False, seed=seed))
+            return BlockCache(make_policy("lru", capacity))
+        return BlockCache(make_policy("gati", capacity, partial(_predicting, model)))
+
+
+def _predicting(model: HazardModel, capacity: int, seed: int) -> Reuse:
+    return Reuse(capacity, model=model, fits=False, seed=seed)

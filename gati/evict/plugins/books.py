@@ -19,10 +19,9 @@ from typing import Any, cast
 
 from gati.errors import TraceError
 from gati.evict.cache import BlockCache, Serving
-from gati.evict.index.tree import BlockRun, RunTree, blocks_down_to
+from gati.evict.index.tree import BlockRun, blocks_down_to
 from gati.evict.learn.following import LearningLink
 from gati.evict.policy.base import EvictionPolicy
-from gati.evict.predict.base import Predictor
 from gati.evict.predict.conversing import HintedContinuation
 
 _UNKNOWN = cast("int", object())  # a block for which an engine makes room without naming it
@@ -35,10 +34,8 @@ class EngineBooks(BlockCache):
     thread-safe.
     """
 
-    def __init__(
-        self, tree: RunTree, capacity: int, policy: EvictionPolicy, predictor: Predictor | None = None
-    ) -> None:
-        super().__init__(tree, capacity, policy, predictor)
+    def __init__(self, policy: EvictionPolicy) -> None:
+        super().__init__(policy)
         self.link: LearningLink | None = None  # to a service
         self._run_of: dict[int, BlockRun] = {}
         self._pinned: Counter[int] = Counter()

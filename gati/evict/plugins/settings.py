@@ -41,8 +41,7 @@ class PluginSettings(LiveCacheSettings):
 
         With a `service`, close it when the engine's cache is reset. Raises EvictError for what cannot work.
         """
-        books = self.cache(capacity, EngineBooks, flat=flat)
-        assert isinstance(books, EngineBooks)
+        books = EngineBooks(self.make_policy(capacity, flat=flat))
         books.link = self.link(books)
         return books
 

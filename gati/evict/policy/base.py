@@ -19,7 +19,7 @@ _log = logging.getLogger("gati.evict")
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
-_ALL_LOCKED = "no block can be evicted: all are locked by active requests"
+ALL_LOCKED = "no block can be evicted: all are locked by active requests"
 _FEW = 8  # up to this many blocks, a few leaves with high scores are found faster than all are ranked
 _GROUPS = 256  # of slots, whose highest scores are compared first
 
@@ -29,7 +29,6 @@ class EvictionPolicy(ABC):
 
     name: ClassVar[str]
     predicts: ClassVar[bool] = False  # whether it uses a predictor
-    twins: ClassVar[bool] = False  # whether it needs a second predictor of the same kind
     converses: ClassVar[bool] = (
         False  # whether it predicts continuations of conversations, not reuse of blocks
     )
@@ -41,6 +40,7 @@ class EvictionPolicy(ABC):
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         self.tree = tree
         self.capacity = capacity
+        self.predictor: Predictor | None = None  # to which the cache passes its requests
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
         """A request, truncated to the capacity, has `hits` cached blocks. Nothing is loaded yet."""
@@ -194,7 +194,7 @@ class TablePolicy(EvictionPolicy):
     ) -> None:
         while count > 0:
             if not heap:
-                raise EvictError(_ALL_LOCKED)
+                raise EvictError(ALL_LOCKED)
             slot = heapq.heappop(heap)[2]
             taken, parent = self._cut(slot, count, removed)
             count -= taken
@@ -260,7 +260,7 @@ class TablePolicy(EvictionPolicy):
         """Remove up to `count` blocks of a leaf; return their number, and its parent if now evictable."""
         run = self._runs[slot]
         if run is None or not self._leaf[slot]:
-            raise EvictError(_ALL_LOCKED)
+            raise EvictError(ALL_LOCKED)
         taken = min(count, len(run.ids))
         whole = taken == len(run.ids)
         ids, parent = self.tree.trim(run, taken)
@@ -287,10 +287,11 @@ class PredictingPolicy(TablePolicy):
     """
 
     predicts = True
+    predictor: Predictor
 
     def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, seed=seed)
-        self._predictor = predictor
+        self.predictor = predictor
         self._failures = 0
         self._told: set[type[Exception]] = set()  # kinds of failures that were logged
 
@@ -302,7 +303,7 @@ class PredictingPolicy(TablePolicy):
     def _next_uses(self) -> Floats | None:
         """What the predictor says, [slots]; None if it failed."""
         try:
-            scores = np.asarray(self._predictor.scores(len(self._runs)), dtype=np.float64)
+            scores = np.asarray(self.predictor.scores(len(self._runs)), dtype=np.float64)
         except Exception as error:  # predictors may be user code; errors only lead to worse decisions
             self._failures += 1
             if type(error) not in self._told:

@@ -20,22 +20,18 @@ from gati.evict.predict.base import Predictor
 class FollowCheaper(TablePolicy):
     """Simulates both; follows one until it has missed twice as many blocks as the other.
 
-    Evicts blocks that the followed cache does not hold, the least recent first.
+    Evicts blocks that the followed cache does not hold, the least recent first. The predictor sees the
+    requests of the simulated cache, so `self.predictor` is None.
     """
 
     name = "blindoracle+lru"
     predicts = True
-    twins = True
 
-    def __init__(
-        self, tree: RunTree, capacity: int, predictor: Predictor, *, twin: Predictor, seed: int = 0
-    ) -> None:
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, seed=seed)
-        # The simulated cache needs predictions for its own runs; `predictor` is not used.
-        simulated = RunTree(flat=tree.flat), RunTree(flat=tree.flat)
         self._caches = (
-            BlockCache(simulated[0], capacity, FurthestPredicted(simulated[0], capacity, twin), twin),
-            BlockCache(simulated[1], capacity, Lru(simulated[1], capacity)),
+            BlockCache(FurthestPredicted(RunTree(flat=tree.flat), capacity, predictor)),
+            BlockCache(Lru(RunTree(flat=tree.flat), capacity)),
         )
         self._held: tuple[set[int], set[int]] = (set(), set())
         self._missed = [0, 0]
@@ -73,8 +69,8 @@ class FollowCheaper(TablePolicy):
         return removed
 
     def figures(self) -> Mapping[str, Any]:
-        """Number of switches."""
-        return {"switches": self._switches}
+        """The counts of the simulated cache with predictions, and the number of switches."""
+        return {**self._caches[0].figures(), "switches": self._switches}
 
     def _spare(self, slot: int, held: set[int]) -> int:
         """Number of blocks at the end of a run that the followed cache lacks."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
-from gati.evict.policy.base import EvictionPolicy, TablePolicy
+from gati.evict.policy.base import ALL_LOCKED, EvictionPolicy, TablePolicy
 from gati.evict.predict.base import grown
 
 _LATER = 2.0**40  # more accesses than any recency number
@@ -43,7 +43,7 @@ class Lru(EvictionPolicy):
         kept: list[BlockRun] = []
         while len(removed) < count:
             if not order:
-                raise EvictError("no block can be evicted: all are locked by active requests")
+                raise EvictError(ALL_LOCKED)
             run = next(iter(order))
             if run.locks or run.children:
                 order.popitem(last=False)

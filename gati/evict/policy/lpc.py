@@ -10,7 +10,7 @@ import numpy as np
 
 from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
-from gati.evict.policy.base import Floats, TablePolicy
+from gati.evict.policy.base import ALL_LOCKED, Floats, TablePolicy
 from gati.evict.policy.guard import Gati
 from gati.evict.predict.base import grown
 from gati.evict.predict.conversing import ContinuationSource
@@ -106,7 +106,8 @@ class _Conversing(TablePolicy):
     _key: float
 
     def _listen(self, source: ContinuationSource, capacity: int) -> None:
-        self._source, self._ids, self._key = source, [], 0.0
+        self.predictor = self._source = source
+        self._ids, self._key = [], 0.0
         self._book = ConversationKeys(capacity)
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
@@ -178,7 +179,7 @@ class Lpc(_Conversing):
             key, recency, slot = heapq.heappop(heap)
             if self._leaf[slot] and keys[slot] == key and self._recency[slot] == recency:
                 return slot
-        raise EvictError("no block can be evicted: all are locked by active requests")
+        raise EvictError(ALL_LOCKED)
 
     def _offer(self, slot: int) -> None:
         if not self._leaf[slot]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
-from gati.evict.policy.base import Floats, PredictingPolicy
+from gati.evict.policy.base import ALL_LOCKED, Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor, grown
 
 
@@ -48,12 +48,13 @@ class _Phased(PredictingPolicy):
         """Evict one block for each of the last `count` of `missing`, in order."""
         removed: list[int] = []
         for block in missing[-count:]:
-            if not (self._old & self._leaf)[: len(self._runs)].any():
+            if len(self._unmarked()) == 0:
                 self._new_phase()
+                if len(self._unmarked()) == 0:
+                    raise EvictError(ALL_LOCKED)
             slot = self._victim(block)
             self._old[slot] = False
-            if not self._cut(slot, 1, removed)[0]:
-                raise EvictError("no block can be evicted: all are locked by active requests")
+            self._cut(slot, 1, removed)
             self._left(removed[-1], block)
         return removed
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.index.tree import RunTree
-from gati.evict.policy.base import Floats, PredictingPolicy
+from gati.evict.policy.base import ALL_LOCKED, Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor
 
 
@@ -44,7 +44,7 @@ class Windowed(PredictingPolicy):
         """Slots of up to `candidates` leaves that LRU would evict first. Raises EvictError if none exist."""
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         if len(slots) == 0:
-            raise EvictError("no block can be evicted: all are locked by active requests")
+            raise EvictError(ALL_LOCKED)
         if len(slots) <= candidates:
             return slots
         return slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]

@@ -49,7 +49,6 @@ class ContinuationSettings:
     """Settings of the features and of training."""
 
     features: int = 2**17
-    letters: bool = True
     text: bool = True  # if False, only the count of prompts is used
     epochs: int = 10  # at most
     penalty: float = 1e-6
@@ -104,8 +103,7 @@ class ContinuationModel:
         both = np.add(shown, whole.take(hashed.pairs), dtype=np.int64)
         found = _sums(both, bounds[:-1] + 1, bounds[1:] + 1)
         found += whole.take(hashed.lengths)
-        if self.settings.letters:
-            found += _sums(whole.take(hashed.groups), hashed.group_begins, hashed.group_ends)
+        found += _sums(whole.take(hashed.groups), hashed.group_begins, hashed.group_ends)
         shown_before = whole.take(hashed.before)
         shown_before[before_bounds] = 0
         ends = before_bounds.take(np.cumsum(earlier))
@@ -250,7 +248,7 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     different = list(dict.fromkeys(text for texts in rows for text in texts))
     for begin in range(0, len(different), _AT_ONCE):
         part = different[begin : begin + _AT_ONCE]
-        shown.update(zip(part, _by_text(hasher, part, letters=settings.letters), strict=True))
+        shown.update(zip(part, _by_text(hasher, part), strict=True))
     found: list[Places] = []
     lengths = np.ones(len(rows) + 1, dtype=np.int64)
     lengths[0] = 0
@@ -266,12 +264,11 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     return matrix
 
 
-def _by_text(hasher: TextHasher, texts: list[str], *, letters: bool) -> Iterator[tuple[Places, Places]]:
+def _by_text(hasher: TextHasher, texts: list[str]) -> Iterator[tuple[Places, Places]]:
     """The features of each text as the newest prompt, and as an earlier one."""
     hashed, before = hasher.texts(texts), hasher.texts(texts, newest=0).before
     for text in range(len(texts)):
         first, end = hashed.bounds[text] + 1, hashed.bounds[text + 1]
-        new = [hashed.new[first:end], hashed.pairs[first : end + 1], hashed.lengths[text : text + 1]]
-        if letters:
-            new.append(hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]])
+        groups = hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]]
+        new = [hashed.new[first:end], hashed.pairs[first : end + 1], hashed.lengths[text : text + 1], groups]
         yield np.concatenate(new), before[first:end]

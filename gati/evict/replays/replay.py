@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gati.errors import EvictError
 from gati.evict.cache import BlockCache
-from gati.evict.index.tree import RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
-from gati.evict.policy.registry import LIMIT, policy_named
-from gati.evict.policy.sampled import WHOLE_SHADOW, SampledGati
+from gati.evict.policy.registry import LIMIT, make_policy, policy_named
+from gati.evict.policy.sampled import SampledGati
 from gati.evict.policy.weighed import PathCosts
 from gati.evict.predict.named import (
     Continuation,
@@ -60,103 +59,88 @@ def replay(
     """
     for seed in seeds:
         check_seed(seed)
-    flat = trace.kind == "flat"
-    costs = PathCosts(cost_growth, flat=flat)
+    costs = PathCosts(cost_growth, flat=trace.kind == "flat")
     for size in sizes:
         if not 1 <= size <= trace.distinct:
             raise EvictError(
                 f"the cache size is {size} blocks; give 1 to {trace.distinct}, the number of distinct blocks "
                 f"in {trace.name}"
             )
-    asked = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
-    makers = {"predictor": predictor_named(predictor, trace, flat=flat)}
-    labels: dict[str, str | None] = {"predictor": predictor}
-    for name, policy in asked.items():
-        if policy.foresees and policy.converses:
-            makers[name] = continuation_oracle(trace, gap_s=gap_s)
-        elif policy.foresees:
-            makers[name] = predictor_named("oracle", trace, flat=flat)
-    if any(policy.converses and not policy.foresees for policy in asked.values()):
-        makers["continuation"] = continuation_source(trace, continuation, gap_s=gap_s)
-        labels["continuation"] = (
-            "probabilities" if isinstance(continuation, np.ndarray) else str(continuation)
-        )
-    plans = []
-    for name in policies:
-        found = asked.get(name)
-        source = name if name in makers else "continuation" if found and found.converses else "predictor"
-        draws = found is not None and found.predicts and source == "predictor"
-        plans.append((name, source, seeds if draws else seeds[:1]))
-    total = len(trace.blocks) * len(sizes) * sum(len(each) for _, _, each in plans)
+    plans = _plans(trace, policies, predictor, continuation, gap_s, seeds)
+    total = len(trace.blocks) * len(sizes) * sum(len(plan.seeds) for plan in plans)
     done = 0
     outcomes = []
     for size in sizes:
-        for name, source, chosen in plans:
-            for seed in chosen:
+        for plan in plans:
+            for seed in plan.seeds:
 
                 def tell(blocks: int, before: int = done) -> None:
                     if progress is not None:
                         progress(before + blocks, total)
 
-                if name == LIMIT:
+                if plan.policy == LIMIT:
                     outcomes.append(_limit(trace, size))
                 else:
-                    label = labels.get(source)
-                    outcomes.append(_one(trace, size, name, makers[source], label, seed, costs, tell))
+                    outcomes.append(_one(trace, size, plan, seed, costs, tell))
                 done += len(trace.blocks)
     if progress is not None:
         progress(total, total)
     return TraceReplay(trace.summary(), _with_gaps(outcomes))
 
 
-def build(
-    name: str,
-    capacity: int,
-    maker: Maker | None,
-    *,
-    flat: bool = False,
-    seed: int = 0,
-    cost_growth: float = 0.0,
-    kind: type[BlockCache] = BlockCache,
-) -> BlockCache:
-    """Make a cache of class `kind` with the policy `name`. Raises EvictError.
+class _Plan(NamedTuple):
+    """A policy to replay with these seeds, and what its predictor is called."""
 
-    Policies that do not weigh costs ignore `cost_growth`, so that they can be compared with those that do.
-    """
-    made: Any = policy_named(name, flat=flat)  # predicting policies also take a predictor
-    if made is Gati and capacity > WHOLE_SHADOW:
-        made = SampledGati
-    tree = RunTree(flat=flat)
-    if not made.predicts:
-        return kind(tree, capacity, made(tree, capacity, seed=seed))
-    if maker is None:
-        raise EvictError(f"policy {name} needs a predictor, such as reuse")
-    predictor = maker(capacity, seed)
-    extra: dict[str, Any] = {"twin": maker(capacity, seed)} if made.twins else {}
-    if made.weighs_costs:
-        extra["cost_growth"] = cost_growth
-    policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
-    return kind(tree, capacity, policy, predictor)
+    policy: str
+    seeds: Sequence[int]
+    maker: Maker | None = None
+    predictor: str | None = None
+
+
+def _plans(
+    trace: Trace,
+    policies: Sequence[str],
+    predictor: str,
+    continuation: Continuation | None,
+    gap_s: float,
+    seeds: Sequence[int],
+) -> list[_Plan]:
+    flat, once = trace.kind == "flat", seeds[:1]
+    known = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
+    maker = predictor_named(predictor, trace, flat=flat)
+    continues: Maker | None = None
+    if any(policy.converses and not policy.foresees for policy in known.values()):
+        continues = continuation_source(trace, continuation, gap_s=gap_s)
+    given = "probabilities" if isinstance(continuation, np.ndarray) else str(continuation)
+    plans = []
+    for name in policies:
+        policy = known.get(name)
+        if policy is None or not policy.predicts:
+            plans.append(_Plan(name, once))
+        elif policy.foresees:
+            oracle = predictor_named("oracle", trace, flat=flat)
+            if policy.converses:
+                oracle = continuation_oracle(trace, gap_s=gap_s)
+            plans.append(_Plan(name, once, oracle))
+        elif policy.converses:
+            plans.append(_Plan(name, once, continues, given))
+        else:
+            plans.append(_Plan(name, seeds, maker, predictor))
+    return plans
 
 
 def _one(
-    trace: Trace,
-    size: int,
-    name: str,
-    maker: Maker,
-    predictor: str | None,
-    seed: int,
-    costs: PathCosts,
-    tell: Callable[[int], None],
+    trace: Trace, size: int, plan: _Plan, seed: int, costs: PathCosts, tell: Callable[[int], None]
 ) -> PolicyOutcome:
     flat = trace.kind == "flat"
-    cache = build(name, size, maker, flat=flat, seed=seed, cost_growth=costs.growth)
+    policy = make_policy(plan.policy, size, plan.maker, flat=flat, seed=seed, cost_growth=costs.growth)
+    cache = BlockCache(policy)
     hits = np.zeros(len(trace), dtype=np.int64)
     clock: list[int] = []
     excess: list[tuple[int, int, float, bool]] = []
     every = max(len(trace) // _SAMPLES, 1)
-    policy, starts, times = cache.policy, trace.starts, trace.time_s.tolist()
-    timer = _timed(cache, clock)
+    starts, times = trace.starts, trace.time_s.tolist()
+    timer = _timed(policy, clock)
     began = time.perf_counter()
     for number, ids in enumerate(trace.requests):
         hits[number] = cache.access(ids, times[number]).hits
@@ -171,9 +155,9 @@ def _one(
         trace,
         hits,
         seconds,
-        policy=name,
+        policy=plan.policy,
         capacity_blocks=size,
-        predictor=None if cache.predictor is None else predictor,
+        predictor=plan.predictor,
         seed=seed,
         truncated=int((trace.lengths > size).sum()),
         evictions=cache.evicted,
@@ -184,9 +168,9 @@ def _one(
     )
 
 
-def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
+def _timed(policy: EvictionPolicy, clock: list[int]) -> Callable[[], None]:
     """Time the policy's evictions, in ns; returns a function that stops it."""
-    evict, now = cache.policy.evict, time.perf_counter_ns
+    evict, now = policy.evict, time.perf_counter_ns
 
     def timed(count: int, missing: list[int]) -> list[int]:
         began = now()
@@ -194,10 +178,10 @@ def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
         clock.append(now() - began)
         return removed
 
-    cache.policy.evict = timed  # type: ignore[method-assign]
+    policy.evict = timed  # type: ignore[method-assign]
 
     def end() -> None:
-        del cache.policy.evict
+        del policy.evict
 
     return end
 

@@ -28,7 +28,7 @@ class BlockNumbering:
     """
 
     def __init__(self, *, flat: bool) -> None:
-        self._flat = flat
+        self.flat = flat
         self._ends = array("q", [0])
         self._blocks = array("q")  # identifiers, or their numbers as soon as there is a dictionary
         self._numbers: dict[int | str, int] | None = None
@@ -39,7 +39,7 @@ class BlockNumbering:
 
     def add(self, request: Iterable[int | str]) -> None:
         """Add the blocks of a request. In a flat trace, a block that is named twice counts once."""
-        row = [*dict.fromkeys(request)] if self._flat else [*request]
+        row = [*dict.fromkeys(request)] if self.flat else [*request]
         if self._numbers is None:
             try:
                 self._blocks += array("q", cast("list[int]", row))

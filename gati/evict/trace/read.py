@@ -18,7 +18,7 @@ from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
 from gati.evict.trace.files import content_of, json_object, lines_of, text_of
 from gati.evict.trace.numbering import BlockNumbering
-from gati.evict.trace.records import Kind, Talk, Trace, numbered_trace
+from gati.evict.trace.records import Talk, Trace, numbered_trace
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _STAMP = "timestamp"  # in milliseconds, or in seconds if any has fractions
@@ -65,7 +65,7 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     if limit is not None and limit < 1:
         raise TraceError(f"--limit is {limit}; keep at least one request")
     sha256, rows = _opened(path)
-    kept = _KeptRequests("flat" if flat else "tree")
+    kept = _KeptRequests(flat=flat)
     fractions = False
     for row in rows:
         fractions = fractions or _in_seconds(row.stamp)
@@ -77,9 +77,8 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
 class _KeptRequests:
     """The requests of a file in arrays: with objects, they take many times its size."""
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind: Kind = kind
-        self._blocks = BlockNumbering(flat=kind == "flat")
+    def __init__(self, *, flat: bool) -> None:
+        self._blocks = BlockNumbering(flat=flat)
         self._lines, self._times = array("q"), array("d")
         self._clocks: list[str] = []  # the column of each time
         self._untimed: int | None = None  # the first line without a time
@@ -114,7 +113,6 @@ class _KeptRequests:
             return numbered_trace(
                 self._blocks,
                 np.asarray(self._times) * scales if timed else None,
-                kind=self._kind,
                 name=path.name,
                 sha256=sha256,
                 lines=self._lines,

@@ -110,33 +110,32 @@ def make_trace(
     *,
     kind: Kind = "tree",
     name: str = "trace",
-    sha256: str = "",
-    lines: Sequence[int] | None = None,
     talks: Sequence[Talk] | None = None,
 ) -> Trace:
     """Make a trace of requests with identifiers of any kind; without times, requests arrive one per second.
 
-    In a flat trace, a block that a request names twice counts once. `lines` are the line numbers of requests
-    in a file, for messages; `talks` are their conversations. Raises TraceError if the requests do not fit
-    `kind`, or if time decreases.
+    In a flat trace, a block that a request names twice counts once. `talks` are the requests' conversations.
+    Raises TraceError if the requests do not fit `kind`, or if time decreases.
     """
     numbering = BlockNumbering(flat=kind == "flat")
     for request in requests:
         numbering.add(request)
-    return numbered_trace(numbering, time_s, kind=kind, name=name, sha256=sha256, lines=lines, talks=talks)
+    return numbered_trace(numbering, time_s, name=name, talks=talks)
 
 
 def numbered_trace(
     numbering: BlockNumbering,
     time_s: Sequence[float] | NDArray[np.float64] | None = None,
     *,
-    kind: Kind = "tree",
-    name: str = "trace",
+    name: str,
     sha256: str = "",
     lines: Sequence[int] | None = None,
     talks: Sequence[Talk] | None = None,
 ) -> Trace:
-    """As `make_trace`, of requests that were added to `numbering`."""
+    """As `make_trace`, of requests that were added to `numbering`.
+
+    `lines` are their line numbers in a file, for messages.
+    """
     count = len(numbering)
     where = range(1, count + 1) if lines is None else lines
     if not count:
@@ -147,6 +146,7 @@ def numbered_trace(
     if len(blocks) == 0:
         raise TraceError(f"all requests of {name} are empty")
     spoken = None if talks is None else tuple(talks)
+    kind: Kind = "flat" if numbering.flat else "tree"
     trace = Trace(kind, blocks, starts, times, name, sha256, spoken)
     if kind == "tree":
         _check_tree(trace, names, where)

@@ -506,6 +506,8 @@ def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
         EmbeddingCache(MemoryTier(table(width=3)), pool=PagePool(PAGE, PAGE))
     with pytest.raises(EvictError, match="cannot be read"):
         FileTier(f"{tmp_path}/nowhere", width=4)
+    with pytest.raises(EvictError, match="cannot be read"):
+        FileTier(tmp_path, width=1)  # a folder has a size, too
     with pytest.raises(EvictError, match="not a multiple of 12"):
         FileTier.write(f"{tmp_path}/rows", table())
         FileTier(f"{tmp_path}/rows", width=3)

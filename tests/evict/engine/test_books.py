@@ -10,9 +10,9 @@ import pytest
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.pages import KeptPrefixes
 from gati.evict.plugins.books import EngineBooks
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.conversing import hinted
 from gati.evict.predict.reuse import Reuse
-from gati.evict.replays.replay import build
 from tests.evict.engine.small import PAGE_TOKENS, engine, generated
 from tests.evict.naive import tree_trace
 
@@ -23,7 +23,7 @@ PROMPT, ANSWER = ["p0", "p1"], [f"g{number}" for number in range(6)]
 def books_of(policy: str, capacity: int = CAPACITY) -> EngineBooks:
     """With a predictor of reuse that does not fit, or with hints."""
     maker = hinted(100.0) if "lpc" in policy else lambda capacity, seed: Reuse(capacity, fits=False)
-    return build(policy, capacity, maker, kind=EngineBooks)
+    return EngineBooks(make_policy(policy, capacity, maker))
 
 
 def load(books: EngineBooks, path: list[str], *, again: bool = False) -> None:
@@ -160,7 +160,7 @@ def test_what_engines_evict_is_told_with_the_answers_they_stored(tmp_path: Path)
 
 
 def test_what_was_taken_back_was_not_evicted() -> None:
-    books = build("lru", 4, None, kind=EngineBooks, flat=True)
+    books = EngineBooks(make_policy("lru", 4, None, flat=True))
     books.begin([1, 2, 3, 4], 0.0)
     books.stored([1, 2, 3, 4])
     books.finish()

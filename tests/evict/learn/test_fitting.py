@@ -22,9 +22,9 @@ from gati.evict.predict import reuse
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.samples import Labels
-from gati.evict.replays.replay import build
 from gati.versions.repository import ModelRepository
 from tests.evict.learn.streams import CAPACITY, hot_and_cold, records
+from tests.evict.naive import build
 from tests.waiting import until
 
 EARLY = ReuseSettings(first_fit=600, longest_step=600, window=4000, rounds=10)

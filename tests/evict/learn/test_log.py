@@ -18,8 +18,8 @@ from gati.evict import read_trace
 from gati.evict.learn.following import LearningLink, following
 from gati.evict.learn.log import AccessLog, name_number, segment_path
 from gati.evict.learn.reading import AccessReader
-from gati.evict.replays.replay import build
 from gati.versions.repository import ModelRepository
+from tests.evict.naive import build
 from tests.full_disk import full_at
 from tests.waiting import LONG_S, Clock, until
 

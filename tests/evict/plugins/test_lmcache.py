@@ -21,8 +21,8 @@ from gati.evict.plugins.books import EngineBooks
 from gati.evict.plugins.lmcache import LmcacheEviction
 from gati.evict.plugins.settings import VARIABLE, PluginSettings
 from gati.evict.policy.guard import Gati
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.oracle import Noisy
-from gati.evict.replays.replay import build
 from gati.evict.trace.records import make_trace
 from tests.evict.plugins import lmcache_recorded as engine
 from tests.evict.strategies import long_trees
@@ -103,9 +103,7 @@ class Hostile(PluginSettings):
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
         trace = make_trace([list(row) for row in self.rows], kind="flat")
-        books = build("gati", capacity, lambda k, seed: Noisy(trace, 1.0), flat=flat, kind=EngineBooks)
-        assert isinstance(books, EngineBooks)
-        return books
+        return EngineBooks(make_policy("gati", capacity, lambda k, seed: Noisy(trace, 1.0), flat=flat))
 
 
 @given(long_trees, st.integers(16, 24))
@@ -243,8 +241,8 @@ class Named:
 @settings(max_examples=60, deadline=None)
 def test_chunks_that_are_kept_keep_their_predictions(kept: list[bool], seed: int, later: bool) -> None:
     """Whichever are kept; if others were stored meanwhile, they are evicted as by LRU."""
-    books = build("fpb", 12, lambda capacity, seed: Named(), flat=True, kind=EngineBooks)
-    assert isinstance(books, EngineBooks) and isinstance(books.predictor, Named)
+    books = EngineBooks(make_policy("fpb", 12, lambda capacity, seed: Named(), flat=True))
+    assert isinstance(books.predictor, Named)
     blocks = random.Random(seed).sample(range(1, 1_000), 12)
     serve(books, blocks)
     victims = books.victims(len(kept)) or []
