@@ -34,7 +34,8 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
-from gati.adaptation.recall import Looked, Recall, Remembered
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked, Remembered
 from gati.adaptation.recall_settings import Risk
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples

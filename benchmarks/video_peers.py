@@ -32,7 +32,8 @@ from torch import Tensor
 
 from benchmarks.videos import VIDEOS
 from gati.adaptation.memory import sketch
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.replay import RecordedRequests, record, worst_window
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction

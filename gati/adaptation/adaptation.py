@@ -26,6 +26,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from gati.adaptation.answering import AnsweringEngines
+from gati.adaptation.attempts import Attempts
 from gati.adaptation.background import in_background, in_line
 from gati.adaptation.counts import RequestCounts
 from gati.adaptation.deployments import Deployed, Deployments
@@ -34,7 +35,7 @@ from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity, network_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import open_networks, reference_of
-from gati.adaptation.renewal import Renewal, RenewalOutcome, candidate_blocks, promise_of
+from gati.adaptation.renewal import Renewal, candidate_blocks, promise_of
 from gati.adaptation.rest import Rest
 from gati.adaptation.samples import Sample, recorded, restored
 from gati.adaptation.settings import (
@@ -52,7 +53,7 @@ from gati.adaptation.succession import Succession
 from gati.adaptation.triggers import Triggers
 from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
-from gati.errors import GatiError, first_line
+from gati.errors import first_line
 from gati.guard.auditor import NO_ANSWER, RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
@@ -134,10 +135,13 @@ class Adaptation:
             on_sample=None if writer is None else self._write,
             on_audit=on_audit,
         )
-        self._due: tuple[float, RenewalOutcome] | None = None
-        self._renewing = False
-        self._scenes = len(self._deployments.scenes())
-        self._fitted = self._succession.begin(len(self._samples))  # to this stream
+        self._attempts = Attempts(
+            *(self._renewal, self._deployments, self._succession, self._samples, self._triggers),
+            *(self.settings, self._lock),
+            delay_s=self.settings.delay_s if deterministic else None,
+            tell=self._tell,
+        )
+        self._attempts.fitted = self._succession.begin(len(self._samples))
 
     def _open_standing(self, path: Path | None, origin: str) -> Standing:
         """The watches of all versions, whose proofs take their time on the clock of requests."""
@@ -213,7 +217,7 @@ class Adaptation:
                 losses=audited.losses,
                 left_out=audited.left_out,
                 samples=len(self._samples),
-                retraining=self._renewing,
+                retraining=self._attempts.under_way,
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if early else None,
                 on_trial=self._succession.on_trial,
@@ -307,64 +311,21 @@ class Adaptation:
     def _sampling(self) -> float:
         """The share of requests to sample now: more if few hit and samples are needed, at no extra cost."""
         share, hit_rate = self.settings.sampling, self._counts.recent_hit_rate
-        fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
+        fits = self._attempts.fitted and self._triggers.changed_at is None and self._rest.lookups_pay
         if not self.settings.enabled or hit_rate is None or (fits and self._succession.may_hit):
             return share
         return min(1.0, share / max(hit_rate, share))
 
     def _after(self, time_s: float) -> None:
-        """Runs between two requests: deploy a version that is due, or start looking for one."""
+        """Runs between two requests: let versions take over, or begin to look for a better one."""
         with self._lock:
-            if self._due is not None and time_s >= self._due[0]:
-                outcome, self._due = self._due[1], None
-                self._take(outcome)
+            self._attempts.take_due(time_s)
             if self._recall is not None:
                 self._succession.follow_memory(*self._recall.next_to_caches)
             self._succession.give_up()
-            busy = self._renewing or self._due is not None or self._succession.trial is not None
-            if busy or not self.settings.enabled:
-                return
-            reason, skipped = self._triggers.due(
-                self._samples, time_s=time_s, known_scenes=self._scenes > 0, alarmed=self._succession.alarmed
-            )
-            if skipped:
-                self._tell("skipped", skipped)
-            if reason is None:
-                return
-            self._renewing = True
-            changed_at = self._triggers.changed_at if reason == "hit rate" else None
-        self._workers.training.submit(lambda: self._renew(reason, time_s, changed_at))
-
-    def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
-        taken, tried, failed = self._samples.taken, True, True
-        why = ""
-        try:
-            if self._renewal.enough(self._samples, changed_at):
-                self._tell("retraining", reason)
-            current, unproven = self._succession.serving.deployed, frozenset(self._succession.unproven)
-            outcome = self._renewal(current, self._samples, reason, changed_at, unproven=unproven)
-            tried = outcome is not None
-            with self._lock:
-                if outcome is not None and self._workers.auditing.threaded:
-                    self._take(outcome)
-                elif outcome is not None:
-                    self._due = (time_s + self.settings.delay_s, outcome)
-            failed = False
-        except GatiError as error:
-            why = str(error)
-        finally:
-            with self._lock:
-                self._renewing = False
-                taken = self._samples.taken if failed else taken  # those that came meanwhile do not count
-                self._triggers.attempted(taken=taken, time_s=time_s, tried=tried, failed=failed)
-        if why:
-            self._failed(why)
-
-    def _take(self, outcome: RenewalOutcome) -> None:
-        self._succession.take(outcome)
-        if outcome.kind != "kept":
-            self._fitted = True
-            self._scenes = len(self._deployments.scenes())
+            attempt = self._attempts.next(time_s)
+        if attempt is not None:
+            self._workers.training.submit(attempt)
 
     def _serves(self, deployed: Deployed) -> None:
         """Reset the counters for the version that serves from now on."""
@@ -388,11 +349,7 @@ class Adaptation:
             self._writer.offer(recorded(sample, answered, self._model))
 
     def _broken(self, error: Exception) -> None:  # of any type, and with a message of any length
-        self._failed(first_line(error))
-
-    def _failed(self, why: str) -> None:
-        more = self._triggers.more(self._samples)
-        self._tell("failed", f"retraining failed: {why}; next after {more} more samples")
+        self._attempts.failed(first_line(error))
 
     def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gati.adaptation.background import Failures, Worker
 from gati.adaptation.deployments import Deployed
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.settings import Audit, OnAudit
 from gati.adaptation.shadow import Shadow, Ticket

@@ -7,6 +7,7 @@ a sketch of at most 8 x 8 means per channel: the class matters, not the pixels.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from gati.engine.exits import Prediction
 NEAREST = 5  # number of nearest remembered inputs to compare with
 FURTHER = NEAREST  # the first features grow with uncertainty (distances); the others fall
 FEATURES = 3 * NEAREST + 1
+
+MemoryContents = tuple[NDArray[np.float32], Sequence[Prediction], NDArray[np.int64]]
 
 _GRID = 8
 _CAPACITY = 128  # inputs remembered per place
@@ -68,7 +71,7 @@ class Memory:
         self._squared[at] = sketched @ sketched
         self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer, scene)]
 
-    def contents(self) -> tuple[NDArray[np.float32], list[Prediction], NDArray[np.int64]]:
+    def contents(self) -> MemoryContents:
         """The remembered sketches [n, size], oldest first, with their answers and scenes [n]."""
         first = 0 if len(self) < _CAPACITY else self._newest + 1
         order = [(first + at) % len(self) for at in range(len(self))]
@@ -98,6 +101,57 @@ class Memory:
         features.append(1.0 if self._known[self._newest][0] == wanted else 0.0)
         features.append(min(evidence, _CLEAR))
         return Seen(np.array(features), answer, scene)
+
+
+class Memories:
+    """A memory for each of at most `most` places; the one unused for longest is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: dict[str, Memory] = {}  # most recently used last
+        self.forgotten = 0  # places
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def used(self, place: str) -> Memory | None:
+        """The memory of a place, which is used now; None if there is none."""
+        memory = self._of.pop(place, None)
+        if memory is not None:
+            self._of[place] = memory
+        return memory
+
+    def add(self, place: str, sketched: NDArray[np.float32], answer: Prediction, scene: int) -> str | None:
+        """Remember the base model's answer to an input; returns the place that is forgotten for it."""
+        forgotten = None
+        if place not in self._of:
+            if len(self._of) >= self._most:
+                forgotten = next(iter(self._of))
+                del self._of[forgotten]
+                self.forgotten += 1
+            self._of[place] = Memory(len(sketched))
+        self._of[place].add(sketched, answer, scene)
+        return forgotten
+
+    @property
+    def newest_scenes(self) -> dict[str, int]:
+        """The scene of the input that each place has shown last."""
+        return {place: memory.newest_scene for place, memory in self._of.items()}
+
+    def contents(self) -> dict[str, MemoryContents]:
+        """What is remembered of each place, as `Memory.contents`."""
+        return {place: memory.contents() for place, memory in self._of.items()}
+
+    def filled(self, contents: Mapping[str, MemoryContents]) -> Memories:
+        """New ones with such contents, of the places used last. Raises TypeError or ValueError if damaged."""
+        made = Memories(self._most)
+        for place, (sketches, answers, scenes) in contents.items():
+            memory = Memory(sketches.shape[1])
+            for sketched, answer, scene in zip(sketches, answers, scenes.tolist(), strict=True):
+                memory.add(sketched, answer, scene)
+            made._of[place] = memory
+        made._of = dict(list(made._of.items())[-self._most :])
+        return made
 
 
 class LastShown:

@@ -15,24 +15,24 @@ it learns the base model's answer only if the request was drawn for it beforehan
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.memory import FEATURES, FURTHER, FeatureRows, LastShown, Memory, Seen, sketch
+from gati.adaptation.memory import FURTHER, FeatureRows, LastShown, Memories, sketch
 from gati.adaptation.recall_checked import CheckedDistances
-from gati.adaptation.recall_ladder import Intent, RecallLadder
+from gati.adaptation.recall_ladder import RecallLadder
+from gati.adaptation.recall_records import Looked, Remembered
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.recall_settings import MOST, Risk
 from gati.adaptation.settings import AdaptSettings
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
-from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Proof
 
@@ -44,73 +44,6 @@ _RECENT = 600  # requests that thresholds are computed from
 _LARGEST = 1e30  # of squared sketches: distances between larger ones overflow
 _CAUTIOUS = 4  # requests that the base model answers after a wrong answer: the next inputs are alike
 _NOTHING_CHECKED = CheckedDistances()
-
-
-class Looked(NamedTuple):
-    """A request looked up in memory.
-
-    `confident`: memory may answer it; `known`: some setting that is released or under proof would. `intents`
-    has what each ladder says. `scene` is the scene it belongs to; None: it begins one, as it is far from all
-    that is remembered of its place, or as the place is new and others are not. `new_scene`: proofs by earlier
-    requests say nothing of it, as its scene is new. `number` counts lookups. `asked` False: memory must not
-    answer it, and proves nothing by it. `repeated`: its place showed the same just before.
-    """
-
-    place: str
-    sketched: NDArray[np.float32]
-    seen: Seen | None
-    confident: bool
-    known: bool
-    intents: tuple[Intent, ...]
-    scene: int | None = 0
-    new_scene: bool = False
-    number: int = 0
-    asked: bool = True
-    repeated: bool = False
-
-    def where(self, *, alone: bool) -> Looked:
-        """The same lookup, where the reference (`alone`) or caches answer the request if memory does not."""
-        return self._replace(confident=self.asked and self.intents[0 if alone else -1].confident)
-
-    @property
-    def taken(self) -> bool:
-        """Whether memory answers it instead of caches, where both may."""
-        return self.intents[-1].takes
-
-    @property
-    def answer(self) -> Prediction | None:
-        """The remembered answer, if memory may answer."""
-        return self.seen.answer._replace(exit=RECALL) if self.seen is not None and self.confident else None
-
-    def wrong(self, base: Prediction) -> bool:
-        """Whether the remembered answer is not the base model's."""
-        return self.seen is not None and self.seen.answer.class_index != base.class_index
-
-
-class Remembered(NamedTuple):
-    """The contents of a memory: its `state`, the inputs of each place, and what it has learned from.
-
-    `places` have sketches [n, size] with their answers and scenes, oldest first. `labelled` are features with
-    whether the remembered answer was wrong and its scene, `looked` the features of recent requests.
-    `new_scenes` are the scenes that are still new, with the number of requests that each has shown. `names`
-    are places learned from, also of an earlier memory whose contents are not trusted any more; `settled`: so
-    much was learned that places which are not among them are late.
-    """
-
-    state: Mapping[str, Any]
-    places: Mapping[str, tuple[NDArray[np.float32], Sequence[Prediction], NDArray[np.int64]]]
-    labelled: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]
-    looked: NDArray[np.float64]
-    new_scenes: Sequence[tuple[int, int]] = ()
-    names: Sequence[str] = ()
-    settled: bool = False
-
-    @classmethod
-    def only(cls, names: Sequence[str], *, settled: bool) -> Self:
-        """No contents, only the names of places."""
-        nothing = np.empty((0, FEATURES))
-        labelled = nothing, np.empty(0, np.bool_), np.empty(0, np.int64)
-        return cls({}, {}, labelled, nothing, names=names, settled=settled)
 
 
 class Recall:
@@ -139,9 +72,7 @@ class Recall:
     ) -> None:
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
-        self._most_places = places
-        self._places: dict[str, Memory] = {}  # most recently used last
-        self.forgotten = 0  # places
+        self._memories = Memories(places)
         self._last_shown = LastShown()
         self._labelled = FeatureRows(_LABELS)
         self._looked = FeatureRows(_RECENT)
@@ -215,9 +146,7 @@ class Recall:
                     ladder.passed()
             return None
         with self._lock:
-            memory = self._places.pop(place, None)
-            if memory is not None:
-                self._places[place] = memory
+            memory = self._memories.used(place)
             seen = None if memory is None else memory.recall(sketched)
             repeated = self._last_shown.again(place, sketched)
             risk, covered, scene = 1.0, False, self._scenes.of(place, memory, seen)
@@ -268,7 +197,10 @@ class Recall:
             if meant and wrong:
                 self._cautious[looked.place] = _CAUTIOUS
         scene = self._scenes.learned(looked.place, looked.scene, looked.number)
-        self._memory(looked).add(looked.sketched, base, scene)
+        forgotten = self._memories.add(looked.place, looked.sketched, base, scene)
+        if forgotten is not None:
+            self._cautious.pop(forgotten, None)
+            self._scenes.forget(forgotten)
 
     def lost(self, looked: Looked, *, drawn: bool) -> None:
         """Count an audit for which the base model has no answer, as if the remembered one were wrong."""
@@ -325,8 +257,7 @@ class Recall:
     def remembered(self) -> Remembered:
         """All of its contents."""
         with self._lock:
-            places = {name: memory.contents() for name, memory in self._places.items()}
-            contents = self.state(), places, self._labelled.all(), self._looked.all()[0]
+            contents = self.state(), self._memories.contents(), self._labelled.all(), self._looked.all()[0]
             return Remembered(*contents, self._scenes.new, self._scenes.names, self._scenes.settled)
 
     @property
@@ -348,15 +279,13 @@ class Recall:
         try:
             states = known.state["ladders"]
             ladders = tuple(new(alone=case, known=state) for case, state in zip(cases, states, strict=True))
-            places = {name: _filled(*contents) for name, contents in known.places.items()}
+            memories = self._memories.filled(known.places)
         except (KeyError, TypeError, ValueError, AdaptError):
             return None
-        self._places = dict(list(places.items())[-self._most_places :])
+        self._memories = memories
         for features, label, scene in zip(*known.labelled, strict=True):
             self._labelled.add(features, bool(label), int(scene))
-        newest = {name: memory.newest_scene for name, memory in self._places.items()}
-        begun = (known.labelled[2], *(scenes for _, _, scenes in known.places.values()))
-        self._scenes.resume(newest, (int(each.max()) for each in begun if len(each)), known.new_scenes)
+        self._scenes.resume(memories.newest_scenes, known.last_scenes, known.new_scenes)
         for features in known.looked:
             self._looked.add(features)
         return ladders
@@ -364,18 +293,12 @@ class Recall:
     @property
     def places(self) -> int:
         """The number of places remembered."""
-        return len(self._places)
+        return len(self._memories)
 
-    def _memory(self, looked: Looked) -> Memory:
-        if looked.place not in self._places:
-            if len(self._places) >= self._most_places:
-                forgotten = next(iter(self._places))
-                del self._places[forgotten]
-                self._cautious.pop(forgotten, None)
-                self._scenes.forget(forgotten)
-                self.forgotten += 1
-            self._places[looked.place] = Memory(len(looked.sketched))
-        return self._places[looked.place]
+    @property
+    def forgotten(self) -> int:
+        """The number of places forgotten so far, as there was no room for them."""
+        return self._memories.forgotten
 
 
 def _is_usual(sketched: NDArray[np.float32]) -> bool:
@@ -389,12 +312,3 @@ def levels_in(state: Any) -> list[int]:
         return [int(each["ladder"]["level"]) for each in state["ladders"]]
     except (LookupError, TypeError, ValueError):
         return []
-
-
-def _filled(
-    sketches: NDArray[np.float32], answers: Sequence[Prediction], scenes: NDArray[np.int64]
-) -> Memory:
-    memory = Memory(sketches.shape[1])
-    for sketched, answer, scene in zip(sketches, answers, scenes.tolist(), strict=True):
-        memory.add(sketched, answer, scene)
-    return memory

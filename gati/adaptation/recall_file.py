@@ -34,7 +34,8 @@ import torch
 from numpy.typing import NDArray
 
 from gati.adaptation.memory import FEATURES
-from gati.adaptation.recall import Recall, Remembered, levels_in
+from gati.adaptation.recall import Recall, levels_in
+from gati.adaptation.recall_records import Remembered
 from gati.adaptation.recall_settings import MOST
 from gati.engine.exits import BASE, Prediction
 from gati.errors import StorageError

@@ -130,9 +130,7 @@ class RecallLadder:
         agreed = [not wrong if would else None for would in intent.would_answer]
         found = self._ladder.audited(agreed, guards=steers, tested=tested, repeated=repeated)
         if found is not None and (found.kind == "withdrawn" or before == 0):
-            self._epoch += 1
-            for setting in self._settings[self.level :]:
-                setting.begin()
+            self._begin_anew()
         return found
 
     def prove_apart(self) -> None:
@@ -148,10 +146,14 @@ class RecallLadder:
         if level >= self.level:
             return False
         self._ladder.restrict(level)
+        self._begin_anew()
+        return True
+
+    def _begin_anew(self) -> None:
+        """What may not answer has other proofs from now on, and begins as loose as it may be."""
         self._epoch += 1
         for setting in self._settings[self.level :]:
             setting.begin()
-        return True
 
     def expect(self, risks: NDArray[np.float64]) -> None:
         """Update the thresholds from the risks of recent inputs, in ascending order."""

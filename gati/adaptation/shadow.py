@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.probe import Probe
-from gati.adaptation.recall import Looked
+from gati.adaptation.recall_records import Looked
 from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.guard.auditor import Given
 
 _KEPT = 2  # one that serves, one on trial
+Of = TypeVar("Of")
+Made = TypeVar("Made")
 
 
 class Ticket(NamedTuple):
@@ -50,16 +53,17 @@ class Shadow:
         """An engine with the caches of `served`: its own, or a copy if `threaded`."""
         if not threaded:
             return served.engine
-        if id(served) not in self._twins:
-            while len(self._twins) >= _KEPT:
-                del self._twins[next(iter(self._twins))]
-            self._twins[id(served)] = served, served.engine.twin()
-        return self._twins[id(served)][1]
+        return _made_of(served, self._twins, lambda: served.engine.twin())
 
     def probe(self, version: Deployed) -> Probe:
         """The probe that runs all settings of a version."""
-        if id(version) not in self._probes:
-            while len(self._probes) >= _KEPT:
-                del self._probes[next(iter(self._probes))]
-            self._probes[id(version)] = version, Probe(version.served, version.settings)
-        return self._probes[id(version)][1]
+        return _made_of(version, self._probes, lambda: Probe(version.served, version.settings))
+
+
+def _made_of(original: Of, made: dict[int, tuple[Of, Made]], make: Callable[[], Made]) -> Made:
+    """What was `made` of an original, by its `id`, or is made now; the newest are kept."""
+    if id(original) not in made:
+        while len(made) >= _KEPT:
+            del made[next(iter(made))]
+        made[id(original)] = original, make()
+    return made[id(original)][1]

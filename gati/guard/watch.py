@@ -9,9 +9,7 @@ Evidence is never discarded for a free retry: proofs continue whatever happens t
 restarts (`to_json`, `from_json`). New proofs begin when proven settings are withdrawn, when the old ones have
 failed, or in another scene. Each takes a further share of delta, so together they err with at most delta.
 
-Where memory answers the easy requests, evidence is of what it leaves, and this depends on the setting by
-which memory answers. Each setting's evidence counts next to the strictest of these that it was collected next
-to, and to still stricter ones, which leave easier requests.
+Where memory answers the easy requests, evidence is of what it leaves (`gati.guard.left_requests`).
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gati.guard.ladder import Judgement, Ladder
+from gati.guard.left_requests import LeftRequests
 from gati.guard.proof import AT_ONCE, Duration, Proof
-from gati.guard.withdrawals import Withdrawal, int_or_none, withdrawals_in
+from gati.guard.withdrawals import Withdrawal, withdrawals_in
 
 State = Literal["serving", "probation", "stopped"]
 
 _log = logging.getLogger(__name__)
-_STRICTEST = 1  # setting of memory
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class Watch:
         self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
         self.certifiable = settings  # that a certificate may let answer: what guards withdrew must be proven
         self.withdrawals: tuple[Withdrawal, ...] = ()  # by its guard; of earlier ones, those that left fewer
-        self._memory_level: int | None = None  # memory's setting now; None if this run was not told any
-        self._left_by: list[int | None] = [None] * settings  # that of each setting's evidence
+        self._left = LeftRequests(settings)
         self.on_restart: Callable[[], None] | None = None  # called when the watch begins proofs anew
 
     @property
@@ -154,7 +151,7 @@ class Watch:
         each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
         level = self.level
         if proves:
-            self._note_memory()
+            self._count_left()
         if level:
             self.audits += 1
             self.losses += not each[(deployed or level) - 1]
@@ -164,7 +161,7 @@ class Watch:
 
     def tried(self, agreed: Sequence[bool], *, repeated: bool = False, at_s: float | None = None) -> None:
         """As `audited`, of a request that has no answer: it counts for settings that are not proven yet."""
-        self._note_memory()
+        self._count_left()
         self._judged(self._ladder.audited(agreed, guards=False, repeated=repeated, at_s=at_s))
 
     def _judged(self, judged: Judgement | None) -> None:
@@ -245,8 +242,7 @@ class Watch:
         All have a share of delta of their own, so it does not matter which are taken.
         """
         if self._ladder.take_proofs(theirs._ladder):
-            self._left_by[self.level :] = theirs._left_by[self.level :]
-            self._memory_level = None  # the next `left_by` judges what was counted there
+            self._left.take(theirs._left, self.level)
             self._restarted()
 
     def bring_back(self) -> None:
@@ -272,28 +268,27 @@ class Watch:
         """From now on, memory leaves the requests by its setting `memory_level`.
 
         Returns whether good evidence was forgotten: that of settings with audits of requests which a stricter
-        one left, among which there are easier ones. Next to that stricter one, what is proven stays. Evidence
-        of which it is not known what left it, as an earlier Gati wrote it, counts as left by the strictest.
+        one left, among which there are easier ones. Next to that stricter one, what is proven stays.
         """
-        before, self._memory_level = self._memory_level, memory_level
+        before, self._left.now = self._left.now, memory_level
         if before is not None and memory_level <= before:
             return False
-        for at, left in enumerate(self._left_by):
-            if self._ladder.has_evidence(at) and (left or _STRICTEST) < memory_level:
+        for at in self._evidence():
+            if self._left.are_easier(at, memory_level):
                 self._restarted(self._ladder.restrict(at))  # looser settings were proven no earlier
                 return True
         if before is not None:
             self.epoch += 1  # audits under way are of easier requests
         return False
 
-    def _note_memory(self) -> None:
-        """Note for the proofs under way, which begin together, what leaves the request that they count."""
-        proof, now = self.proof, self._memory_level
-        if proof is None:
-            return
-        for at in range(self.level, self.settings):
-            left = self._left_by[at] if proof.audits else now
-            self._left_by[at] = None if left is None or now is None else min(left, now)
+    def _count_left(self) -> None:
+        """A request is counted by the proofs under way, which begin together."""
+        if self.proof is not None:
+            self._left.count(range(self.level, self.settings), first=not self.proof.audits)
+
+    def _evidence(self) -> list[int]:
+        """The indices of the settings of which audits say something good."""
+        return [at for at in range(self.settings) if self._ladder.has_evidence(at)]
 
     def _restarted(self, left: int | None = None) -> None:
         """Proofs begin anew, and fewer settings may answer; `left`: as many as the guard left, if it did."""
@@ -341,19 +336,7 @@ class Watch:
             "withdrawals": [list(each) for each in self.withdrawals],
             "certifiable": self.certifiable,
         }
-        return {"state": self.state, **counted, **withdrawn, **ladder, **self._memory_json()}
-
-    def _memory_json(self) -> dict[str, Any]:
-        """What left the requests of each setting's evidence, if memory did.
-
-        `memory_level` is for earlier versions of Gati, which believe it of all settings.
-        """
-        evidence = [at for at in range(self.settings) if self._ladder.has_evidence(at)]
-        levels = [self._left_by[at] if at in evidence else None for at in range(self.settings)]
-        if self._memory_level is None and not any(levels):
-            return {}
-        strictest = min((levels[at] or _STRICTEST for at in evidence), default=self._memory_level)
-        return {"memory_level": strictest, "memory_levels": levels}
+        return {"state": self.state, **counted, **withdrawn, **ladder, **self._left.to_json(self._evidence())}
 
     @classmethod
     def from_json(
@@ -384,10 +367,7 @@ class Watch:
             raise ValueError(f"certifiable is {watch.certifiable}, which does not fit {len(ladder)} settings")
         before = ladder.certified if ladder.certified < len(ladder) else None
         watch.withdrawals = withdrawals_in(document, before)
-        levels = document.get("memory_levels", [document.get("memory_level")] * len(ladder))
-        if len(levels) != len(ladder):
-            raise ValueError(f"{len(levels)} settings of memory do not fit {len(ladder)} settings")
-        watch._left_by = [int_or_none(each) for each in levels]
+        watch._left = LeftRequests.from_json(document, len(ladder))
         return watch
 
 

@@ -105,13 +105,14 @@ class AnnotatedVideoSink:
         codec = next((name for name in _CODECS if name in av.codecs_available), None)
         if codec is None:
             raise VideoError(f"cannot write {self._path}: FFmpeg has none of {', '.join(_CODECS)} here")
-        self._container = av.open(str(self._part), "w", format=_FORMATS[self._path.suffix.lower()])
-        self._stream = self._container.add_stream(codec, rate=25)
-        self._stream.width, self._stream.height = width + width % 2, height + height % 2  # 4:2:0 wants even
-        self._stream.pix_fmt = "yuv420p"
-        self._stream.codec_context.time_base = Fraction(1, _TICKS_PER_S)
+        container = av.open(str(self._part), "w", format=_FORMATS[self._path.suffix.lower()])
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height = width + width % 2, height + height % 2  # 4:2:0 wants even
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = Fraction(1, _TICKS_PER_S)
         if codec == "mpeg4":
-            self._stream.codec_context.bit_rate = 8 * width * height
+            stream.codec_context.bit_rate = 8 * width * height
+        self._stream, self._container = stream, container  # last: Ctrl-C may come in between
 
 
 def annotate(image: NDArray[np.uint8], results: list[Result]) -> Image.Image:

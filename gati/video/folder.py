@@ -71,6 +71,7 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
 def _read(path: Path) -> NDArray[np.uint8] | None:
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # of pictures that it can read, for each again
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
                 return np.asarray(eight_bits(image).convert("RGB"))

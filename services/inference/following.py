@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
 from gati.engine.engine import Engine

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.recall import Looked
+from gati.adaptation.recall_records import Looked
 from gati.engine.exits import Prediction
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.guard.auditor import Decided

@@ -32,7 +32,7 @@ from benchmarks.promise_streams import (
 from gati.adaptation.background import Failures
 from gati.adaptation.deployments import Deployments
 from gati.adaptation.follow import FollowUp
-from gati.adaptation.recall import Looked
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import Audit

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, LastShown, Memory, evidence_of, sketch
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
 from gati.adaptation.recall_checked import CheckedDistances
 from gati.adaptation.recall_ladder import Intent, RecallLadder
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL

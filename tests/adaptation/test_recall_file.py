@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity, network_identity
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
@@ -131,7 +132,9 @@ def test_a_scene_that_began_before_a_restart_still_needs_evidence_of_its_own(tmp
         assert not any(each is None or each.confident for each in answered)
 
 
-@pytest.mark.parametrize("why", ["old", "from the future", "of another network", "lost", "damaged", "half"])
+@pytest.mark.parametrize(
+    "why", ["old", "from the future", "of another network", "lost", "damaged", "half", "of other lengths"]
+)
 def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
     tmp_path: Path, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,11 +148,15 @@ def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(
         path.write_bytes(b"no archive")
     elif why == "half":
         path.write_bytes(path.read_bytes()[:2000])
+    elif why == "of other lengths":
+        with np.load(path) as arrays:
+            kept = dict(arrays)
+        np.savez(path, **{**kept, "wrong": kept["wrong"][1:]})
     again = Kept(tmp_path, identity=identity, later_s=later_s)
     proof = again.recall.proof
     assert not again.recall.serves and again.recall.places == 0
     assert proof is not None and proof.audits == 0 and again.standing.spending.used == 4
-    unread = why in ("lost", "damaged", "half")
+    unread = why in ("lost", "damaged", "half", "of other lengths")
     assert (f"memory starts empty: {path}: " in caplog.text) == unread
 
 

@@ -13,7 +13,8 @@ import torch
 
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.follow import FollowUp
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked
 from gati.adaptation.recall_scenes import Scenes
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served

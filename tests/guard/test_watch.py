@@ -68,7 +68,7 @@ def test_caches_on_probation_serve_once_they_are_proven_and_without_an_alarm() -
 @pytest.mark.slow
 def test_disproven_caches_do_not_come_back_however_long_it_takes() -> None:
     """A day of audits at the smallest disagreement that must not pass, with proofs and restarts."""
-    streams, returned = 200, 0
+    streams, returned = 100, 0
     for seed in range(streams):
         random, spending = np.random.default_rng(seed), Spending(0.05)
         watch = Watch(0.97, spend=spending.next, proven=False)

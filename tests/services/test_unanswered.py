@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall import Recall
+from gati.adaptation.recall_records import Looked
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
 from gati.engine.exits import Prediction

@@ -259,6 +259,15 @@ def test_images_of_a_folder_come_in_the_order_a_person_counts(tmp_path: Path) ->
     assert [frame.time_s for frame in frames] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_images_that_can_be_read(tmp_path: Path) -> None:
+    """Pillow warned of each picture of a folder whose palette has transparent colours."""
+    pixels = np.random.default_rng(0).integers(256, size=(16, 16, 3), dtype=np.uint8)
+    Image.fromarray(pixels).quantize(16).save(tmp_path / "1.png", transparency=bytes(16))
+    with open_source(str(tmp_path)) as source:
+        assert [frame.image.shape for frame in source] == [(16, 16, 3)]
+
+
 def test_a_damaged_image_is_left_out_and_keeps_its_second(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         Image.fromarray(picture(number)).save(tmp_path / f"{number}.png")
