@@ -159,13 +159,13 @@ def should_leave(scope: Scope) -> bool:
     return connection is not None and connection.should_leave
 
 
-def tell_when_gone(scope: Scope, tell: Callable[[], None]) -> Callable[[], None] | None:
+def tell_when_gone(scope: Scope, tell: Callable[[], None]) -> Callable[[], None]:
     """Call `tell` once if the client of a request disconnects; returns a function that cancels this.
 
-    Returns None behind another server, which cannot detect it. The body must have been read before.
+    The body must have been read before. Other servers than this one never call it.
     """
     connection = scope.get(_CONNECTION)
-    return None if connection is None else connection.tell_when_gone(tell)
+    return (lambda: None) if connection is None else connection.tell_when_gone(tell)
 
 
 def _is_silent(connection: object, now_s: float) -> TypeGuard[_BoundedProtocol]:

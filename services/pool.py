@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from gati.errors import OverloadError
@@ -51,8 +52,10 @@ class BoundedPool:
                 try:
                     return await asyncio.shield(waiting)
                 except asyncio.CancelledError:
-                    if not future.cancel():
-                        await asyncio.wait([waiting])
+                    future.cancel()
+                    while not waiting.done():
+                        with suppress(asyncio.CancelledError):  # it may be cancelled for two reasons
+                            await asyncio.wait([waiting])
                     raise
             finally:
                 self._next()

@@ -6,6 +6,8 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 import gati
 from gati.cli import render, run
+from gati.cli.asking import AskedServer
 from gati.cli.running import tree
 from gati.cli.serve import announce
 from gati.composition.composition import Composition
@@ -329,6 +332,36 @@ def test_a_query_needs_nothing_that_only_servers_need(
     monkeypatch.setattr("gati.cli.serve.find_spec", lambda name: None)
     run(["query", "model", "--text", "hello", "--url", "http://127.0.0.1:9"])
     assert "no gati serve responds at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers every GET with an empty JSON object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the environment names a proxy, that was asked for 127.0.0.1; one of SOCKS was a bug to report."""
+    pytest.importorskip("httpx")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert AskedServer(f"http://127.0.0.1:{server.server_port}", None).ask("GET", "/") == {}
+        finally:
+            server.shutdown()
+            thread.join()
+    assert run(["adapt", "status", "--url", "http://elsewhere.invalid"]) == 2
+    assert "no gati serve responds at http://elsewhere.invalid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [200, 404])

@@ -246,24 +246,28 @@ def test_what_a_stream_has_done_is_told_although_it_fails(
     assert source.startswith("source ended: 0 dropped") and error.startswith("error: cannot write /dev/full")
 
 
-def test_sigterm_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> None:
-    lines = tmp_path / "results.jsonl"
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "a closed terminal"])
+def test_a_signal_ends_a_stream_with_a_summary_and_its_video(
+    library: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    lines, video = tmp_path / "results.jsonl", tmp_path / "out.mp4"
     endless = Camera(plays())
     command = [sys.executable, "-m", "gati", "stream", str(library), "--source", endless.url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with endless:
         process = subprocess.Popen(
-            [*command, "--json", str(lines)],
+            [*command, "--json", str(lines), "--out", str(video)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
         )
-        until(lambda: process.poll() is not None or (lines.exists() and lines.read_text() != ""))
-        process.send_signal(signal.SIGTERM)
+        until(lambda: process.poll() is not None or (lines.exists() and lines.read_text().count("\n") > 5))
+        process.send_signal(sent)
         _, said = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, said
     assert "ended by Ctrl-C or SIGTERM" in said and "answers" in said and "Traceback" not in said
+    assert video.stat().st_size > 0
 
 
 def test_replay_prints_a_row_a_version_and_writes_json(

@@ -44,6 +44,8 @@ class AskedServer:
             )
         import httpx
 
+        from services.hosts import is_loopback
+
         headers = {} if kind is None else {"Content-Type": kind}
         if head_length is not None:
             headers["Inference-Header-Content-Length"] = str(head_length)
@@ -57,6 +59,9 @@ class AskedServer:
                 params=dict(parameters or {}),
                 headers=headers,
                 timeout=self.timeout_s,
+                verify=httpx.create_ssl_context(),
+                # A proxy that the environment names would look for this machine's server on its own.
+                trust_env=not is_loopback(httpx.URL(self.url).host),
             )
             document = reply.json()
             if not isinstance(document, dict):
@@ -65,7 +70,8 @@ class AskedServer:
             raise UnavailableError(
                 f"gati serve at {self.url} has not replied for {self.timeout_s:g} s; see its log"
             ) from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        # ImportError and OSError: a SOCKS proxy or a file of certificates that the environment names.
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             raise UnavailableError(
                 f"no gati serve responds at {self.url} ({error}); start one with gati serve"
             ) from error

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from gati.adaptation.adaptation import Adaptation
     from gati.adaptation.replay import Period, Replayed
     from gati.adaptation.settings import Audit, Change, ChangeKind, Status
     from gati.adaptation.streaming import Streamed, Tally
@@ -289,6 +291,29 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
             state.proof(str(trial.version), trial.audits, trial.losses, trial.needed, waits=trial.waits)
 
     return Page(on_change, audits.heard, state.source, on_status, state.exits)
+
+
+class StreamShown:
+    """Where a stream is shown while it runs: in the terminal, and on a page."""
+
+    def __init__(self, view: TerminalView | LineView, page: Page) -> None:
+        self.view, self.page = view, page
+        self.began_s = time.time()
+        self._version: int | None = None
+
+    def change(self, change: Change) -> None:
+        """Show a change of versions."""
+        since_began = replace(change, time_s=max(0.0, change.time_s - self.began_s))
+        self.view.change(since_began)
+        self.page.change(since_began)
+
+    def answered(self, streamed: Streamed, adaptation: Adaptation) -> None:
+        """Show a picture's answers."""
+        self.view.show(streamed)
+        self.page.status(streamed.status)
+        if streamed.status.version != self._version:
+            self._version = streamed.status.version
+            self.page.exits([each.block for each in adaptation.served.engine.exits])
 
 
 def source_shown(view: TerminalView | LineView, page: Page) -> Callable[[SourceState, str], None]:

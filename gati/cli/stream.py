@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,8 +27,10 @@ from gati.units import parse_duration
 from gati.variants import SCENE
 
 if TYPE_CHECKING:
-    from gati.adaptation.settings import AdaptSettings, Change
-    from gati.video import Sink
+    from gati.adaptation.adaptation import Adaptation
+    from gati.adaptation.settings import AdaptSettings
+    from gati.cli.live import StreamShown
+    from gati.video import Region, Sink, Source
 
 _RECORDS_S = 3600.0  # how long samples are stored at least
 
@@ -78,7 +79,10 @@ def stream(
     Ctrl-C ends it with a summary. Versions, samples and proofs are kept for the next run.
     Caches answer only once proven: by the composition's certificate, or by audits of the stream.
     """
+    from gati.adaptation.pictures import origin_of
     from gati.adaptation.settings import AdaptSettings
+    from gati.cli import live
+    from gati.video import open_source, parse_region
 
     settings = AdaptSettings(
         sampling=sampling,
@@ -107,92 +111,72 @@ def stream(
         refuse_folder("--json", Path(json_file))
     if threads is None:
         threads_as_measured(directory, composition)
+    chosen = [parse_region(each) for each in region or ()]
+    pictures = open_source(
+        source, every_s=None if every is None else parse_duration(every), fps=fps, authority=authority
+    )
     with ExitStack() as stack, ExitStack() as outputs:
         # closed first: a process that is told to end may be killed while it waits for a retraining
         sinks = _sinks(outputs, json_file, webhook, out)
-        _run(
-            stack,
-            directory,
-            source,
-            settings,
-            sinks,
-            regions=region,
-            every_s=None if every is None else parse_duration(every),
-            fps=fps,
-            authority=authority,
-            page=(page_port or 0) if page else None,
-            state=kept,
-            composition=composition,
-            threads=threads,
-            results_on_stdout=json_file == "-",
+        shown = live.StreamShown(
+            live.open_view(results_on_stdout=json_file == "-"),
+            live.open_page(stack, pictures.name, (page_port or 0) if page else None, sinks),
         )
+        adaptation = _open(
+            stack, directory, kept, settings, shown, origin_of(source, chosen), composition, threads
+        )
+        _follow(adaptation, pictures, chosen, sinks, shown)
 
 
-def _run(
+def _open(
     stack: ExitStack,
     directory: Path,
-    text: str,
-    settings: AdaptSettings,
-    sinks: list[Sink],
-    *,
-    regions: list[str] | None,
-    every_s: float | None,
-    fps: float | None,
-    authority: Path | None,
-    page: int | None,
     state: Path,
+    settings: AdaptSettings,
+    shown: StreamShown,
+    origin: str,
     composition: str,
     threads: int | None,
-    results_on_stdout: bool,
-) -> None:
+) -> Adaptation:
+    """Open the library for a stream, with the state of earlier runs in the folder `state`."""
     from gati.adaptation.adaptation import Adaptation
-    from gati.adaptation.pictures import origin_of
-    from gati.adaptation.streaming import Tally, classify
-    from gati.cli import live
-    from gati.video import open_source, parse_region
     from services.scratch import Scratch
-
-    chosen = [parse_region(each) for each in regions or ()]
-    source = open_source(text, every_s=every_s, fps=fps, authority=authority)
-    view = live.open_view(results_on_stdout=results_on_stdout)
-    began_s = time.time()
-    shown_on = live.open_page(stack, source.name, page, sinks)
-
-    def changed(change: Change) -> None:
-        shown = replace(change, time_s=max(0.0, change.time_s - began_s))
-        view.change(shown)
-        shown_on.change(shown)
 
     _hold(stack, state / "stream.lock", learns=settings.enabled)
     scratch = Scratch("stream")  # removed by the next run if this one is killed
     stack.callback(scratch.close)
     kept = _kept(stack, directory, state, settings) if settings.enabled else {}
-    adaptation = stack.enter_context(
+    return stack.enter_context(
         Adaptation.open(
             directory,
             settings,
             standing=state / f"standing-{composition}.json",
             folder=scratch.path,
-            origin=origin_of(text, chosen),
+            origin=origin,
             composition=composition,
             threads=threads,
-            on_change=changed,
-            on_audit=shown_on.audit,
+            on_change=shown.change,
+            on_audit=shown.page.audit,
             **kept,
         )
     )
-    tally, version = Tally(), None
-    source.listen(live.source_shown(view, shown_on))
+
+
+def _follow(
+    adaptation: Adaptation, source: Source, regions: Sequence[Region], sinks: list[Sink], shown: StreamShown
+) -> None:
+    """Classify the pictures of a source until it ends, or Ctrl-C or SIGTERM; then show a summary."""
+    from gati.adaptation.streaming import Tally, classify
+    from gati.cli import live
+
+    tally = Tally()
+    source.listen(live.source_shown(shown.view, shown.page))
     try:
-        with view, source, _interrupted_by_sigterm():
+        with shown.view, source, _interrupted():
             for streamed in classify(
-                adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
+                adaptation, source, regions=regions, sinks=sinks, began_s=shown.began_s, tally=tally
             ):
-                view.show(streamed)
-                shown_on.status(streamed.status)
-                if streamed.status.version != version:
-                    version = streamed.status.version
-                    shown_on.exits([each.block for each in adaptation.served.engine.exits])
+                shown.answered(streamed, adaptation)
     except KeyboardInterrupt:  # the way to end an endless stream
         typer.echo("ended by Ctrl-C or SIGTERM", err=True)
     except GatiError:
@@ -206,17 +190,27 @@ def _run(
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the stream like Ctrl-C: videos get their index, and what was learned is kept."""
+def _interrupted() -> Iterator[None]:
+    """Let SIGTERM, and a terminal that is closed, end the stream like Ctrl-C.
 
-    def interrupt(*_: object) -> None:
+    Videos get their index, and what was learned is kept.
+    """
+
+    def interrupt(number: int, *_: object) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # the shell sends another one
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in ending if signal.getsignal(each) != signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            if signal.getsignal(each) is interrupt:
+                signal.signal(each, handler)
 
 
 def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Path | None) -> list[Sink]:
@@ -292,7 +286,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 def replay(
     context: typer.Context,
     directory: LibraryDir,
-    source: given.Source,
+    source: given.Recording,
     region: given.Regions = None,
     every: given.Every = None,
     fps: given.Fps = None,

@@ -24,6 +24,12 @@ Source = Annotated[
         help="A video, a folder of images, camera:0, opencv:0, or an rtsp:// address.",
     ),
 ]
+Recording = Annotated[
+    str,
+    typer.Option(
+        "--source", metavar="SOURCE", help="A video file, also at an http:// address, or a folder of images."
+    ),
+]
 Regions = Annotated[
     list[str] | None,
     typer.Option("--region", metavar="X,Y,W,H", help="Part of the picture, in pixels; may be repeated."),

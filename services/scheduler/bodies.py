@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         gone = True
         own.cancel()
 
-    forget = tell_when_gone(request.scope, leave) or _watch(request, leave)
+    forget = tell_when_gone(request.scope, leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -77,18 +77,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         forget()
         if gone:
             own.uncancel()
-
-
-def _watch(request: Request, leave: Callable[[], None]) -> Callable[[], object]:
-    """Like `tell_when_gone`, for any ASGI server: it waits for the next message in a task."""
-    watching = asyncio.create_task(_gone(request))
-    watching.add_done_callback(lambda done: None if done.cancelled() else leave())
-    return watching.cancel
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
 
 
 def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> bytes:

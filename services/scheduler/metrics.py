@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -100,6 +101,171 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+class _Declared(NamedTuple):
+    """A family of metrics. `value` returns the sample of one thing, None if it has none."""
+
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    text: str
+    value: Callable[[Any], float | None]
+
+
+_gauge, _counter = partial(_Declared, GaugeMetricFamily), partial(_Declared, CounterMetricFamily)
+
+_OF_EXIT = (  # of `ExitStatistics`; the network itself is no cache
+    _counter(
+        "gati_cache_queries", "Lookups of learned caches", lambda it: None if it.exit == BASE else it.queries
+    ),
+    _counter("gati_cache_hits", "Lookups that hit", lambda it: None if it.exit == BASE else it.hits),
+    _counter("gati_exits", "Inputs by the exit that answered them", lambda it: it.hits),
+)
+_OF_AUDITS = (  # of the numbers of audits and of trials that agreed, or that did not
+    _counter("gati_audits", "Answers compared with the base model's", lambda it: it[0]),
+    _counter(
+        "gati_trials",
+        "Lookups of caches that do not answer yet, compared with the base model's answer",
+        lambda it: it[1] or 0,
+    ),
+)
+_OF_STATE = (
+    _gauge(
+        "gati_version_state",
+        "1 for the state of a version: serving, probation, stopped or unguarded",
+        lambda it: 1.0,
+    ),
+)
+_OF_VERSION = (  # of `VersionInfo`
+    _gauge(
+        "gati_version_pending",
+        "1 while a version waits to be proven before it takes over",
+        lambda it: bool(it.pending),
+    ),
+    _gauge("gati_proof_audits", "Audits of the proof in progress", lambda it: it.proof and it.proof.audits),
+    _gauge(
+        "gati_proof_audits_needed",
+        "Approximate number of audits that completes the proof if none is a loss",
+        lambda it: it.proof and it.proof.needed,
+    ),
+    _gauge("gati_version_level", "Number of settings that may answer", lambda it: it.level or 0),
+    _gauge("gati_version_settings", "Number of settings of the version", lambda it: it.settings or 0),
+    _gauge(
+        "gati_version_resting",
+        "1 while lookups are skipped because they cost more than they save",
+        lambda it: bool(it.resting),
+    ),
+)
+_OF_SERVICE = (  # of `Statistics`
+    _counter(
+        "gati_left_out", "Audits, trials and samples skipped for lack of time", lambda it: it.left_out or 0
+    ),
+    _counter("gati_recalled", "Inputs answered from memory", lambda it: it.memory and it.memory.answers),
+    _counter(
+        "gati_places_forgotten",
+        "Places that memory dropped to make room for others",
+        lambda it: it.memory and it.memory.forgotten,
+    ),
+    _gauge("gati_places", "Places in memory", lambda it: it.memory and it.memory.places),
+    _gauge(
+        "gati_memory_level",
+        "Number of settings of memory that may answer",
+        lambda it: it.memory and it.memory.level,
+    ),
+    _gauge("gati_queue_inputs", "Inputs waiting in the queue", lambda it: it.waiting),
+    _gauge("gati_resident_bytes", "Resident memory of the process", lambda it: it.resident_bytes),
+    _gauge(
+        "gati_caches_stopped",
+        "1 while the guard has stopped the caches from answering",
+        lambda it: it.stopped,
+    ),
+)
+_OF_MODEL = (
+    _gauge("gati_ready", "1 when the model answers", lambda it: it.ready),
+    _gauge(
+        "gati_replicas",
+        "Replicas of the model, running or starting",
+        lambda it: sum(each.wanted for each in it.replicas),
+    ),
+    _gauge("gati_replicas_ready", "Replicas that answer", lambda it: sum(each.ready for each in it.replicas)),
+    _gauge(
+        "gati_asleep", "1 while the model is asleep: the next request starts it", lambda it: it.sleep.asleep
+    ),
+    _gauge("gati_start_seconds", "Duration of the last start of the model", lambda it: it.sleep.start_s),
+    _counter(
+        "gati_asked_again",
+        "Requests sent to a second replica because the first one died",
+        lambda it: it.dispatcher.asked_again,
+    ),
+)
+_OF_REPLICA = (
+    _counter("gati_restarts", "Starts after a crash", lambda it: it.restarts),
+    _gauge(
+        "gati_outstanding_inputs",
+        "Inputs sent to a service and not yet answered",
+        lambda it: it.load.outstanding,
+    ),
+    _gauge(
+        "gati_input_seconds",
+        "Learned time that each outstanding input adds to an answer",
+        lambda it: it.load.seconds_an_input or 0.0,
+    ),
+)
+_OF_ACTIVE = (_gauge("gati_version_info", "The version that answers", lambda it: 1.0),)
+_OF_PART = (  # of milliseconds
+    _gauge(
+        "gati_option_seconds",
+        "Mean time of a request to an option: as planned, and recently in engine, queue and transfer",
+        lambda it: None if it is None else it / 1e3,
+    ),
+)
+_OF_OPTION = (  # of `OptionReport`
+    _gauge("gati_option_accuracy", "Accuracy used for planning", lambda it: it.accuracy),
+    _gauge(
+        "gati_option_prior_share",
+        "Weight of the offline measurement in the figures",
+        lambda it: it.prior_share,
+    ),
+    _gauge("gati_option_hit_rate", "Recent share of requests that exit early", lambda it: it.hit_rate),
+    _gauge(
+        "gati_option_agreement",
+        "Expected agreement with the base model; gati_option_promised_agreement is the promised one",
+        lambda it: it.agreement and it.agreement.expected,
+    ),
+    _gauge(
+        "gati_option_promised_agreement",
+        "Agreement that the certificate promises",
+        lambda it: it.agreement and it.agreement.promised,
+    ),
+    _counter("gati_option_requests", "Requests that an option answered", lambda it: it.chosen),
+    _counter(
+        "gati_option_explored",
+        "Requests sent to an option to update its figures after a long pause",
+        lambda it: it.explored,
+    ),
+)
+_OF_PIPELINE = (
+    _counter("gati_replans", "New plans made", lambda it: it.planner.replans),
+    _counter(
+        "gati_replan_seconds",
+        "Time spent on deciding whether to plan again, and on planning",
+        lambda it: it.replanning.took_s,
+    ),
+)
+
+
+def _families(
+    declared: Iterable[_Declared], labels: Sequence[str], things: Iterable[tuple[Sequence[str], Any]]
+) -> Iterator[Metric]:
+    """The declared families of some things, each with the values of its labels."""
+    known = list(things)
+    for each in declared:
+        family = each.kind(each.name, each.text, labels=labels)
+        for where, thing in known:
+            value = each.value(thing)
+            if value is not None:
+                family.add_metric(where, value)
+        yield family
+
+
 class _Services(Collector):
     """The metrics of the inference services, from their latest statistics."""
 
@@ -109,197 +275,55 @@ class _Services(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, in the order of the page."""
+        found = [
+            ([name, self._label(name, number)], each)
+            for name, replicas in self.statistics.items()
+            for number, each in replicas.items()
+        ]
+        exits = [([*where, row.version, row.exit], row) for where, each in found for row in each.exits]
+        agreed = [([*where, "true"], (each.audits_agreed, each.trials_agreed)) for where, each in found]
+        differ = [
+            ([*where, "false"], (each.audits_disagreed, each.trials_disagreed)) for where, each in found
+        ]
+        versions = [
+            ([*where, version.version], version) for where, each in found for version in each.versions or ()
+        ]
+        states = [([*where, version.state or "serving"], version) for where, version in versions]
+        replicas = [
+            ([name, self._label(name, each.number)], each)
+            for name, model in self.models.items()
+            for each in model.replicas
+        ]
+        active = [([*where, each.active.version], each) for where, each in replicas if each.ready]
+        models = [([name], model) for name, model in self.models.items()]
         families = chain(
-            self._seconds(),
-            self._exits(),
-            self._audits(),
-            self._standings(),
-            self._levels(),
-            self._memories(),
-            self._gauges(),
-            self._models(),
-            self._replicas(),
+            _seconds(found),
+            _families(_OF_EXIT, [*_SERVICE, "version", "block"], exits),
+            _families(_OF_AUDITS, [*_SERVICE, "agreed"], agreed + differ),
+            _families(_OF_STATE, [*_SERVICE, "version", "state"], states),
+            _families(_OF_VERSION, [*_SERVICE, "version"], versions),
+            _families(_OF_SERVICE, _SERVICE, found),
+            _families(_OF_MODEL, ["model"], models),
+            _families(_OF_REPLICA, _SERVICE, replicas),
+            _families(_OF_ACTIVE, [*_SERVICE, "version"], active),
         )
         return map(_without_empty, families)
-
-    def _found(self) -> Iterator[tuple[str, str, Any]]:
-        """Model, replica and statistics of every service that answers."""
-        for name, replicas in self.statistics.items():
-            for number, found in replicas.items():
-                yield name, self._label(name, number), found
 
     def _label(self, model: str, number: int) -> str:
         return str(number) if self.models[model].numbered else ""
 
-    def _seconds(self) -> Iterator[Metric]:
-        queue = HistogramMetricFamily("gati_queue_seconds", "Time of inputs in the queue", labels=_SERVICE)
-        service = HistogramMetricFamily(
-            "gati_service_seconds", "Time of inputs from leaving the queue to their answer", labels=_SERVICE
-        )
-        for name, replica, found in self._found():
-            queue.add_metric([name, replica], _buckets(found.queue_seconds), found.queue_seconds.sum_s)
-            service.add_metric([name, replica], _buckets(found.service_seconds), found.service_seconds.sum_s)
-        yield queue
-        yield service
 
-    def _exits(self) -> Iterator[Metric]:
-        labels = [*_SERVICE, "version", "block"]
-        queries = CounterMetricFamily("gati_cache_queries", "Lookups of learned caches", labels=labels)
-        hits = CounterMetricFamily("gati_cache_hits", "Lookups that hit", labels=labels)
-        exits = CounterMetricFamily("gati_exits", "Inputs by the exit that answered them", labels=labels)
-        for name, replica, found in self._found():
-            for row in found.exits:
-                where = [name, replica, row.version, row.exit]
-                exits.add_metric(where, row.hits)
-                if row.exit != BASE:
-                    queries.add_metric(where, row.queries)
-                    hits.add_metric(where, row.hits)
-        yield from (queries, hits, exits)
-
-    def _audits(self) -> Iterator[Metric]:
-        audits = CounterMetricFamily(
-            "gati_audits", "Answers compared with the base model's", labels=[*_SERVICE, "agreed"]
-        )
-        trials = CounterMetricFamily(
-            "gati_trials",
-            "Lookups of caches that do not answer yet, compared with the base model's answer",
-            labels=[*_SERVICE, "agreed"],
-        )
-        left_out = CounterMetricFamily(
-            "gati_left_out", "Audits, trials and samples skipped for lack of time", labels=_SERVICE
-        )
-        for name, replica, found in self._found():
-            audits.add_metric([name, replica, "true"], found.audits_agreed)
-            audits.add_metric([name, replica, "false"], found.audits_disagreed)
-            trials.add_metric([name, replica, "true"], found.trials_agreed or 0)
-            trials.add_metric([name, replica, "false"], found.trials_disagreed or 0)
-            left_out.add_metric([name, replica], found.left_out or 0)
-        yield from (audits, trials, left_out)
-
-    def _standings(self) -> Iterator[Metric]:
-        labels = [*_SERVICE, "version"]
-        state = GaugeMetricFamily(
-            "gati_version_state",
-            "1 for the state of a version: serving, probation, stopped or unguarded",
-            labels=[*labels, "state"],
-        )
-        pending = GaugeMetricFamily(
-            "gati_version_pending", "1 while a version waits to be proven before it takes over", labels=labels
-        )
-        audits = GaugeMetricFamily("gati_proof_audits", "Audits of the proof in progress", labels=labels)
-        needed = GaugeMetricFamily(
-            "gati_proof_audits_needed",
-            "Approximate number of audits that completes the proof if none is a loss",
-            labels=labels,
-        )
-        for name, replica, found in self._found():
-            for version in found.versions or ():
-                where = [name, replica, version.version]
-                state.add_metric([*where, version.state or "serving"], 1.0)
-                pending.add_metric(where, float(bool(version.pending)))
-                if version.proof is not None:
-                    audits.add_metric(where, version.proof.audits)
-                    needed.add_metric(where, version.proof.needed)
-        yield from (state, pending, audits, needed)
-
-    def _levels(self) -> Iterator[Metric]:
-        labels = [*_SERVICE, "version"]
-        level = GaugeMetricFamily("gati_version_level", "Number of settings that may answer", labels=labels)
-        settings = GaugeMetricFamily(
-            "gati_version_settings", "Number of settings of the version", labels=labels
-        )
-        resting = GaugeMetricFamily(
-            "gati_version_resting",
-            "1 while lookups are skipped because they cost more than they save",
-            labels=labels,
-        )
-        for name, replica, found in self._found():
-            for version in found.versions or ():
-                where = [name, replica, version.version]
-                level.add_metric(where, version.level or 0)
-                settings.add_metric(where, version.settings or 0)
-                resting.add_metric(where, float(bool(version.resting)))
-        yield from (level, settings, resting)
-
-    def _memories(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily("gati_recalled", "Inputs answered from memory", labels=_SERVICE)
-        forgotten = CounterMetricFamily(
-            "gati_places_forgotten", "Places that memory dropped to make room for others", labels=_SERVICE
-        )
-        places = GaugeMetricFamily("gati_places", "Places in memory", labels=_SERVICE)
-        level = GaugeMetricFamily(
-            "gati_memory_level", "Number of settings of memory that may answer", labels=_SERVICE
-        )
-        for name, replica, found in self._found():
-            if found.memory is not None:
-                where = [name, replica]
-                answers.add_metric(where, found.memory.answers)
-                forgotten.add_metric(where, found.memory.forgotten)
-                places.add_metric(where, found.memory.places)
-                level.add_metric(where, found.memory.level)
-        yield from (answers, forgotten, places, level)
-
-    def _gauges(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs waiting in the queue", labels=_SERVICE)
-        memory = GaugeMetricFamily("gati_resident_bytes", "Resident memory of the process", labels=_SERVICE)
-        stopped = GaugeMetricFamily(
-            "gati_caches_stopped", "1 while the guard has stopped the caches from answering", labels=_SERVICE
-        )
-        for name, replica, found in self._found():
-            waiting.add_metric([name, replica], found.waiting)
-            memory.add_metric([name, replica], found.resident_bytes)
-            stopped.add_metric([name, replica], float(found.stopped))
-        yield from (waiting, memory, stopped)
-
-    def _models(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
-        replicas = GaugeMetricFamily(
-            "gati_replicas", "Replicas of the model, running or starting", labels=["model"]
-        )
-        answering = GaugeMetricFamily("gati_replicas_ready", "Replicas that answer", labels=["model"])
-        asleep = GaugeMetricFamily(
-            "gati_asleep", "1 while the model is asleep: the next request starts it", labels=["model"]
-        )
-        start = GaugeMetricFamily(
-            "gati_start_seconds", "Duration of the last start of the model", labels=["model"]
-        )
-        again = CounterMetricFamily(
-            "gati_asked_again",
-            "Requests sent to a second replica because the first one died",
-            labels=["model"],
-        )
-        for name, model in self.models.items():
-            ready.add_metric([name], float(model.ready))
-            replicas.add_metric([name], sum(each.wanted for each in model.replicas))
-            asleep.add_metric([name], float(model.sleep.asleep))
-            if model.sleep.start_s is not None:
-                start.add_metric([name], model.sleep.start_s)
-            answering.add_metric([name], sum(each.ready for each in model.replicas))
-            again.add_metric([name], model.dispatcher.asked_again)
-        yield from (ready, replicas, answering, asleep, start, again)
-
-    def _replicas(self) -> Iterator[Metric]:
-        restarts = CounterMetricFamily("gati_restarts", "Starts after a crash", labels=_SERVICE)
-        version = GaugeMetricFamily(
-            "gati_version_info", "The version that answers", labels=[*_SERVICE, "version"]
-        )
-        outstanding = GaugeMetricFamily(
-            "gati_outstanding_inputs", "Inputs sent to a service and not yet answered", labels=_SERVICE
-        )
-        learned = GaugeMetricFamily(
-            "gati_input_seconds",
-            "Learned time that each outstanding input adds to an answer",
-            labels=_SERVICE,
-        )
-        for name, model in self.models.items():
-            for each in model.replicas:
-                where = [name, self._label(name, each.number)]
-                restarts.add_metric(where, each.restarts)
-                outstanding.add_metric(where, each.load.outstanding)
-                learned.add_metric(where, each.load.seconds_an_input or 0.0)
-                if each.ready:
-                    version.add_metric([*where, each.active.version], 1.0)
-        yield from (restarts, version, outstanding, learned)
+def _seconds(found: Iterable[tuple[Sequence[str], Any]]) -> Iterator[Metric]:
+    """The histograms of services, from their statistics."""
+    queue = HistogramMetricFamily("gati_queue_seconds", "Time of inputs in the queue", labels=_SERVICE)
+    service = HistogramMetricFamily(
+        "gati_service_seconds", "Time of inputs from leaving the queue to their answer", labels=_SERVICE
+    )
+    for where, each in found:
+        queue.add_metric(where, _buckets(each.queue_seconds), each.queue_seconds.sum_s)
+        service.add_metric(where, _buckets(each.service_seconds), each.service_seconds.sum_s)
+    yield queue
+    yield service
 
 
 def _without_empty(family: Metric) -> Metric:
@@ -319,67 +343,21 @@ class _Planning(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, in the order of the page."""
+        live = {name: each for name, each in self.pipelines.items() if each.replanning is not None}
+        reports = [
+            ([name, report.stage, report.option], report)
+            for name, each in live.items()
+            for report in each.planner.report()
+        ]
+        parts = [
+            ([*where, part], part_ms) for where, report in reports for part, part_ms in _parts(report).items()
+        ]
         option = ["pipeline", "stage", "option"]
-        seconds = GaugeMetricFamily(
-            "gati_option_seconds",
-            "Mean time of a request to an option: as planned, and recently in engine, queue and transfer",
-            labels=[*option, "part"],
+        return chain(
+            _families(_OF_PART, [*option, "part"], parts),
+            _families(_OF_OPTION, option, reports),
+            _families(_OF_PIPELINE, ["pipeline"], [([name], each) for name, each in live.items()]),
         )
-        gauges = {
-            "accuracy": GaugeMetricFamily(
-                "gati_option_accuracy", "Accuracy used for planning", labels=option
-            ),
-            "prior_share": GaugeMetricFamily(
-                "gati_option_prior_share", "Weight of the offline measurement in the figures", labels=option
-            ),
-            "hit_rate": GaugeMetricFamily(
-                "gati_option_hit_rate", "Recent share of requests that exit early", labels=option
-            ),
-        }
-        agreement = GaugeMetricFamily(
-            "gati_option_agreement",
-            "Expected agreement with the base model; gati_option_promised_agreement is the promised one",
-            labels=option,
-        )
-        promised = GaugeMetricFamily(
-            "gati_option_promised_agreement", "Agreement that the certificate promises", labels=option
-        )
-        requests = CounterMetricFamily(
-            "gati_option_requests", "Requests that an option answered", labels=option
-        )
-        explored = CounterMetricFamily(
-            "gati_option_explored",
-            "Requests sent to an option to update its figures after a long pause",
-            labels=option,
-        )
-        replans = CounterMetricFamily("gati_replans", "New plans made", labels=["pipeline"])
-        replan_seconds = CounterMetricFamily(
-            "gati_replan_seconds",
-            "Time spent on deciding whether to plan again, and on planning",
-            labels=["pipeline"],
-        )
-        for name, served in self.pipelines.items():
-            if served.replanning is None:
-                continue
-            replans.add_metric([name], served.planner.replans)
-            replan_seconds.add_metric([name], served.replanning.took_s)
-            for report in served.planner.report():
-                where = [name, report.stage, report.option]
-                for part, value_ms in _parts(report).items():
-                    if value_ms is not None:
-                        seconds.add_metric([*where, part], value_ms / 1e3)
-                for field, gauge in gauges.items():
-                    value = getattr(report, field)
-                    if value is not None:
-                        gauge.add_metric(where, value)
-                if report.agreement is not None:
-                    agreement.add_metric(where, report.agreement.expected)
-                    if report.agreement.promised is not None:
-                        promised.add_metric(where, report.agreement.promised)
-                requests.add_metric(where, report.chosen)
-                explored.add_metric(where, report.explored)
-        yield from (seconds, *gauges.values(), agreement, promised, requests, explored, replans)
-        yield replan_seconds
 
 
 def _parts(report: OptionReport) -> dict[str, float | None]:

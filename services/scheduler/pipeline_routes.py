@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gati.errors import RequestError
+from gati.errors import DeadlineError, OverloadError, RequestError
 from gati.pipelines import LivePlanner, OptionReport
 from services.config import ServeConfig
 from services.scheduler import documents
@@ -80,7 +80,7 @@ async def answer(request: Request, pipeline: str) -> Response:
     scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         served = scheduler.pipeline(pipeline)
-        tensor, wishes = await _read(request, scheduler, charge, served.channels)
+        sent, wishes = await _read(request, scheduler, charge)
         slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
         timing = scheduler.timing(
             arrived_s,
@@ -89,11 +89,16 @@ async def answer(request: Request, pipeline: str) -> Response:
             priority(wishes.get("priority")),
             request.headers.get("traceparent"),
         )
-        with scheduler.entrance(kind).asking(Demand.of(slo_ms, 1, timing.priority)):
-            found = await unless_gone(
-                request,
-                served.answer(tensor, timing, place(wishes.get("place")), scheduler.outside_ms(kind)),
-            )
+        where = place(wishes.get("place"))
+
+        async def answered() -> PipelineAnswer:
+            tensor = sent
+            if isinstance(sent, bytes):
+                tensor = await _decoded(sent, served.channels, timing, scheduler, charge)
+            with scheduler.entrance(kind).asking(Demand.of(slo_ms, 1, timing.priority)):
+                return await served.answer(tensor, timing, where, scheduler.outside_ms(kind))
+
+        found = await unless_gone(request, answered())
     latency_ms = timing.elapsed_ms()
     _record(request, pipeline, served, found, timing, latency_ms)
     return Json(
@@ -147,10 +152,25 @@ def _call_of(stage: Mapping[str, Any]) -> TracedCall:
     return called(stage["model"], stage["version"], [stage["exit"]], between_ms, stage["service_ms"])
 
 
-async def _read(
-    request: Request, scheduler: Scheduler, charge: Charge, channels: int
-) -> tuple[Any, dict[str, Any]]:
-    """Return the input of a query as the wire's `Tensor`, and its parameters."""
+async def _decoded(file: bytes, channels: int, timing: Timing, scheduler: Scheduler, charge: Charge) -> Any:
+    """Return an image file as the wire's `Tensor`.
+
+    Raises `OverloadError` if its SLO passes before a thread is free to decode it, and `DeadlineError` if its
+    timeout does.
+    """
+    slo_ms, most = timing.latency_slo_ms, scheduler.config.largest_image_pixels
+    limit_ms = timing.timeout_ms if slo_ms is None else min(slo_ms, timing.timeout_ms)
+    try:
+        async with asyncio.timeout((limit_ms - timing.elapsed_ms()) / 1e3):
+            return await read_image(file, channels, most, charge, scheduler.pool)
+    except TimeoutError:
+        if limit_ms == slo_ms:
+            raise OverloadError("the SLO passed before the image was decoded", retry_after_s=0.5) from None
+        raise DeadlineError("the deadline passed before the image was decoded") from None
+
+
+async def _read(request: Request, scheduler: Scheduler, charge: Charge) -> tuple[Any, dict[str, Any]]:
+    """Return the input of a query, an image file or else the wire's `Tensor`, and its parameters."""
     wishes: dict[str, Any] = dict(request.query_params)
     check_names(wishes, WISHES)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -181,8 +201,7 @@ async def _read(
     if kind.startswith(_AUDIO):
         charge.add(len(body))  # `packed_files` makes a copy
         return Tensor(BYTES, [1], packed_files([body])), wishes
-    most = config.largest_image_pixels
-    return await read_image(body, channels, most, charge, scheduler.pool), wishes
+    return body, wishes
 
 
 def _largest_file(kind: str, config: ServeConfig) -> int:

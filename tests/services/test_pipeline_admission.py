@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +15,15 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from PIL import Image
+from starlette.requests import Request
 
-from gati.errors import DeadlineError, GatiError, OverloadError, UnavailableError
+from gati.errors import CancelledError, DeadlineError, GatiError, OverloadError, UnavailableError
 from gati.pipelines import LivePlanner, LiveSettings, Pipeline, Planner
 from services.config import ServeConfig
 from services.scheduler.entrance import CrowdedError, Demand
 from services.scheduler.later import LaterStages
-from services.scheduler.pipeline_routes import router
+from services.scheduler.pipeline_routes import answer, router
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.replicas import Asked
 from services.scheduler.scheduler import Scheduler
@@ -274,3 +279,98 @@ def test_queries_that_are_refused_at_the_entrance_bring_replicas() -> None:
             scheduler.check_room("pipelines/p", time.monotonic() - 1.0)
     assert first.refusals == [None] and second.refusals == []
     assert scheduler._first_asked("pipelines/other") == ()
+
+
+def picture() -> bytes:
+    """A file that only a thread decodes, however small it is."""
+    file = io.BytesIO()
+    Image.new("L", (6, 6)).save(file, "BMP")
+    return file.getvalue()
+
+
+@asynccontextmanager
+async def without_a_free_thread(app: FastAPI) -> AsyncIterator[None]:
+    """Meanwhile the app's scheduler decodes nothing."""
+    pool, go = app.state.scheduler.pool, threading.Event()
+    busy = [asyncio.create_task(pool.run(go.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        go.set()
+        await asyncio.wait(busy)
+
+
+def app_of(first: Model) -> FastAPI:
+    """An app with a pipeline `p` whose first stage `first` answers."""
+    app = FastAPI()
+    app.include_router(router)
+    app.state.scheduler = Scheduler(ServeConfig(), {}, {"p": serve(chain(), first, Model("b"))})
+    return app
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "said"),
+    [
+        ("timeout_ms", DeadlineError, "the deadline passed before the image was decoded"),
+        ("latency_slo_ms", OverloadError, "the SLO passed before the image was decoded"),
+    ],
+)
+def test_an_image_waits_for_a_thread_no_longer_than_its_query_has(
+    limit: str, error: type[GatiError], said: str
+) -> None:
+    """Under overload, queries were answered long after their clients had given up."""
+
+    async def ask() -> None:
+        first = Model("a")
+        app = app_of(first)
+        async with without_a_free_thread(app):
+            with pytest.raises(error, match=said):
+                await asyncio.wait_for(answer(sent(app, f"{limit}=20"), "p"), LONG_S)
+        assert not first.asked
+
+    asyncio.run(ask())
+
+
+def test_an_image_whose_client_has_gone_is_not_decoded() -> None:
+    async def ask() -> None:
+        first, connection = Model("a"), Connection()
+        app = app_of(first)
+        async with without_a_free_thread(app):
+            asking = asyncio.create_task(answer(sent(app, "", connection), "p"))
+            await in_the_end(lambda: connection.tell is not None)
+            connection.tell()  # type: ignore[misc]
+            with pytest.raises(CancelledError):
+                await asyncio.wait_for(asking, LONG_S)
+        assert not first.asked
+
+    asyncio.run(ask())
+
+
+class Connection:
+    """A client that goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], None] | None = None
+
+    def tell_when_gone(self, tell: Callable[[], None]) -> Callable[[], None]:
+        self.tell = tell
+        return lambda: None
+
+
+def sent(app: FastAPI, query: str, connection: Connection | None = None) -> Request:
+    """A query with an image as its body."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": picture()}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/pipelines/p/query",
+        "query_string": query.encode(),
+        "headers": [],
+        "app": app,
+        "gati.connection": connection or Connection(),
+    }
+    return Request(scope, receive)
