@@ -19,7 +19,7 @@ def test_a_torchvision_network_with_random_weights_goes_all_the_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights answer nearly always the same, so nothing is asked of the gain."""
-    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 30)  # so there is nothing to learn, either
+    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 4)  # so there is nothing to learn, either
     digits = (load_digits().images[:240] * 15).astype(np.uint8)  # [240, 8, 8]
     pictures = digits.repeat(8, 1).repeat(8, 2)[..., None].repeat(3, 3)  # [240, 64, 64, 3]
     np.savez(tmp_path / "val.npz", images=pictures[:160])

@@ -57,7 +57,7 @@ def test_a_network_of_timm_goes_all_the_way(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "too_slow", lambda *arguments: "")
-    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 40)
+    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 10)
     made = f"timm.create_model({name!r}, num_classes=4, {NETWORKS[name]})"
     (tmp_path / "own.py").write_text(f"import timm\ndef build():\n    return {made}\n")
     held, test = pictures(tmp_path / "val.npz", 200, 0), pictures(tmp_path / "test.npz", 16, 1)
@@ -67,7 +67,7 @@ def test_a_network_of_timm_goes_all_the_way(
         out=tmp_path / "library",
         blocks=",".join(BLOCKS[name]),
         variants=["grid(16)"],
-        epochs=1.0,
+        epochs=0.1,
         mean=(0.5,),
         std=(0.25,),
     )

@@ -10,6 +10,8 @@ import pytest
 from gati.costs.disturbance import MACHINE, Machine, measure_steadily, spikes
 from tests.engine.clocks import MadeUp
 
+pytestmark = pytest.mark.usefixtures("measured_again")
+
 Times = list[float]
 
 

@@ -15,6 +15,8 @@ from gati.engine.threads import on_threads
 from tests.engine.cores import Cores
 from tests.engine.networks import Cache, ready, traced_network
 
+pytestmark = pytest.mark.usefixtures("measured_again")
+
 TRACED = traced_network()
 
 

@@ -18,6 +18,8 @@ from gati.costs.profile import (
 from gati.errors import BackendError, CutError
 from tests.engine.networks import BLOCKS, Cache, ready, traced_network
 
+pytestmark = pytest.mark.usefixtures("measured_again")
+
 TRACED = traced_network()
 
 

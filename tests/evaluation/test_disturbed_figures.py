@@ -25,6 +25,8 @@ from tests.engine.clocks import MadeUp
 from tests.engine.networks import BLOCKS, Cache, exits, inputs, ready, traced_network
 from tests.engine.served import PREPROCESSING, images
 
+pytestmark = pytest.mark.usefixtures("measured_again")
+
 Milliseconds = Callable[[int], float]
 
 

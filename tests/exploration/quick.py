@@ -14,7 +14,7 @@ __all__ = ["few_steps", "quick_selectors"]
 
 def quick_selectors(patch: pytest.MonkeyPatch) -> None:
     """Networks that score answers learn for fewer steps: they take as long as the caches of a test do."""
-    patch.setattr("gati.exploration.measure.fit_selector_networks", partial(fit_selector_networks, steps=40))
+    patch.setattr("gati.exploration.measure.fit_selector_networks", partial(fit_selector_networks, steps=10))
 
 
 def few_steps(patch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ GREY = Preprocessing((0.0,), (1.0,), channels=1)
 STUDENT = "student(8)"
 EXITS = ("fc(16)", "grid(16)", "pyramid(4)")
 VARIANTS = (STUDENT, *EXITS)
+_SOME: dict[str, Any] = {"variants": [STUDENT, "grid(16)"], "blocks": "blocks.1", "epochs": 0.2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -140,6 +141,11 @@ def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Librar
     np.testing.assert_allclose(recorded.score[certify], score.numpy()[certify], atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def plain(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explore(NET, **files, **_SOME, out=tmp_path_factory.mktemp("plain"))
+
+
 def _in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
@@ -154,13 +160,11 @@ def _in_float64() -> Iterator[None]:
     ids=["no gradients", "inference", "autocast", "float64"],
 )
 def test_the_programs_own_modes_change_nothing(
-    mode: Callable[[], AbstractContextManager[Any]], files: dict[str, str], tmp_path: Path
+    mode: Callable[[], AbstractContextManager[Any]], files: dict[str, str], plain: Library, tmp_path: Path
 ) -> None:
     """As in a notebook that turns gradients off at its beginning: no variant could be trained."""
-    some = {**files, "variants": [STUDENT, "grid(16)"], "blocks": "blocks.1", "epochs": 0.2}
-    plain = explore(NET, **some, out=tmp_path / "plain")
     with mode():
-        found = explore(NET, **some, out=tmp_path / "found")
+        found = explore(NET, **files, **_SOME, out=tmp_path / "found")
         assert found.trials and {trial.status for trial in found.trials} == {"trained"}
         _assert_same(plain, found)
         explore_more(tmp_path / "found", epochs=0.2)

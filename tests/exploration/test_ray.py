@@ -147,7 +147,7 @@ def test_one_worker_and_two_of_which_one_dies_make_the_same_library(
     assert second.manifest.settings["workers"] == "1 cores"
     assert not (tmp_path / "two" / ".state").exists()
 
-    explore_more(second.directory, budget_s=10.0, ray=cluster.ray.address)
+    explore_more(second.directory, epochs=0.1, ray=cluster.ray.address)
     rounds = json.loads((second.directory / "training" / "rounds.json").read_text(encoding="utf-8"))["rounds"]
     (only,) = rounds
     trained = only["better"] + only["no_better"]
