@@ -20,17 +20,18 @@ import numpy as np
 
 from benchmarks.evict_policies import load
 from gati.evict import Trace, replay
+from gati.evict.cache import BlockCache
+from gati.evict.policy.registry import make_policy
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse
-from gati.evict.replays.replay import build
 
 LEAVES = 41_000
 
 
 def requests(trace: Trace, blocks: int) -> HazardModel:
     """Print CPU time of requests with and without fits; return the last model."""
-    cache = build("gati", blocks, predictor_named("reuse"))
+    cache = BlockCache(make_policy("gati", blocks, predictor_named("reuse")))
     assert isinstance(cache.predictor, Reuse)
     work, fits = [], []
     for ids, at in zip(trace.requests, trace.time_s, strict=True):
@@ -63,7 +64,7 @@ def decisions(
     def predictor(capacity: int, seed: int) -> Reuse:
         return Reuse(capacity, model=model, flat=True, fits=model is None, seed=seed)
 
-    cache = build(name, LEAVES, predictor, flat=True)
+    cache = BlockCache(make_policy(name, LEAVES, predictor, flat=True))
     for block in range(LEAVES):
         cache.access([block], 0.01 * block)
     took, work = [], []
