@@ -167,13 +167,17 @@ class World:
 
 
 class Queue:
-    """A queue that runs jobs at once and is full in every other stretch of requests."""
+    """A queue that runs jobs at once; in every other stretch of requests it is full, in every fourth late."""
 
     threaded = False
 
     def __init__(self, stretch: int) -> None:
         self._stretch = stretch
         self.request = 0
+
+    @property
+    def late(self) -> bool:
+        return self._stretch > 0 and (self.request // self._stretch) % 4 == 2
 
     def reserve(self) -> bool:
         return self._stretch == 0 or (self.request // self._stretch) % 2 == 0

@@ -14,6 +14,7 @@ serving one.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import threading
@@ -65,6 +66,7 @@ from gati.samples.writer import BackgroundWriter
 from gati.versions.repository import ModelRepository
 
 WINDOW_INPUTS = 700
+_TOLD_LATE_EVERY_S = 60.0
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
 
 
@@ -101,6 +103,7 @@ class Adaptation:
         self._model, self._writer, self._on_change, self._clock = model, writer, on_change, clock
         self._lock, self._answering = threading.RLock(), RunningRequests()
         self._counts, self._rest = RequestCounts(), Rest()
+        self._tell_late_at_s = -math.inf
         self._networks = open_networks(served, timed=not deterministic)
         self._answer = AnsweringEngines(self._networks.base, self._networks.reference)
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-", dir=folder))
@@ -221,7 +224,7 @@ class Adaptation:
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if early else None,
                 on_trial=self._succession.on_trial,
-                resting=self._succession.may_hit and not self._rest.lookups_pay,
+                resting=self._succession.may_hit and (self._follow.late or not self._rest.lookups_pay),
             )
 
     def base_ms(self, x: Tensor) -> float:
@@ -250,6 +253,8 @@ class Adaptation:
         began, self._counts.now_s = self._clock(), time_s
         looked = None if self._recall is None else self._recall.look(x, place)
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
+        if self._follow.late:
+            self._waits()
         current = decided.deployed
         ticket = Ticket(x, self._counts.requests + 1, time_s, source, NO_ANSWER, looked, place)
         try:
@@ -307,6 +312,13 @@ class Adaptation:
         if self.settings.rest and self._rest.answered(prediction.exit, instead):
             why = "memory answers more without them" if instead else "they cost more than they save"
             self._tell("resting", f"lookups pause for a while: {why}")
+
+    def _waits(self) -> None:
+        """Tell that early answers wait for audits, once a minute at most."""
+        now_s = self._counts.now_s
+        if now_s >= self._tell_late_at_s:
+            self._tell_late_at_s = now_s + _TOLD_LATE_EVERY_S
+            self._tell("resting", "early answers pause until audits have caught up: this machine is too busy")
 
     def _sampling(self) -> float:
         """The share of requests to sample now: more if few hit and samples are needed, at no extra cost."""

@@ -21,6 +21,7 @@ Job = Callable[[], None]
 _NICENESS = 10
 _AUDITS_WAITING = 512
 _JOBS_WAITING = 8  # retrainings, and openings of proven settings
+_LATE_S, _LATE_JOBS = 2.0, 8  # a few jobs of a slow network may take longer
 _TOLD_EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ class Worker(Protocol):
     """Runs jobs in the order of submission."""
 
     threaded: bool  # whether jobs run in a separate thread
+
+    @property
+    def late(self) -> bool:
+        """Whether jobs wait for so long that what they find comes late."""
 
     def reserve(self) -> bool:
         """Reserve a slot in the queue for a later job; False if the queue is full."""
@@ -51,6 +56,7 @@ class Inline:
     """Runs each job immediately, in the caller's thread."""
 
     threaded = False
+    late = False
 
     def reserve(self) -> bool:
         """There is always a free slot."""
@@ -108,11 +114,12 @@ class Background:
         limit: int,
         on_error: Callable[[Exception], None] | None = None,
         requests: RunningRequests | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit = limit
+        self._limit, self._clock = limit, clock
         self._requests = requests or RunningRequests()
         self._on_error = on_error
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[tuple[float, Job]] = deque()  # since when it waits, and the job
         self._reserved = 0
         self._busy = self._closed = False
         self._failures = Failures()
@@ -120,6 +127,12 @@ class Background:
         _spare_others(1)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def late(self) -> bool:
+        """Whether several jobs wait, the first of them for more than two seconds."""
+        with self._changed:
+            return len(self._jobs) >= _LATE_JOBS and self._clock() - self._jobs[0][0] > _LATE_S
 
     def reserve(self) -> bool:
         """Reserve a slot in the queue; False if it is full or closed."""
@@ -144,7 +157,7 @@ class Background:
             self._reserved -= reserved
             if self._closed or (self._full and not reserved):
                 return False
-            self._jobs.append(job)
+            self._jobs.append((self._clock(), job))
             self._changed.notify_all()
             return True
 
@@ -186,7 +199,7 @@ class Background:
             if self._closed:
                 return None
             self._busy = True
-            return self._jobs.popleft()
+            return self._jobs.popleft()[1]
 
 
 class Workers(NamedTuple):

@@ -58,6 +58,7 @@ class FollowUp:
         self._on_sample, self._on_audit = on_sample, on_audit
         self._failures = Failures()
         self.auditor = Auditor[Deployed](exact=exact, memory=recall, compare=succession.compare)
+        self.late = False  # whether early answers waited for audits when a request was last decided about
 
     def decide(
         self, more_samples: float, *, lookups_pay: bool, looked: Looked | None = None
@@ -66,6 +67,7 @@ class FollowUp:
 
         `more_samples` is the share to sample now. `looked` is its lookup in memory, if there was one.
         """
+        self.late = self._worker.late
         with self._lock:
             return self.auditor.decide(
                 self._succession.serving,
@@ -76,6 +78,7 @@ class FollowUp:
                 lookups_pay=lookups_pay,
                 new_scene=looked is not None and looked.new_scene,
                 repeated=looked is not None and looked.repeated,
+                late=self.late,
             )
 
     def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> bool:

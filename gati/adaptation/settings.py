@@ -157,10 +157,10 @@ class Change:
     """A change of the caches, for logs, metrics and pages.
 
     `alarm`: they stop; `tightened`: a stricter setting answers; `loosened`: a looser one does; `returned`:
-    proven again; `recalling`: memory answers from now on; `resting`: lookups that do not pay are left out for
-    a while; `retraining`: begins; `probation`: a version is looked up in the background until it is proven;
-    `kept`: the old ones stay, `activated` and `reused`: others are proven and serve; `skipped`: too little
-    was sampled; `failed`; `resumed`: after a restart.
+    proven again; `recalling`: memory answers from now on; `resting`: lookups that do not pay, or early
+    answers whose audits are late, are left out for a while; `retraining`: begins; `probation`: a version is
+    looked up in the background until it is proven; `kept`: the old ones stay, `activated` and `reused`:
+    others are proven and serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
     `version` is the one that serves after it, 0 the library's own.
     """
 
@@ -206,7 +206,7 @@ class Status(NamedTuple):
     proof: str = ""  # progress of the current proof
     promise: float | None = None  # the agreement promised of early answers; None while none are given
     on_trial: OnTrial | None = None
-    resting: bool = False  # lookups pause: the caches may answer, and do not
+    resting: bool = False  # lookups pause, or wait for audits: the caches may answer, and do not
 
 
 def model_name(directory: str | Path) -> str:

@@ -173,6 +173,7 @@ class Auditor(Generic[Version]):
         places: bool = True,
         new_scene: bool = False,
         repeated: bool = False,
+        late: bool = False,
     ) -> Decided[Version]:
         """Decide about the next request to `post`, before its answer is known.
 
@@ -182,7 +183,9 @@ class Auditor(Generic[Version]):
         what audits have proven, they did not prove on such a request, so the reference answers. Versions on
         trial, and settings that are not proven yet, will not answer such requests either: they are no part of
         their proofs, however they were drawn. `repeated`: its place showed the same just before; a
-        copy is no further evidence.
+        copy is no further evidence. `late`: audits of earlier requests wait for so long that a guard would
+        stop too late. The reference answers until they are made; what is audited meanwhile judges caches and
+        memory by what they would have answered.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
@@ -190,7 +193,7 @@ class Auditor(Generic[Version]):
         counting = None if post is None else post.counting(new_scene=doubts, repeated=repeated)
         level = 0 if counting is None else counting.level
         doubted = doubts and counting is not None and counting.watch.proven_on > 0
-        may_hit = post is None or unguarded or (level > 0 and not doubted)
+        may_hit = not late and (post is None or unguarded or (level > 0 and not doubted))
         drawn = draws.draw(more_samples)
         lookups = may_hit and lookups_pay
         after_memory = post is not None and post.after_memory
@@ -208,13 +211,13 @@ class Auditor(Generic[Version]):
                 (each, each.counting(new_scene=doubts, repeated=repeated))
                 for each in ((trial,) if may_hit else (post, trial))
                 if each is not None
-                and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
+                and self._is_looked_up(each, post, drawn, lookups=lookups or late, new_scene=doubts)
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
             doubted,
             alone,
             after_memory,
-            self.memory is not None and self.memory.serves and (after_memory or alone),
+            self.memory is not None and self.memory.serves and not late and (after_memory or alone),
         )
         if decided.looked_at and not room():
             self.left_out += 1
@@ -253,7 +256,8 @@ class Auditor(Generic[Version]):
         if not self.guarded:
             return drawn.sample and each is post
         if new_scene:
-            return each.watch.proven_on > 0 if each is post else drawn.audit and each.answers_new_scenes
+            serves_elsewhere = each is post and each.watch.proven_on > 0
+            return serves_elsewhere or (drawn.audit and each.answers_new_scenes)
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:

@@ -505,6 +505,33 @@ def test_a_place_that_was_reserved_is_kept_whatever_else_waits() -> None:
     assert not worker.reserve()
 
 
+def test_jobs_are_late_if_several_wait_and_the_first_has_for_two_seconds() -> None:
+    gate, now_s, late = threading.Event(), [0.0], list[bool]()
+    worker = Background("test", limit=100, clock=lambda: now_s[0])
+    try:
+        running = threading.Event()
+
+        def held() -> None:
+            running.set()
+            gate.wait()
+
+        worker.submit(held)
+        assert running.wait(LONG_S)
+        for _ in range(7):
+            worker.submit(lambda: None)
+        for jobs, at_s in ((0, 9.0), (1, 2.0), (0, 2.5)):
+            for _ in range(jobs):
+                worker.submit(lambda: None)
+            now_s[0] = at_s
+            late.append(worker.late)
+        assert late == [False, False, True]
+        gate.set()
+        assert worker.wait(LONG_S) and not worker.late
+    finally:
+        gate.set()
+        worker.close(5.0)
+
+
 def test_other_threads_come_first_as_long_as_there_is_work_beside() -> None:
     """The collector spares what was there, and nobody waits 5 ms for the interpreter."""
     before_s = sys.getswitchinterval()

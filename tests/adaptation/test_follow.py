@@ -52,7 +52,7 @@ class Waiting:
     threaded = True
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.reserved = limit, 0
+        self.limit, self.reserved, self.late = limit, 0, False
         self.jobs: deque[Callable[[], None]] = deque()
 
     def reserve(self) -> bool:
@@ -127,6 +127,32 @@ def test_what_finds_no_room_is_left_out_whatever_it_would_show(answer: Predictio
         requests(answer)
     requests.settle()
     assert requests.counted[0] == 3 and requests.follow.auditor.left_out == 17
+
+
+def test_while_audits_are_late_nothing_answers_early_and_the_guard_hears_what_would_have() -> None:
+    """On a busy machine audits waited for a minute, and wrong answers were given all the while."""
+    requests = Requests()
+    requests.world.wrong[0] = (1.0, 1.0, 1.0)  # all that its caches would answer
+    requests.queue.late = True
+    for _ in range(40):
+        decided = requests.follow.decide(0.0, lookups_pay=True)
+        assert requests.follow.late and not (decided.lookups or decided.recalls or decided.may_hit)
+        requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE), decided, None)
+    assert requests.succession.may_hit
+    requests.settle()
+    assert requests.changes == ["alarm"] and not requests.succession.may_hit
+
+
+def test_as_soon_as_late_audits_are_made_caches_answer_again() -> None:
+    requests = Requests()
+    requests.world.wrong[0] = (0.0, 0.0, 0.0)
+    for late in (True, False):
+        requests.queue.late = late
+        decided = requests.follow.decide(0.0, lookups_pay=True)
+        assert decided.lookups is not late
+        requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE if late else RIGHT), decided, None)
+    requests.settle()
+    assert requests.counted == (2, 0)
 
 
 def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> None:
