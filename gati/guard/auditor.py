@@ -108,7 +108,7 @@ class Given(NamedTuple):
     """The answer to a request, or `NO_ANSWER`, and its lookup in memory, if there was one."""
 
     prediction: Prediction
-    looked: Any = None  # gati.adaptation.recall.Looked
+    looked: Any = None  # gati.adaptation.recall_records.Looked
 
     @property
     def answered(self) -> bool:
@@ -184,8 +184,7 @@ class Auditor(Generic[Version]):
         trial, and settings that are not proven yet, will not answer such requests either: they are no part of
         their proofs, however they were drawn. `repeated`: its place showed the same just before; a
         copy is no further evidence. `late`: audits of earlier requests wait for so long that a guard would
-        stop too late. The reference answers until they are made; what is audited meanwhile judges caches and
-        memory by what they would have answered.
+        stop too late. The reference answers until they are made, and nothing is looked up in the shadow.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
@@ -209,9 +208,9 @@ class Auditor(Generic[Version]):
             drawn if self.guarded else drawn._replace(audit=False),
             tuple(
                 (each, each.counting(new_scene=doubts, repeated=repeated))
-                for each in ((trial,) if may_hit else (post, trial))
+                for each in (() if late else (trial,) if may_hit else (post, trial))
                 if each is not None
-                and self._is_looked_up(each, post, drawn, lookups=lookups or late, new_scene=doubts)
+                and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
             ),
             places and drawn.chance < self._for_memory.share(proof, more_samples),
             doubted,
@@ -256,8 +255,7 @@ class Auditor(Generic[Version]):
         if not self.guarded:
             return drawn.sample and each is post
         if new_scene:
-            serves_elsewhere = each is post and each.watch.proven_on > 0
-            return serves_elsewhere or (drawn.audit and each.answers_new_scenes)
+            return each.watch.proven_on > 0 if each is post else drawn.audit and each.answers_new_scenes
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:

@@ -129,30 +129,30 @@ def test_what_finds_no_room_is_left_out_whatever_it_would_show(answer: Predictio
     assert requests.counted[0] == 3 and requests.follow.auditor.left_out == 17
 
 
-def test_while_audits_are_late_nothing_answers_early_and_the_guard_hears_what_would_have() -> None:
+def test_while_audits_are_late_the_reference_answers_and_nothing_else_delays_them() -> None:
     """On a busy machine audits waited for a minute, and wrong answers were given all the while."""
     requests = Requests()
-    requests.world.wrong[0] = (1.0, 1.0, 1.0)  # all that its caches would answer
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
+    for _ in range(40):
+        requests(WRONG)
     requests.queue.late = True
     for _ in range(40):
         decided = requests.follow.decide(0.0, lookups_pay=True)
-        assert requests.follow.late and not (decided.lookups or decided.recalls or decided.may_hit)
+        assert requests.follow.late and not (decided.lookups or decided.recalls or decided.shadows)
         requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE), decided, None)
-    assert requests.succession.may_hit
     requests.settle()
-    assert requests.changes == ["alarm"] and not requests.succession.may_hit
+    assert requests.changes == ["probation", "alarm"] and not requests.succession.may_hit
 
 
 def test_as_soon_as_late_audits_are_made_caches_answer_again() -> None:
     requests = Requests()
-    requests.world.wrong[0] = (0.0, 0.0, 0.0)
     for late in (True, False):
         requests.queue.late = late
         decided = requests.follow.decide(0.0, lookups_pay=True)
         assert decided.lookups is not late
         requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE if late else RIGHT), decided, None)
     requests.settle()
-    assert requests.counted == (2, 0)
+    assert requests.counted == (1, 0) and requests.follow.auditor.audits == 2
 
 
 def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> None:
