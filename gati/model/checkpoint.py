@@ -10,7 +10,7 @@ import hashlib
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from gati.errors import CheckpointError, one_line
 from gati.model.bindings import storage
 
-_CONTAINERS = (  # those that come first
+_CONTAINERS = (  # the usual names: others count only if what is under these does not fit
     "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
 )  # fmt: skip
+_OPTIMIZER = "optim"  # its moments have the names and shapes of the weights in some files
 _COMPILED = "_orig_mod."
 _PREFIXES = ("module.", "model.", _COMPILED, "net.")
 _AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
@@ -48,10 +49,11 @@ def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The state may
     be inside other mappings, such as `state_dict` or `model`. If several hold tensors, that with the most
     keys of `wanted`, the network's state, is taken, the first of these. If none holds any of these keys, but
-    all of them under a prefix, as in a LightningModule, what is under it is taken. Tensors are on the CPU.
+    all of them under a prefix, as in a LightningModule, what is under it is taken. Mappings of any other name
+    are looked into only if nothing fits otherwise. Tensors are on the CPU.
 
-    **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling, or
-    one that is written meanwhile.
+    **Raises:** `CheckpointError` for a missing or damaged file, another format, one that needs unpickling,
+    one that is written meanwhile, or several mappings of unusual names that fit.
     """
     path = Path(path)
     if path.is_dir():
@@ -269,13 +271,15 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
         raise CheckpointError(
             f"checkpoint {path} holds no weights (keys: {shown}); give a file that holds a state dict"
         )
-    fits = [len(fit_prefixes(each.state, wanted).keys() & wanted.keys()) for each in found]
-    fitting = [each for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
-    if not fitting:
-        inside = [each for state in found for each in _networks_in(state, wanted)]
-        fitting = [each for each in inside if _has_shapes(each.state, wanted)] or inside
-    chosen = fitting[0] if fitting else max(found, key=lambda each: len(each.state))
+    fitting = _fitting([each for each in found if _is_usual(each.name)], wanted)
     note = ""
+    if not fitting:
+        fitting = _fitting([each for each in found if not _is_usual(each.name)], wanted)
+        if len(fitting) > 1:
+            names = ", ".join(each.name for each in fitting)
+            raise CheckpointError(f"checkpoint {path} has weights under {names}: save the network's alone")
+        note = f"{path}: the weights under {fitting[0].name} are used" if fitting else ""
+    chosen = fitting[0] if fitting else max(found, key=lambda each: len(each.state))
     if len(fitting) > 1:
         names = ", ".join(each.name or "no name" for each in fitting)
         note = f"{path} has weights under {names}: the first are used; save others alone"
@@ -284,16 +288,28 @@ def _unwrap(content: Any, path: Path, wanted: Mapping[str, Any]) -> tuple[dict[s
     return chosen.state, note
 
 
+def _fitting(found: Sequence[_Found], wanted: Mapping[str, Any]) -> list[_Found]:
+    """Those with the most of the network's weights, or, if none has any, whole networks inside them."""
+    fits = [len(fit_prefixes(each.state, wanted).keys() & wanted.keys()) for each in found]
+    fitting = [each for each, fit in zip(found, fits, strict=True) if fit == max(fits) > 0]
+    inside = [] if fitting else [each for state in found for each in _networks_in(state, wanted)]
+    return fitting or [each for each in inside if _has_shapes(each.state, wanted)] or inside
+
+
+def _is_usual(name: str) -> bool:
+    return not name or all(part in _CONTAINERS for part in name.split("."))
+
+
 def _states_in(content: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[_Found]:
     """The tensors in each mapping inside, innermost first, and those of `content` itself, with their names.
 
     Containers come first: files of trainings often hold a tensor next to them, such as the best accuracy.
-    What has numbers for keys is the state of an optimizer.
+    States of optimizers are left out: their names begin so, or numbers are their keys.
     """
     if not isinstance(content, Mapping) or depth == 0:
         return
     for key in dict.fromkeys((*_CONTAINERS, *content)):
-        if isinstance(key, str):
+        if isinstance(key, str) and not key.startswith(_OPTIMIZER):
             yield from _states_in(content.get(key), f"{name}.{key}" if name else key, depth - 1)
     own = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if own:

@@ -34,7 +34,7 @@ _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
 _LEAST_SCALE = 1e-4  # of scores; below it, rounding may be all there is
-_RELATIVE_ROUNDING = 1e-5  # of small scores next to very large ones, which came from large numbers, too
+_RELATIVE_ROUNDING = 1e-5  # of small scores among large ones, which came from large numbers, too
 _ROUNDINGS = 4  # of a type narrower than float32, that another kernel may change
 _ALONE = threading.RLock()  # one for all networks: traces of a network at several lengths share its tensors
 
@@ -311,11 +311,12 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Tensor, rounding:
             "forward what is random or remembers earlier inputs"
         )
     tolerance = max(_ROW_TOLERANCE.get(example.device.type, 1e-3), _ROUNDINGS * rounding)
-    largest = float(whole.abs().max())
     scale = 1.0
     if rounding <= torch.finfo(torch.float32).eps:
-        scale = min(1.0, max(_LEAST_SCALE, largest))  # probabilities of many classes are small
-    rounded = max(tolerance * scale, _RELATIVE_ROUNDING * largest)
+        # Probabilities of many classes are small.
+        scale = min(1.0, max(_LEAST_SCALE, float(whole.abs().max())))
+    usual = whole[:2][alone != whole[:2]].abs().nanmedian()  # not the largest: it may be that of a mask
+    rounded = max(tolerance * scale, _RELATIVE_ROUNDING * float(usual))
     if not torch.allclose(alone, whole[:2], tolerance, rounded, equal_nan=True):
         raise ModelError(
             "the network's result for an input depends on the other inputs of its batch; "

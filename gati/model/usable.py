@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from gati.errors import ModelError, one_line
 from gati.model.user_code import running_user_code
 
-_COMPILED_FROM = "_torchdynamo_orig_callable"  # set by torch.compile on the functions that it returns
+_COMPILED_FROM = "_torchdynamo_orig_callable"  # of functions that torch.compile returns
 _PROBLEM = "problem_type"
 _OTHER_PROBLEMS = ("multi_label_classification", "regression")
 
@@ -38,11 +38,22 @@ def _plain_functions(module: nn.Module) -> list[tuple[str, Callable[..., Any]]]:
     for kind in reversed(type(module).__mro__):
         methods |= vars(kind)
     own = vars(module)
-    found = [(name, getattr(value, _COMPILED_FROM, None)) for name, value in own.items()]
+    found = [(name, _plain(value)) for name, value in own.items()]
     for name in methods.keys() - own.keys():
-        plain = getattr(methods[name], _COMPILED_FROM, None)
+        plain = _plain(methods[name])
         found.append((name, None if plain is None else MethodType(plain, module)))
     return [(name, function) for name, function in found if function is not None]
+
+
+def _plain(value: Any) -> Callable[..., Any] | None:
+    """What a function was compiled from; None for others, also for those that only wrap a compiled one.
+
+    `functools.wraps` copies the mark of a compiled function to what is around it.
+    """
+    if not isinstance(value, FunctionType):
+        return None
+    plain: Callable[..., Any] | None = getattr(value, _COMPILED_FROM, None)
+    return plain if getattr(value, "__wrapped__", None) is plain else None
 
 
 def _original(module: nn.Module) -> nn.Module:

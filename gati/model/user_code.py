@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import CellType, FunctionType, MethodType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +35,7 @@ def running_user_code(message: Callable[[Exception], str]) -> Iterator[None]:
 def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
     """The user's own object, or a copy if it is in use with another checkpoint than that with this hash.
 
-    Only then: closures and hooks of a copy still use the weights of the original.
+    Only then: what else a copy holds, such as values that its forward keeps, is that of the original.
 
     **Raises:** `ModelError` if it cannot be copied, or without a checkpoint if its own weights are lost.
     """
@@ -57,11 +59,51 @@ def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy, also if layers keep tensors with a history, as those of `weight_norm` keep their weight.
 
+    Functions that layers hold, such as hooks or a forward of their own, use the layers of the copy in it.
+
     **Raises:** whatever the network's code raises.
     """
     kept = (value for part in module.modules() for value in vars(part).values())
-    memo = {id(each): each.detach().clone() for each in kept if isinstance(each, Tensor) and not each.is_leaf}
-    return copy.deepcopy(module, memo)
+    memo: dict[int, Any] = {
+        id(each): each.detach().clone() for each in kept if isinstance(each, Tensor) and not each.is_leaf
+    }
+    made = copy.deepcopy(module, memo)
+    for part in [each for each in memo.values() if isinstance(each, nn.Module)]:
+        for held in [vars(part), *(each for each in vars(part).values() if isinstance(each, dict | list))]:
+            for name, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
+                if (anew := _in_copy(value, memo)) is not value:
+                    held[name] = anew
+    return made
+
+
+def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """What stands for `value` in a copy: `copy.deepcopy` shares functions, and so what these refer to.
+
+    `memo` is that of `copy.deepcopy`: the copies by the identity of their originals.
+    """
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, MethodType):
+        function, owner = _in_copy(value.__func__, memo), _in_copy(value.__self__, memo)
+        same = function is value.__func__ and owner is value.__self__
+        return value if same else MethodType(function, owner)
+    if not isinstance(value, FunctionType):
+        return value
+    named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+    named = {name: _in_copy(each, memo) for name, each in named.items() if not isinstance(each, FunctionType)}
+    named = {name: each for name, each in named.items() if each is not value.__globals__.get(name)}
+    if not named and not value.__closure__:
+        return value
+    cells = tuple(CellType() for _ in value.__closure__ or ())
+    known = {**value.__globals__, **named} if named else value.__globals__
+    made = FunctionType(value.__code__, known, value.__name__, value.__defaults__, cells)
+    made.__kwdefaults__ = value.__kwdefaults__
+    made.__dict__.update(value.__dict__)
+    memo[id(value)] = memo[id(made)] = made
+    for cell, original in zip(cells, value.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing is in it yet
+            cell.cell_contents = _in_copy(original.cell_contents, memo)
+    return made
 
 
 def note_weights(module: nn.Module, sha256: str) -> None:

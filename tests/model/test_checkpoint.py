@@ -116,6 +116,44 @@ def test_of_several_weights_that_fit_it_is_said_which_are_taken(tmp_path: Path) 
     assert load_checkpoint(path, target.state_dict()).note == ""
 
 
+def test_weights_under_an_unusual_name_come_after_all_others(tmp_path: Path) -> None:
+    """Else a library would be of other weights than those that it was made with."""
+    path, target = tmp_path / "last.pth", network(seed=1)
+    right, other = network().state_dict(), network(seed=2).state_dict()
+    counts = [key for key in right if key.endswith("num_batches_tracked")]
+    without_counts = {key: value for key, value in right.items() if key not in counts}
+    of_lightning = {f"net.{key}": value for key, value in right.items()} | {"loss": torch.ones(1)}
+    for content in (
+        {**right, "best": other},
+        {"best": other, "state_dict": without_counts},
+        {"model": {"teacher": other}, "net": right},
+        {"state_dict": of_lightning, "best": other},
+    ):
+        torch.save(content, path)
+        state, _, note = load_checkpoint(path, target.state_dict())
+        apply_checkpoint(target, state, path)
+        assert torch.equal(target[0].weight, right["0.weight"]), note
+
+
+def test_a_mapping_with_the_names_of_the_weights_is_not_taken_in_silence(tmp_path: Path) -> None:
+    """As the moments of some optimizers, or the masks of a pruned network."""
+    path, target = tmp_path / "last.pth", network(seed=1)
+    right = network().state_dict()
+    moments = {key: torch.zeros_like(value) for key, value in right.items()}
+    torch.save({"optimizer": {"exp_avg": moments}, "params": right}, path)
+    state, _, note = load_checkpoint(path, target.state_dict())
+    assert torch.equal(state["0.weight"], right["0.weight"])
+    assert note == f"{path}: the weights under params are used"
+    torch.save({"exp_avg": moments, "params": right}, path)
+    with pytest.raises(
+        CheckpointError, match=r"has weights under exp_avg, params: save the network's alone$"
+    ):
+        load_checkpoint(path, target.state_dict())
+    torch.save({"optimizer": {"exp_avg": moments}}, path)
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        load_checkpoint(path, target.state_dict())
+
+
 def test_the_arguments_of_a_training_are_no_obstacle(tmp_path: Path) -> None:
     """The training scripts of torchvision and timm keep them in each checkpoint."""
     arguments = argparse.Namespace(model="resnet18", lr=0.1, data="/data")

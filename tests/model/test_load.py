@@ -4,6 +4,7 @@ import copy
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,40 @@ def test_an_object_whose_functions_use_it_has_the_weights_of_its_checkpoint(
     for _ in range(2):
         network = load_model("patched_object:NETWORK", tmp_path / "ones.pt").module
         assert float(network(torch.ones(1, 4))[0, 0]) == 8.0
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "plain = NETWORK[0].forward\nNETWORK[0].forward = lambda x: 2 * plain(x)",
+        "NETWORK.forward = lambda x: 2 * NETWORK[0](x)",
+        "NETWORK.register_forward_hook(lambda *_: 2 * NETWORK[0](torch.ones(1, 4)))",
+        "def patched(network):\n"
+        "    plain = network.forward\n"
+        "    def forward(self, x):\n"
+        "        return 2 * plain(x)\n"
+        "    network.forward = MethodType(forward, network)\n"
+        "patched(NETWORK)",
+        "def patched(network):\n"
+        "    network.parts = [lambda x: network[0](x), lambda x: network.parts[0](x) * 2]\n"
+        "    network.forward = lambda x: network.parts[1](x)\n"
+        "patched(NETWORK)",
+    ],
+)
+def test_functions_of_a_copied_object_use_the_weights_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: str
+) -> None:
+    name = f"patched_{zlib.crc32(patch.encode())}"
+    (tmp_path / f"{name}.py").write_text(
+        "from types import MethodType\nimport torch\nfrom torch import nn\n"
+        f"NETWORK = nn.Sequential(nn.Linear(4, 2))\n{patch}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    networks = []
+    for value in (1.0, 2.0):
+        torch.save({"0.weight": torch.full((2, 4), value), "0.bias": torch.zeros(2)}, tmp_path / "now.pt")
+        networks.append(load_model(f"{name}:NETWORK", tmp_path / "now.pt").module)
+    assert [float(each(torch.ones(1, 4))[0, 0]) for each in networks] == [8.0, 16.0]
 
 
 def test_modules_of_one_name_in_two_folders_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
@@ -330,6 +365,8 @@ def test_a_compiled_network_is_the_network(tmp_path: Path) -> None:
 
 
 COMPILED_METHODS = """
+import functools
+
 import torch
 from torch import nn
 
@@ -357,15 +394,50 @@ class Method(Plain):
     @torch.compile(backend=refuse)
     def forward(self, x):
         return self.layer(x).relu()
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def inner(*given):
+        return 2 * function(*given)
+
+    return inner
+
+
+class Wrapped(Plain):
+    @doubled
+    @torch.compile(backend="eager")
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+class WrappedPlainly(Plain):
+    forward = doubled(Plain.forward)
+
+
+class Static(Plain):
+    @staticmethod
+    @torch.compile(backend="eager")
+    def activated(x):
+        return x.relu()
+
+    def forward(self, x):
+        return self.activated(self.layer(x))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Attribute", "Method"])
-def test_a_forward_that_is_compiled_runs_as_it_is_written(tmp_path: Path, name: str) -> None:
-    """Else torch compiles what Gati does while it follows the network, too, for minutes."""
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [("Attribute", "Plain"), ("Method", "Plain"), ("Static", "Plain"), ("Wrapped", "WrappedPlainly")],
+)
+def test_a_forward_that_is_compiled_runs_as_it_is_written(tmp_path: Path, name: str, same: str) -> None:
+    """Else torch compiles what Gati does while it follows the network, too, for minutes.
+
+    What is around a compiled function is a part of the network.
+    """
     (tmp_path / "net.py").write_text(COMPILED_METHODS)
-    plain, module = (load_model(f"{tmp_path / 'net.py'}:{each}").module for each in ("Plain", name))
+    plain, module = (load_model(f"{tmp_path / 'net.py'}:{each}").module for each in (same, name))
     x = torch.rand(3, 4)
     assert torch.equal(module(x), plain(x))
     copied = copy.deepcopy(module)

@@ -432,6 +432,16 @@ def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused(classes: int) -> 
         small(Centering())
 
 
+@pytest.mark.parametrize("fill", [-1e9, -torch.inf])
+def test_masked_classes_do_not_hide_that_a_network_mixes_the_inputs_of_a_batch(fill: float) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + x.mean()).masked_fill(torch.arange(4) < 1, fill)
+
+    with pytest.raises(ModelError, match="depends on the other inputs of its batch"):
+        small(Masked())
+
+
 def test_scores_that_rounding_changes_are_not_said_to_depend_on_the_batch() -> None:
     class Rounding(nn.Module):
         """Probabilities in bfloat16; a single row runs in other kernels."""
