@@ -56,6 +56,8 @@ class BoundedPool:
                     while not waiting.done():
                         with suppress(asyncio.CancelledError):  # it may be cancelled for two reasons
                             await asyncio.wait([waiting])
+                    if not waiting.cancelled():
+                        waiting.exception()  # or asyncio logs that an error was never looked at
                     raise
             finally:
                 self._next()
@@ -83,6 +85,10 @@ class BoundedPool:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # a thread was already assigned
                 self._next()
+            elif turn in self._waiting.get(owner, ()):  # where it would count as a call that waits
+                self._waiting[owner].remove(turn)
+                if not self._waiting[owner]:
+                    del self._waiting[owner]
             raise
 
     def _next(self) -> None:

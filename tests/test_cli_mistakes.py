@@ -352,6 +352,7 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")  # it needs no certificates, either
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -186,7 +186,9 @@ def test_clients_send_what_was_recorded(address: str, library: Path, tones: Path
 def test_the_query_command_sends_a_file(
     address: str, tones: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def request(method: str, url: str, *, timeout: float, **more: Any) -> httpx.Response:
+    def request(
+        method: str, url: str, *, timeout: float, verify: Any, trust_env: bool, **more: Any
+    ) -> httpx.Response:
         return asked(address, method, httpx.URL(url).path, **more)
 
     monkeypatch.setattr(httpx, "request", request)

@@ -299,7 +299,7 @@ _verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(s
 @_verb("gati predict runs/mine cat.jpg dog.png", "gati predict runs/mine 'where is my card?'")
 def predict(
     directory: options.LibraryDir,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE|TEXT...")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE|RECORDING|TEXT")],
     composition: options.CompositionName = "default",
     device: options.LibraryDevice = None,
 ) -> None:

@@ -73,7 +73,8 @@ def engine(
     access_log: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Append one line per request: a trace for gati evict replay and train."
+            metavar="FILE",
+            help="Append a line for each request of a page or more: a trace for gati evict replay and train.",
         ),
     ] = None,
     host: Host = None,

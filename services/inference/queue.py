@@ -188,8 +188,9 @@ class RequestQueue:
             tries = self._refused >= _MANY and time.monotonic() - self._put_s > _TRY_AFTER_S
         if expected_s > latency_slo_s and not tries:
             self._refused += 1
+            left_s = max(0.0, latency_slo_s)
             raise OverloadError(
-                f"expected to take {1e3 * expected_s:.1f} ms, but {1e3 * latency_slo_s:.1f} ms are left",
+                f"expected to take {1e3 * expected_s:.1f} ms, but {1e3 * left_s:.1f} ms are left",
                 retry_after_s=max(expected_s - latency_slo_s, self.times.seconds_an_input),
             )
 

@@ -80,7 +80,7 @@ async def answer(request: Request, pipeline: str) -> Response:
     scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         served = scheduler.pipeline(pipeline)
-        sent, wishes = await _read(request, scheduler, charge)
+        taken, wishes = await _read(request, scheduler, charge)
         slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
         timing = scheduler.timing(
             arrived_s,
@@ -92,11 +92,11 @@ async def answer(request: Request, pipeline: str) -> Response:
         where = place(wishes.get("place"))
 
         async def answered() -> PipelineAnswer:
-            tensor = sent
-            if isinstance(sent, bytes):
-                tensor = await _decoded(sent, served.channels, timing, scheduler, charge)
+            nonlocal taken
+            if isinstance(taken, bytes):  # nothing may keep the file while services work
+                taken = await _decoded(taken, served.channels, timing, scheduler, charge)
             with scheduler.entrance(kind).asking(Demand.of(slo_ms, 1, timing.priority)):
-                return await served.answer(tensor, timing, where, scheduler.outside_ms(kind))
+                return await served.answer(taken, timing, where, scheduler.outside_ms(kind))
 
         found = await unless_gone(request, answered())
     latency_ms = timing.elapsed_ms()

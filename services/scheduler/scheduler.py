@@ -182,7 +182,10 @@ class Scheduler:
     def model(self, name: str) -> Model:
         """Return the model of that name. Raises `NotFoundError`."""
         if name not in self.models:
-            raise NotFoundError(f"no model '{name[:64]}'; there are: {', '.join(self.models) or 'none'}")
+            known = ", ".join(self.models) or "none"
+            if self.pipelines:
+                known += f"; pipelines: {', '.join(self.pipelines)}"
+            raise NotFoundError(f"no model '{name[:64]}'; there are: {known}")
         return self.models[name]
 
     def pipeline(self, name: str) -> ServedPipeline:

@@ -112,8 +112,9 @@ def on_ray(configuration: Path) -> Iterator[Replicated]:
 
     cluster = Cluster()
     try:
-        settings = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        cluster.add_node(num_cpus=2, _system_config=NOTICING, **settings)
+        shown = {"include_dashboard": False, "include_log_monitor": False}  # processes that take seconds
+        settings = {**shown, "object_store_memory": _STORE_BYTES}
+        cluster.add_node(num_cpus=2, no_monitor=True, _system_config=NOTICING, **settings)
         node = cluster.add_node(num_cpus=1, **settings)
         with Serving(configuration, "--ray", cluster.address, environment=environment) as serving:
             yield Replicated(serving, mark, [node], cluster)

@@ -24,6 +24,7 @@ import gati.adaptation.renewal as renewal
 from gati.adaptation.deployments import Deployments
 from gati.composition.load import Served
 from gati.engine.exits import BASE
+from gati.model import flatten
 from gati.samples.record import Record
 from gati.samples.store import RecordStore
 from gati.versions.repository import ModelRepository
@@ -31,6 +32,7 @@ from services.adaptation.model import ModelAdaptation
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.services.dying import each_death
+from tests.sharing import trace_once
 
 MODEL = "digits"
 SAMPLES = 600
@@ -41,6 +43,7 @@ def main() -> int:
     """Print the changes at which it was killed, and the versions that were published then."""
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # what a killed process has written is not lost
+    flatten.export_program = trace_once(flatten.export_program)  # each process opens the same network
     folder = Path(sys.argv[1])
     served = make_deployed(folder)
     sample(served, folder / "records.db")

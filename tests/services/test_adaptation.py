@@ -87,7 +87,7 @@ def test_caches_follow_the_stream_though_the_adaptation_is_killed_while_it_train
             if not killed and retraining(running) and (process := adaptation_process(running)) is not None:
                 os.kill(process, signal.SIGKILL)  # requests go on, and it comes back
                 killed = True
-            time.sleep(0.05)  # leaves the adaptation some of the machine
+            time.sleep(0.2)  # leaves the adaptation some of the machine
         # The guard had stopped the caches: the new ones answer once audits have proven them.
         while hit_rate(running, seed=seed + 1000) <= before:
             assert time.monotonic() < deadline_s, "the new version was never proven"

@@ -504,6 +504,57 @@ def test_the_calls_of_one_model_leave_the_pool_to_others() -> None:
     asyncio.run(main())
 
 
+def test_calls_that_were_cancelled_take_no_places_in_the_pool() -> None:
+    """While a thread was busy, those whose deadline had passed counted as if they waited."""
+
+    async def main() -> None:
+        pool, go = BoundedPool("test", threads=1, waiting=20, shared=True), threading.Event()
+        busy = asyncio.create_task(pool.run(go.wait, owner="flood"))
+        await asyncio.sleep(0)
+        for _ in range(100):
+            late = asyncio.create_task(pool.run(go.wait, owner="flood"))
+            await asyncio.sleep(0)
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+        last = asyncio.create_task(pool.run(go.wait, owner="flood"))
+        await asyncio.sleep(0)
+        go.set()
+        assert await last and await busy
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_what_fails_after_its_call_was_cancelled_is_no_error_of_the_server() -> None:
+    """Of a client that left while its file was decoded, asyncio logged an error if it was no image."""
+
+    async def main() -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        pool, begun, go = BoundedPool("test", threads=1, waiting=1), threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            go.wait()
+            raise RequestError("no image")
+
+        left = asyncio.create_task(pool.run(work))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        left.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        del left
+        gc.collect()
+        assert told == []
+        pool.close()
+
+    asyncio.run(main())
+
+
 def test_small_pictures_and_packed_bodies_wait_for_no_thread() -> None:
     """Next to a busy event loop a thread waits for the GIL: queries were answered half a minute late."""
 

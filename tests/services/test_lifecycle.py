@@ -64,7 +64,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def test_a_killed_process_comes_back_and_the_others_do_not_notice(running: Serving) -> None:
     small, other = "/v2/models/small/infer", "/v2/models/other/infer"
-    with Load(running.url, small, 2) as hit, Load(running.url, other, 2) as spared:
+    with (
+        Load(running.url, small, 2, pause_s=0.02) as hit,
+        Load(running.url, other, 2, pause_s=0.02) as spared,
+    ):
         until(lambda: hit.statuses[200] > 20 and spared.statuses[200] > 20)
         victim = running.processes()["small"]
         os.kill(victim, signal.SIGKILL)

@@ -159,6 +159,8 @@ def test_admission_counts_those_ahead() -> None:
         queue.admit(1, 1, 0.021)  # two with the usual priority wait behind it
         with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 39.0 ms are left"):
             queue.admit(1, 2, 0.039)
+        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 0.0 ms are left"):
+            queue.admit(1, 2, -0.2)  # it arrives too late
         with pytest.raises(OverloadError):
             queue.admit(2, 2, 0.041)
 

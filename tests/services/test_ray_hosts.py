@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from services.inference.settings import InferenceSettings
 
-pytest.importorskip("ray", reason="needs gati[ray]")
-pytestmark = pytest.mark.slow  # importing Ray takes a second
+# importing Ray takes a second
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs gati[ray]")]
 
 
 def test_restarts_are_still_counted_after_a_stop(tmp_path: Path) -> None:

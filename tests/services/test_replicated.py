@@ -18,6 +18,7 @@ from tests.waiting import LONG_S, until
 pytestmark = pytest.mark.slow
 
 INFER = f"/v2/models/{MODEL}/infer"
+PAUSE_S = 0.05  # of each client between its requests: what starts meanwhile needs the machine
 PLACES = {"processes": on_this_machine, "ray": on_ray}
 
 
@@ -46,7 +47,7 @@ def test_a_model_grows_with_its_load_sleeps_when_nobody_asks_and_wakes_as_it_was
     path = f"/v2/models/{SLEEPY}/infer"
     if not replicated.nodes:  # there, no core is left for another one
         patient = request(timeout_ms=1e3 * LONG_S)  # it may sleep by now, and a start takes seconds
-        with Load(replicated.serving.url, path, 2, body=patient) as load:
+        with Load(replicated.serving.url, path, 2, body=patient, pause_s=PAUSE_S) as load:
             until(lambda: replicated.counted("gati_replicas_ready", SLEEPY) == 2)
         assert set(load.statuses) == {200} and not load.errors
     said = replicated.serving.infer(SLEEPY, timeout_ms=1e3 * LONG_S).json()
@@ -67,7 +68,7 @@ def test_a_model_grows_with_its_load_sleeps_when_nobody_asks_and_wakes_as_it_was
 
 
 def test_requests_are_answered_by_both(replicated: Replicated) -> None:
-    with Load(replicated.serving.url, INFER, 2, pause_s=0.005) as load:
+    with Load(replicated.serving.url, INFER, 2, pause_s=PAUSE_S) as load:
         until(lambda: load.statuses[200] > 40)
     assert set(load.statuses) == {200} and not load.errors
     assert {MODEL, f"{MODEL}@1"} <= set(replicated.processes())
@@ -80,7 +81,7 @@ def test_requests_are_answered_by_both(replicated: Replicated) -> None:
 
 def test_versions_are_swapped_on_both_and_no_request_is_lost(replicated: Replicated, library: Path) -> None:
     client = replicated.serving.client
-    with Load(replicated.serving.url, INFER, 2, pause_s=0.005) as load:
+    with Load(replicated.serving.url, INFER, 2, pause_s=PAUSE_S) as load:
         for name in ("other", "default") * 2:
             reply = client.post(
                 f"/v2/repository/models/{MODEL}/load", json={"parameters": {"composition": name}}
@@ -98,7 +99,7 @@ def test_versions_are_swapped_on_both_and_no_request_is_lost(replicated: Replica
 
 def test_a_killed_replica_is_not_noticed_and_comes_back(replicated: Replicated) -> None:
     victim = replicated.processes()[f"{MODEL}@1"]
-    with Load(replicated.serving.url, INFER, 2, pause_s=0.005) as load:
+    with Load(replicated.serving.url, INFER, 2, pause_s=PAUSE_S) as load:
         until(lambda: load.statuses[200] > 40)
         os.kill(victim, signal.SIGKILL)
         until(lambda: replicated.replicas()[1]["restarts"] == 1)
@@ -113,7 +114,7 @@ def test_a_lost_node_is_not_noticed_and_its_replica_comes_back_on_another(replic
     if not replicated.nodes:
         pytest.skip("there is only this machine")
     before = replicated.processes()
-    with Load(replicated.serving.url, INFER, 2, pause_s=0.005) as load:
+    with Load(replicated.serving.url, INFER, 2, pause_s=PAUSE_S) as load:
         until(lambda: load.statuses[200] > 40)
         replicated.lose_a_node()
         until(lambda: any(each["state"] != "ready" for each in replicated.replicas()))

@@ -215,7 +215,8 @@ def test_a_deadline_and_an_slo_that_cannot_be_met(serving: Serving) -> None:
 
 
 def test_unknown_places_and_methods_are_told_in_json(serving: Serving) -> None:
-    assert serving.client.get("/v2/models/none").json()["error"] == "no model 'none'; there are: small, other"
+    found = serving.client.get("/v2/models/none").json()["error"]
+    assert found == "no model 'none'; there are: small, other; pipelines: sides"
     assert serving.client.get("/nowhere").status_code == 404
     assert serving.client.put("/v2").json()["error"].startswith("the method PUT is not allowed here")
 
