@@ -52,12 +52,9 @@ class ContinuationClient:
             UnavailableError: no answer in time, the service cannot answer now, or what answers is not it.
             RequestError: the service refuses the request, with its reason, or the messages are not JSON.
         """
-        found = self._ask(lambda: {"conversations": [*map(_with_messages, conversations)]})
-        if (
-            not isinstance(found, list)
-            or len(found) != len(conversations)
-            or not all(map(_is_probability, found))
-        ):
+        sent = list(conversations)
+        found = self._ask(lambda: {"conversations": [*map(_with_messages, sent)]})
+        if not isinstance(found, list) or len(found) != len(sent) or not all(map(_is_probability, found)):
             raise self._unusable(found)
         return [float(p) for p in found]
 

@@ -221,6 +221,11 @@ def test_streams_are_of_the_half_held_out_unless_asked_for_all(tmp_path: Path) -
         pytest.param(["synthesise", "FILE", "--out", "a.csv"], "ends in .jsonl or .jsonl.gz", id="suffix"),
         pytest.param(["synthesise", "FILE", "--active", "0", "--out", "a.jsonl"], "active is 0", id="active"),
         pytest.param(["synthesise", "FILE", "--gap", "soon", "--out", "a.jsonl"], "'soon'", id="gap"),
+        pytest.param(
+            ["synthesise", "FILE", "--block", "0", "--out", "a.jsonl"],
+            "the block size is 0 tokens",
+            id="block",
+        ),
         pytest.param(["synthesise", "none", "--out", "a.jsonl"], "none does not exist", id="no file"),
         pytest.param(["train", "FILE", "--dialogues", "--flat", "--out", "a"], "are for traces", id="flat"),
         pytest.param(["train", "ONE", "--dialogues", "--out", "a"], "examples of both cases", id="one class"),
@@ -242,6 +247,14 @@ def test_what_cannot_be_done_with_dialogues_is_one_line_and_status_2(
     said = capsys.readouterr().err.strip()
     assert message in said and "\n" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["FILE.jsonl", "ONE.jsonl"]
+
+
+def test_a_size_or_policy_that_is_named_twice_is_replayed_once(trace: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    arguments = ["--size", "20,10,20", "--policy", "lru,fpb,lru", "--seeds", "2", "--json", str(target)]
+    assert run(["evict", "replay", str(trace), *arguments]) == 0
+    found = [(row["capacity_blocks"], row["policy"], row["seed"]) for row in _outcomes(target)]
+    assert found == [(size, *each) for size in (20, 10) for each in (("lru", 0), ("fpb", 0), ("fpb", 1))]
 
 
 def test_lpc_without_a_model_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

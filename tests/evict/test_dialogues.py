@@ -226,7 +226,7 @@ def test_streams_without_prompts_or_blocks_are_refused() -> None:
         synthesise([Dialogue("a", (Utterance(False, "hello"),))])
     with pytest.raises(EvictError, match="fills a block"):
         synthesise([Dialogue("a", (Utterance(True, "hello"),))])
-    with pytest.raises(EvictError, match="gap_s is 0"):
+    with pytest.raises(EvictError, match="the mean gap is 0 s"):
         StreamSettings(gap_s=0.0)
 
 

@@ -32,6 +32,7 @@ def test_probabilities_are_those_of_the_service() -> None:
     with client(answer) as service:
         assert service.probability(BYE) == 1.0
         assert service.probabilities([BYE, calls, BYE]) == [0.25, 0.0, 1.0]
+        assert service.probabilities(iter([BYE, calls, BYE])) == [0.25, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def replay(
 ) -> TraceReplay:
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
+    A size or policy that is named twice counts once.
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
     policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
     upper bound of all policies. `lpc` and `laru+lpc` use `continuation`: the folder of a model trained on
@@ -57,6 +58,7 @@ def replay(
     Raises EvictError for sizes below 1 or above the number of distinct blocks, for unknown names, for seeds
     out of range, and for a growth below zero or of blocks without parents.
     """
+    sizes, policies = list(dict.fromkeys(sizes)), list(dict.fromkeys(policies))
     for seed in seeds:
         check_seed(seed)
     costs = PathCosts(cost_growth, flat=trace.kind == "flat")
@@ -118,9 +120,11 @@ def _plans(
         if policy is None or not policy.predicts:
             plans.append(_Plan(name, once))
         elif policy.foresees:
-            oracle = predictor_named("oracle", trace, flat=flat)
-            if policy.converses:
-                oracle = continuation_oracle(trace, gap_s=gap_s)
+            oracle = (
+                continuation_oracle(trace, gap_s=gap_s)
+                if policy.converses
+                else predictor_named("oracle", trace, flat=flat)
+            )
             plans.append(_Plan(name, once, oracle))
         elif policy.converses:
             plans.append(_Plan(name, once, continues, given))

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from gati.errors import EvictError
 from gati.evict.trace.dialogues import Dialogue, prompts_of
@@ -33,9 +33,15 @@ class StreamSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name != "seed" and not 0 < value < float("inf"):
-                raise EvictError(f"{name} is {value:g}; it must be above zero and finite")
+        for what, value, unit in (
+            ("active", self.active, ""),
+            ("the mean gap", self.gap_s, " s"),
+            ("the duration", self.duration_s, " s"),
+            ("the block size", self.block_tokens, " tokens"),
+            ("the speed of responses", self.tokens_per_s, " tokens per second"),
+        ):
+            if not 0 < value < float("inf"):
+                raise EvictError(f"{what} is {value:g}{unit}; it must be above zero and finite")
 
 
 @dataclass(frozen=True)

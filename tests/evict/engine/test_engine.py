@@ -646,10 +646,10 @@ def test_pages_are_weighed_by_their_cost_unless_told_otherwise() -> None:
 
     def kept(cost_growth: float | None) -> int:
         running = engine(16, KeptPrefixes("gati", cost_growth=cost_growth))
-        policy = running._pages._books.policy
+        predictor = running._pages._books.predictor
         long = [1] * (12 * PAGE_TOKENS + 1)
         generated(running, long)
-        policy._predictor.scores = lambda count: np.full(count, 10.0)  # all return equally late
+        predictor.scores = lambda count: np.full(count, 10.0)  # all return equally late
         for token in range(2, 8):
             generated(running, [token] * (PAGE_TOKENS + 1))
         return generated(running, long).hit_tokens // PAGE_TOKENS
