@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -210,17 +211,39 @@ def test_stream_with_adapt_keeps_samples_for_the_next_run(library: Path, video: 
     assert run(arguments) == 0
 
 
+@pytest.mark.parametrize("under", ["a terminal", "nohup"])
 def test_ctrl_c_ends_a_stream_with_a_summary(
-    library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    library: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    under: str,
 ) -> None:
-    lines = tmp_path / "results.jsonl"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts behind
+    """If the terminal is closed as well, that does not kill it while outputs are closed."""
+    lines, killed = tmp_path / "results.jsonl", threading.Event()
+    kills: Any = signal.SIG_IGN if under == "nohup" else lambda *_: killed.set()
+    # what a shell starts behind ignores SIGINT
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: kills}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+    close = Adaptation.close
 
-    ended = threading.Event()
+    def closed(self: Adaptation) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        close(self)
+
+    monkeypatch.setattr(Adaptation, "close", closed)
+    ended, goes_on = threading.Event(), threading.Event()
+
+    def answers(more_than: int) -> bool:
+        return ended.is_set() or (lines.exists() and lines.read_text().count("\n") > more_than)
 
     def press() -> None:
-        until(lambda: ended.is_set() or (lines.exists() and lines.read_text() != ""))
+        until(lambda: answers(0))
+        if under == "nohup":
+            os.kill(os.getpid(), signal.SIGHUP)
+            until(partial(answers, lines.read_text().count("\n") + 3))
         if not ended.is_set():
+            goes_on.set()
             os.kill(os.getpid(), signal.SIGINT)
 
     pressing = threading.Thread(target=press)
@@ -231,9 +254,11 @@ def test_ctrl_c_ends_a_stream_with_a_summary(
     finally:
         ended.set()
         pressing.join()
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     said = capsys.readouterr().err
     assert "ended by Ctrl-C or SIGTERM" in said and "answers" in said
+    assert goes_on.is_set() and not killed.is_set()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -261,6 +286,7 @@ def test_a_signal_ends_a_stream_with_a_summary_and_its_video(
             stderr=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
+            preexec_fn=partial(signal.signal, sent, signal.SIG_DFL),  # what runs under nohup ignores it
         )
         until(lambda: process.poll() is not None or (lines.exists() and lines.read_text().count("\n") > 5))
         process.send_signal(sent)

@@ -195,14 +195,15 @@ def _interrupted() -> Iterator[None]:
 
     Videos get their index, and what was learned is kept.
     """
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in ending if signal.getsignal(each) != signal.SIG_IGN}
 
-    def interrupt(number: int, *_: object) -> None:
-        if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)  # the shell sends another one
+    def interrupt(*_: object) -> None:
+        if signal.SIGHUP in before:
+            # a shell sends another one, a login that ends both: outputs are still to be closed
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.getsignal(each) for each in ending if signal.getsignal(each) != signal.SIG_IGN}
     for each in before:
         signal.signal(each, interrupt)
     try:

@@ -26,11 +26,13 @@ class LeftRequests:
         self.now: int | None = None
         self._by: list[int | None] = [None] * settings
 
-    def count(self, under_way: range, *, first: bool) -> None:
-        """Count a request for the proofs `under_way`, which begin together; `first`: it is their first."""
+    def count(self, under_way: range) -> None:
+        """Count a request for the proofs `under_way`.
+
+        Evidence of easier ones was withdrawn when `now` became looser, so `now` is the strictest of theirs.
+        """
         for at in under_way:
-            by = self.now if first else self._by[at]
-            self._by[at] = None if by is None or self.now is None else min(by, self.now)
+            self._by[at] = self.now
 
     def are_easier(self, at: int, memory_level: int) -> bool:
         """Whether there are easier ones among those of the setting at that index than memory leaves then."""

@@ -282,9 +282,8 @@ class Watch:
         return False
 
     def _count_left(self) -> None:
-        """A request is counted by the proofs under way, which begin together."""
-        if self.proof is not None:
-            self._left.count(range(self.level, self.settings), first=not self.proof.audits)
+        """A request is counted by the proofs under way."""
+        self._left.count(range(self.level, self.settings))
 
     def _evidence(self) -> list[int]:
         """The indices of the settings of which audits say something good."""

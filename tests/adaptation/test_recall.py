@@ -551,9 +551,9 @@ def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     x, base = next((x, base) for x, base in place if (run.recall.look(x, "gate") or NOTHING).known)
     looked = run.recall.look(x, "gate")
     assert looked is not None and looked.known
-    before = len(run.recall._places["gate"]), run.recall._labelled._taken
+    before = len(run.recall._memories._of["gate"]), run.recall._labelled._taken
     run.recall.learn(looked, base, drawn=False)
-    assert (len(run.recall._places["gate"]), run.recall._labelled._taken) == before
+    assert (len(run.recall._memories._of["gate"]), run.recall._labelled._taken) == before
     run.recall.learn(looked, base, drawn=True)
     assert run.recall._labelled._taken == before[1] + 1
 

@@ -366,6 +366,22 @@ def test_evidence_of_which_it_is_not_known_what_left_it_stays_so() -> None:
     assert watch.left_by(2) and watch.proof.audits == 0, "the strictest may have left it"
 
 
+def test_requests_without_an_answer_count_for_what_left_them() -> None:
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False)
+    watch.left_by(3)
+    watch.audited(agreed=True)
+    watch.begin_anew()
+    watch.left_by(1)
+    watch.tried([True])
+    assert watch.left_by(3) and watch.proof is not None and watch.proof.audits == 0
+
+
+def test_a_file_that_says_what_left_the_requests_of_other_settings_is_damaged() -> None:
+    document = Watch(0.9, spend=Spending(0.05).next, proven=False).to_json()
+    with pytest.raises(ValueError, match="2 settings of memory do not fit 1 settings"):
+        Watch.from_json({**document, "memory_levels": [1, 1]}, spend=Spending(0.05).next)
+
+
 def test_proofs_that_another_process_goes_on_with_begin_anew_here_and_nothing_else_changes() -> None:
     """Audits under way were decided about before, and the share of delta is written down at once."""
     spending, saved = Spending(0.05), list[int]()
