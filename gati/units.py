@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them (`256MiB`, `1.5GB`, `10m`, `500ms`), and limits of shares."""
+"""Sizes, durations and shares as people write them (`256MiB`, `1.5GB`, `10m`, `500ms`, `94.4 %`)."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def format_bytes(size: int) -> str:
             return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024.0
     return f"{value:.1f} TiB"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share as a percentage, such as `94.4 %` for 0.944."""
+    return f"{100 * share:.{digits}f} %"
 
 
 def at_least(share: float, digits: int = 2) -> str:

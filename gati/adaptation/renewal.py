@@ -30,6 +30,7 @@ from gati.errors import AdaptError, DataError, GatiError
 from gati.model.entry import INPUT_KIND
 from gati.model.lengths import TracedSequences
 from gati.priority import let_requests_pass
+from gati.units import percent
 from gati.variants import SCENE
 from gati.versions.lineage import SampleWindow
 
@@ -239,7 +240,8 @@ class Renewal:
             reason=reason,
         )
         message = (
-            f"hit rate {found.after.hit_rate:.0%} instead of {found.before.hit_rate:.0%} expected, "
+            f"hit rate {percent(found.after.hit_rate, 0)} instead of "
+            f"{percent(found.before.hit_rate, 0)} expected, "
             f"{len(found.exits)} caches instead of {len(chosen.exits)}"
         )
         return RenewalOutcome("activated", deployed, message, details)

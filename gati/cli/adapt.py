@@ -11,6 +11,7 @@ import typer
 from gati.cli.asking import AskedServer
 from gati.cli.options import SERVER_URL, ServerKey, ServerUrl, examples_below
 from gati.errors import UnavailableError
+from gati.units import percent
 
 _EPILOG = examples_below("gati adapt status", "gati adapt status --url http://127.0.0.1:8000 --json")
 
@@ -94,7 +95,7 @@ def _retraining(found: Mapping[str, Any], now_s: float) -> str:
         parts.append(f"next in {_duration(found['next_s'])}")
     parts.append(f"{found['samples']} samples")
     if found["share"] is not None:
-        parts.append(f"share {found['share']:.0%}, {found['used_s']:.1f} s used")
+        parts.append(f"share {percent(found['share'], 0)}, {found['used_s']:.1f} s used")
     return ", ".join(parts)
 
 

@@ -21,6 +21,7 @@ from gati.cli import render
 from gati.cli.words import quoted
 from gati.exploration.progress import open_progress
 from gati.files import atomic_write
+from gati.units import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ def _demo(
         say(f"1. Training {MODEL}, a network of 9 blocks, on scans of handwritten digits.")
         write_digits(folder, seed)
         accuracy = train_digits(folder, epochs, seed, render.counter("passes over the digits"))
-        say(f"   {accuracy:.1%} accuracy on unseen digits, after {time.monotonic() - started_s:.0f} s.")
+        say(f"   {percent(accuracy)} accuracy on unseen digits, after {time.monotonic() - started_s:.0f} s.")
 
     say("2. Training and measuring learned caches, at the input and after some blocks:")
     data = {name: quoted(folder / f"{name}.npz") for name in SHARES}

@@ -8,10 +8,9 @@ import typer
 
 import gati
 from gati.cli import options
-from gati.cli.render import percent
 from gati.cli.tables import new_table, show
 from gati.cli.words import counted
-from gati.units import parse_duration
+from gati.units import parse_duration, percent
 
 if TYPE_CHECKING:
     from gati.evaluation.diagnosis import CheapestLookup, DataForecast, Diagnosis, ExploreForecast

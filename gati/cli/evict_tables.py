@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gati.cli import render
 from gati.cli.tables import new_table, show
+from gati.units import percent
 
 
 def print_fields(found: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def print_outcomes(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) ->
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else render.percent(value)
+    return "-" if value is None else percent(value)
 
 
 def _number(value: float) -> str:

@@ -13,6 +13,7 @@ from gati.cli import render
 from gati.cli.asking import AskedServer
 from gati.cli.options import SERVER_URL, Device, Limit, ServerKey, ServerUrl, examples_below
 from gati.cli.words import counted, quoted
+from gati.units import percent
 
 if TYPE_CHECKING:
     from gati.pipelines.pipeline import Pipeline
@@ -97,7 +98,7 @@ def status(
     for stage in found["stages"]:
         typer.echo(f"{stage['name']}: {_either(stage['labels'])}")
         for option in stage["options"]:
-            planned = f"{option['accuracy']:.1%} right, {option['mean_latency_ms']:.2f} ms"
+            planned = f"{percent(option['accuracy'])} right, {option['mean_latency_ms']:.2f} ms"
             typer.echo(f"  {option['name']}: {planned}{_based_on(option['live'])}")
 
 
@@ -106,17 +107,17 @@ def _based_on(live: Mapping[str, Any] | None) -> str:
     if live is None:
         return ""
     requests = counted(live["requests"], "request")
-    parts = [f"{requests}, {live['prior_share']:.0%} of the figures from the measurement"]
+    parts = [f"{requests}, {percent(live['prior_share'], 0)} of the figures from the measurement"]
     if live["requests"]:
         taken = zip(("engine", "queue", "transport"), ("engine_ms", "queue_ms", "way_ms"), strict=True)
         spent = " + ".join(f"{what} {live[key] or 0.0:.2f}" for what, key in taken)
         parts.append(f"recently {spent} ms")
     if live["hit_rate"] is not None:
-        parts.append(f"{live['hit_rate']:.0%} leave early")
+        parts.append(f"{percent(live['hit_rate'], 0)} leave early")
     if live["agreement"] is not None:
         agreement = live["agreement"]
-        promised = "" if agreement["promised"] is None else f", promised {agreement['promised']:.1%}"
-        parts.append(f"agreement {agreement['expected']:.1%} from {agreement['based_on']}{promised}")
+        promised = "" if agreement["promised"] is None else f", promised {percent(agreement['promised'])}"
+        parts.append(f"agreement {percent(agreement['expected'])} from {agreement['based_on']}{promised}")
     return "; " + "; ".join(parts)
 
 
@@ -128,7 +129,7 @@ def _show(found: Pipeline) -> None:
         )
         typer.echo(f"{name}: {_either(stage.labels)}" + (f"; after {before}" if before else ""))
         for option in stage.options.values():
-            accuracy = "not measured" if option.accuracy is None else f"{option.accuracy:.1%} right"
+            accuracy = "not measured" if option.accuracy is None else f"{percent(option.accuracy)} right"
             latency = ""
             if option.latency is not None:
                 tail = option.latency.quantile_ms(0.95)

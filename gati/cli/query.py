@@ -14,7 +14,7 @@ import typer
 from gati.cli.asking import TIMEOUT_S, AskedServer
 from gati.cli.options import SERVER_URL, ServerKey, ServerUrl
 from gati.errors import DataError, RequestError
-from gati.units import parse_duration
+from gati.units import parse_duration, percent
 
 _BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of images, by their number of channels
@@ -169,7 +169,7 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
     tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
     for stage in answer["stages"]:
         left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"
-        label, likely = f"[bold]{escape(stage['label'])}[/bold]", f"{stage['probability']:.0%}"
+        label, likely = f"[bold]{escape(stage['label'])}[/bold]", percent(stage["probability"], 0)
         branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
         ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
         branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
@@ -179,7 +179,6 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
 
 
 def _show_answers(inputs: Sequence[str], answer: Mapping[str, Any]) -> None:
-    from gati.cli.render import percent
     from gati.cli.tables import new_table, show
 
     values = {each["name"]: each["data"] for each in answer["outputs"]}

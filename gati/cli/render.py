@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gati.cli.tables import new_table, show
 from gati.cli.words import counted, quoted
-from gati.units import at_least, at_most, format_bytes
+from gati.units import at_least, at_most, format_bytes, percent
 
 if TYPE_CHECKING:
     from gati.composition.composition import Composition
@@ -184,11 +184,12 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
         from gati.composition.certificate import of_uses
 
         print(f"note:{of_uses(points[0].use)}")
-    print(f"next: gati compose {quoted(directory)} --accuracy TARGET, or --latency TIME")
+    every = " --per-class" if points[0].per_class else ""
+    print(f"next: gati compose {quoted(directory)}{every} --accuracy TARGET, or --latency TIME")
 
 
 def _why(chosen: Composition) -> str:
-    gap = "not proven" if chosen.gap is None else f"{chosen.gap:.2%}"
+    gap = "not proven" if chosen.gap is None else percent(chosen.gap, 2)
     alpha = "" if chosen.alpha is None else f", alpha {chosen.alpha:g}"
     basis = {"replay": "replayed on the select inputs", "table": "estimated from the trials table"}
     return (
@@ -360,11 +361,6 @@ def exported(written: Exported) -> None:
 
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share in percent."""
-    return f"{100 * share:.{digits}f} %"
 
 
 def _milliseconds(value: float | None) -> str:

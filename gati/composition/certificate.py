@@ -313,7 +313,7 @@ class Certificate:
 
 def of_uses(number: int) -> str:
     """Return the addition to a certificate's sentence if the certify split was used before."""
-    if number == 1:
+    if number <= 1:
         return ""
     return (
         f" This is the {ordinal(number)} use of the library's certify split, and the confidence covers each "
@@ -326,8 +326,9 @@ def of_attempts(number: int, level: float, delta: float) -> str:
     if number == 1:
         return ""
     return (
-        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all with this "
-        f"confidence or more err together with probability at most {100.0 * delta:g} %."
+        f" This is the {ordinal(number)} attempt in this library, which errs with probability at most "
+        f"{100.0 * level:.2g} %: all with this confidence or more err together with probability at most "
+        f"{100.0 * delta:g} %."
     )
 
 

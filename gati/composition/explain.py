@@ -20,6 +20,7 @@ from gati.composition.problem import Candidate, Estimate, estimate
 from gati.composition.prospects import headroom_of, problem_deployed
 from gati.composition.replay import Replay
 from gati.exploration.library import SELECT, Library
+from gati.units import percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ def _sentence(
         else ""
     )
     return (
-        f"{exit_.expected_hit_rate:.1%} of requests leave after {share:.0%} of the network's time{against}; "
-        f"without it the mean would be {abs(slower):.1%} {'longer' if slower >= 0 else 'shorter'} "
-        f"and agreement {without.agreement:.2%} instead of {whole.agreement:.2%}{basis}"
+        f"{percent(exit_.expected_hit_rate)} of requests leave after {percent(share, 0)} of the network's "
+        f"time{against}; without it the mean would be {percent(abs(slower))} "
+        f"{'longer' if slower >= 0 else 'shorter'} and agreement {percent(without.agreement, 2)} "
+        f"instead of {percent(whole.agreement, 2)}{basis}"
     )

@@ -9,7 +9,7 @@ from gati.composition.candidates import has_placement
 from gati.composition.composition import Objective
 from gati.composition.plans import Settings
 from gati.composition.solvers import check_solver
-from gati.errors import BackendError, CompositionError, CutError
+from gati.errors import BackendError, CompositionError, CutError, VariantError
 from gati.exploration.library import Library
 from gati.types import NAME_RULE, Placement, Trial, is_name, why_no_exits
 from gati.units import format_bytes
@@ -50,11 +50,13 @@ def check_library(library: Library, settings: Settings) -> None:
 
     CompositionError for a memory limit below the smallest cache, and for the exact objective without
     per-input outcomes; BackendError for overlapped lookups where they would not be measured; CutError for a
-    library of an older Gati with blocks that no engine takes.
+    library of an older Gati with blocks that no engine takes; VariantError for caches of a family that is not
+    registered here, which could not be loaded.
     """
     if reason := why_no_exits(block.name for block in library.manifest.blocks):
         raise CutError(reason)
     check_memory(library.trials, settings.memory_limit_bytes)
+    _check_families(library.trials)
     if settings.objective == "exact" and not library.has_outcomes:
         raise CompositionError(
             "objective 'exact' needs the per-input outcomes, which this library does not have (outcomes/); "
@@ -67,6 +69,21 @@ def check_library(library: Library, settings: Settings) -> None:
             raise _not_measured("overlapped", f"on backend '{settings.backend}'")
         if settings.threads not in (None, profile.threads):
             raise _not_measured("overlapped", f"with threads={settings.threads}")
+
+
+def _check_families(trials: tuple[Trial, ...]) -> None:
+    from gati.caches import is_companion, parse_variant  # import torch
+
+    variants = {trial.variant for trial in trials if trial.status == "trained"}
+    for variant in sorted(variants):
+        try:
+            if not is_companion(variant):
+                parse_variant(variant)
+        except VariantError as error:
+            raise VariantError(
+                f"the library has caches {variant}, a family that is not registered here, so they cannot be "
+                "loaded: compose in a program that registers it with gati.caches.register_predictor"
+            ) from error
 
 
 def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:

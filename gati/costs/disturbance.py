@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Generic, TypeVar
 
+from gati.units import percent
+
 _WAITING = 0.1  # share of the time
 _SPIKES = 1.25  # mean / median of requests that do the same work
 _DRIFT = 1.25  # relative to the best round
@@ -88,7 +90,7 @@ class MeasuringRound(Generic[T]):
     def why(self, best_ms: float) -> str:
         """Return what disturbed the round, or ""; `best_ms` is the base model's time in the best round."""
         if self.waiting > _WAITING:
-            return f"other programs used the processor for {self.waiting:.0%} of the time"
+            return f"other programs used the processor for {percent(self.waiting, 0)} of the time"
         if (ratio := spikes(self.alike)) > _SPIKES:
             return f"requests that do the same work took {ratio:.2f} times their median on average"
         if len(self.alike[0]) >= _ENOUGH and self.base_ms > _DRIFT * best_ms:

@@ -100,11 +100,7 @@ def bench(
         DataError, ModelError: there are no inputs, or they do not fit the network.
         LibraryError, CompositionError, BackendError: as for `load`.
     """
-    for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} is {value}; at least 1 is needed")
-    if not 0.0 <= seconds < float("inf"):
-        raise DataError(f"seconds is {seconds}; give 0 or more")
+    _check_numbers(limit, repetitions, clients, seconds)
     smaller = None if cascade is None else Library.open(cascade)
     served = open_served(directory, composition=composition, threads=threads)
     given = load_data(data, served.model.preprocessing, what="benchmark data")
@@ -146,6 +142,14 @@ def bench(
     except StorageError as error:
         _log.warning("the comparison is not kept for gati report: %s", error)
     return result
+
+
+def _check_numbers(limit: int | None, repetitions: int, clients: int, seconds: float) -> None:
+    for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; at least 1 is needed")
+    if not 0.0 <= seconds < float("inf"):
+        raise DataError(f"seconds is {seconds}; give 0 or more")
 
 
 class _Field:

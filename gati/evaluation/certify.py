@@ -41,6 +41,7 @@ from gati.model.labels import ClassNames, LabelMap
 from gati.model.outputs import check_base_outputs
 from gati.model.sequence import Data
 from gati.types import BASE
+from gati.units import percent
 
 _SURPRISING = 0.05  # p-value below which two counts differ significantly
 
@@ -317,8 +318,8 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     table = [[losses, inputs - losses] for losses, inputs in (old, new)]
     chance = float(fisher_exact(table).pvalue)
     counts = (
-        f"{old[0] / old[1]:.2%} disagreement in the earlier certificate ({old[0]} of {old[1]}), "
-        f"{new[0] / new[1]:.2%} now ({new[0]} of {new[1]})"
+        f"{percent(old[0] / old[1], 2)} disagreement in the earlier certificate ({old[0]} of {old[1]}), "
+        f"{percent(new[0] / new[1], 2)} now ({new[0]} of {new[1]})"
     )
     if chance > _SURPRISING:
         return f"{counts}: the difference is within chance (p = {chance:.2g})."

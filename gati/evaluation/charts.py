@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from gati.units import percent
+
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 16, 46
 
@@ -82,7 +84,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
         parts.append(f'<text x="176" y="{top + 19}" text-anchor="end">{escape(label)}</text>')
         place = f'x="188" y="{top + 3}" width="{length:.1f}" height="24"'
         parts.append(f'<rect class="area {escape(kind)}" {place} rx="3"/>')
-        parts.append(f'<text x="{196 + length:.1f}" y="{top + 19}">{share:.1%}</text>')
+        parts.append(f'<text x="{196 + length:.1f}" y="{top + 19}">{percent(share)}</text>')
     return _svg("Share of requests that leave at each exit", parts, height)
 
 

@@ -120,9 +120,9 @@ def doctor(
     inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
     loaded = loaded if inputs is None else inputs.loaded
     answered = _ask_network(loaded, inputs, size, examination)
-    cutting = None if answered is None else partial(_cut, loaded, answered, blocks, examination)
-    cut = None if cutting is None else examination.ask("blocks", cutting)
-    prospects = _Prospects()
+    cut, prospects = None, _Prospects()
+    if answered is not None:
+        cut = examination.ask("blocks", partial(_cut, loaded, answered, blocks, examination))
     if answered is not None and cut is not None:
         prospects = _ask_prospects(loaded, inputs, answered, cut, blocks, budget_s, examination)
     return Diagnosis(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gati.composition.certificate import of_uses
 from gati.composition.composition import Composition
 from gati.composition.pareto import ParetoPoint, read_frontier
 from gati.documents import values_of
@@ -136,6 +137,7 @@ def _page(facts: _Facts) -> str:
     environment.filters["ms"] = lambda value: "-" if value is None else f"{value:.3f} ms"
     environment.filters["size"] = format_bytes
     environment.filters["quoted"] = shlex.quote
+    environment.filters["used_before"] = of_uses
     environment.filters |= {"at_least": at_least, "at_most": at_most}
     charts = {name: Markup(svg) for name, svg in _charts(facts).items()}  # their labels are escaped
     value, note = _headline(facts)

@@ -37,6 +37,7 @@ from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
 from gati.model.sequence import Data
 from gati.types import Trial
+from gati.units import percent
 from gati.variants import ITSELF, ITSELF_NAME, companion_variant
 
 _TRIED = 64  # inputs on which a companion is checked, at most
@@ -176,8 +177,8 @@ def _measured(
     place = Placed(candidate.variant, INPUT, companion)
     row = measured(prepared, library, place, candidate.loaded.source, seed)
     progress.note(
-        f"{row.trial.variant} agrees with the network on {row.trial.agreement:.1%} of the select "
-        f"inputs, hit rate {row.trial.hit_rate_at_97:.0%} at 97 % agreement"
+        f"{row.trial.variant} agrees with the network on {percent(row.trial.agreement or 0.0)} of the select "
+        f"inputs, hit rate {percent(row.trial.hit_rate_at_97 or 0.0, 0)} at 97 % agreement"
     )
     return [row]
 

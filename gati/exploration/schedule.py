@@ -15,7 +15,7 @@ from gati.errors import DataError
 from gati.exploration.pace import SHOWINGS, Pace, affordable_steps, rounds_for, rounds_in
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
-from gati.units import format_bytes
+from gati.units import format_bytes, percent
 
 DEFAULT_EPOCHS = 9.0  # of exits, without a budget or a number of epochs
 STUDENT_EPOCHS = 3.0  # for each epoch of exits, if the number of epochs is given
@@ -123,7 +123,7 @@ def too_dear(lookup_ms: float, base_ms: float) -> str:
         return ""
     return (
         f"a lookup takes {lookup_ms:.3g} ms of the network's {base_ms:.3g} ms: more than it can save "
-        f"unless it answers more than {_MOST_STUDENT_SHARE:.0%} of all inputs"
+        f"unless it answers more than {percent(_MOST_STUDENT_SHARE, 0)} of all inputs"
     )
 
 

@@ -43,6 +43,7 @@ from gati.exploration.train import Learner
 from gati.files import atomic_write
 from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
+from gati.units import percent
 
 _SAVE_EVERY_S = 60.0
 _SCARCE = 10_000  # with fewer training inputs, students need stronger views and also match hidden outputs
@@ -330,8 +331,8 @@ class TrainingStages:
         for trial in best.values():
             better = "" if trial.status == "trained" else f", {trial.reason}"
             self.progress.note(
-                f"{trial.variant} at {trial.block}: hit rate {trial.hit_rate_at_97:.0%} at agreement 0.97, "
-                f"{trial.hit_rate_at_99:.0%} at 0.99{better}"
+                f"{trial.variant} at {trial.block}: hit rate {percent(trial.hit_rate_at_97 or 0.0, 0)} at "
+                f"agreement 0.97, {percent(trial.hit_rate_at_99 or 0.0, 0)} at 0.99{better}"
             )
 
 

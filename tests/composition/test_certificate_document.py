@@ -97,8 +97,8 @@ def test_the_sentence_tells_of_the_use_and_the_attempt() -> None:
     sentence = COMPLETE.sentence()
     assert sentence.startswith("With 95 % confidence at least 97 % of answers are the base model's: ")
     attempts = (
-        "3rd attempt in this library, at 1.5 %: all with this confidence or more err together with "
-        "probability at most 5 %."  # earlier ones may have been at less
+        "3rd attempt in this library, which errs with probability at most 1.5 %: all with this confidence or "
+        "more err together with probability at most 5 %."  # earlier ones may have been at less
     )
     for part in (attempts, "used for 2 compositions", "2nd use of the"):
         assert part in sentence

@@ -16,7 +16,15 @@ from gati.composition.candidates import full_candidates, relaxed_candidates, wit
 from gati.composition.compose import Settings, compose, compose_library
 from gati.composition.composition import Composition
 from gati.composition.threads import using_threads
-from gati.errors import BackendError, CompositionError, GatiError, LibraryError, SolverError, StorageError
+from gati.errors import (
+    BackendError,
+    CompositionError,
+    GatiError,
+    LibraryError,
+    SolverError,
+    StorageError,
+    VariantError,
+)
 from gati.exploration.library import Library
 from gati.exploration.state import FinishedTrial, RunState
 from gati.types import Trial, TrialId
@@ -229,6 +237,15 @@ def test_what_a_library_cannot_give_is_refused_before_anything_is_measured(
     monkeypatch.setattr(compose_module, "choose_backend", measured)
     with pytest.raises(GatiError, match=message):
         compose(library.directory, **wanted)
+
+
+def test_caches_of_a_family_that_is_not_registered_are_refused(library):
+    """As on the command line, after a program of the user's explored with a family of its own."""
+    library = rewrite(library, variant="peek(64)")
+    with pytest.raises(VariantError, match=r"has caches peek\(64\), a family that is not registered here"):
+        compose(library.directory, objective="full")
+    assert not (library.directory / "compositions").exists()
+    compose(rewrite(library, status="replaced").directory, objective="full")
 
 
 def test_a_library_with_a_block_that_no_engine_takes_is_refused(library):

@@ -55,6 +55,9 @@ def test_a_lost_input_counts_as_often_as_it_occurs(tmp_path: Path, per_class: bo
     unknown = composed(make_library(tmp_path / "unknown"), per_class=per_class).certificate
     four = composed(with_copies(tmp_path / "four", 4), per_class=per_class).certificate
     assert once is not None and four is not None and once == unknown
+    drop = four.accuracy_drop  # labels are the base model's answers
+    if not per_class:  # where nothing is deployed, nothing can become wrong
+        assert drop is not None and (drop.became_wrong, drop.n) == (four.losses, four.inputs)
     for n, losses, copies in ((once.inputs, once.losses, 1), (four.inputs, four.losses, 4)):
         assert losses % copies == 0
         assert n == 600 + (copies - 1) * losses // copies

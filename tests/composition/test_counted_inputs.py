@@ -86,6 +86,16 @@ def test_data_that_grows_is_counted_whole_until_something_is_dropped(ledger: Led
     assert entered(ledger, slice(0, 100), "first", "c", grows=True).compositions == 2
 
 
+def test_data_of_which_a_part_was_counted_stays_that_part_where_it_may_grow(ledger: Ledger) -> None:
+    """Counted whole, it would be data from which the inputs of later attempts were left out."""
+    entered(ledger, slice(0, 100), "first")
+    part = entered(ledger, slice(0, 150), "second")
+    entered(ledger, slice(150, 250), "third")
+    again = entered(ledger, slice(0, 150), "second", "b", grows=True)
+    assert part.rows is not None and again.rows is not None
+    assert again.rows.tolist() == part.rows.tolist() == list(range(100, 150))
+
+
 def test_a_ledger_of_an_older_gati_is_read_and_its_inputs_may_not_be_new(ledger: Ledger) -> None:
     old = {
         "key": "k", "composition": "a", "data": "old", "at": "2026-01-01", "settings": {"delta": DELTA},

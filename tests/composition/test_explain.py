@@ -12,6 +12,7 @@ from gati.composition.costs import CostedLibrary
 from gati.composition.explain import explain
 from gati.errors import CompositionError
 from gati.types import TrialId
+from gati.units import percent
 from tests.composition.libraries import make_library
 from tests.composition.test_coarse_engines import Coarse
 from tests.composition.test_costs import costs_of, keep
@@ -61,7 +62,9 @@ def test_of_an_engine_of_reduced_precision_like_is_compared_with_like(tmp_path, 
     for explanation in explain(composition, library):
         assert explanation.as_float32
         assert explanation.with_agreement > composition.expected.agreement + 0.002
-        told = f"{explanation.without_agreement:.2%} instead of {explanation.with_agreement:.2%}"
+        told = (
+            f"{percent(explanation.without_agreement, 2)} instead of {percent(explanation.with_agreement, 2)}"
+        )
         assert told in explanation.sentence
         assert explanation.sentence.endswith("without the answers that openvino-int8 changes by itself")
         assert explanation.without_mean_latency_ms != explanation.with_mean_latency_ms

@@ -157,7 +157,7 @@ def test_every_command_is_an_attempt_and_attempts_share_delta(library: Library) 
     second = composed(accuracy=0.91).certificate
     assert second is not None and second.attempt.number == 2 and second.use == 2
     assert second.level == pytest.approx(share_of_attempt(2) * 0.05)
-    assert "This is the 2nd attempt in this library, at 0.63 %" in second.sentence()
+    assert "2nd attempt in this library, which errs with probability at most 0.63 %" in second.sentence()
     assert "This data has been used for 2 compositions" in second.sentence()
     assert "2nd use of the library's certify split" in second.sentence()
     ledger = Ledger(library.directory)

@@ -86,6 +86,9 @@ def test_a_use_entered_without_the_counts_of_a_refused_engine_is_the_same_use(tm
     assert enter_use(library, "compose", certificate).use == before
     other = replace(certificate, accuracy=0.98)
     assert [enter_use(library, "compose", other).use for _ in range(2)] == [before + 1] * 2
+    lost_more = replace(engines[0], tested=walk([(150, 1000)], 0.99, 0.05).tested)
+    differing = replace(other, engines=(lost_more, engines[1]))
+    assert enter_use(library, "compose", differing).use == before + 2, "what was counted has been told"
 
 
 def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from gati.composition.pareto import compose_within_latency, pareto, read_frontie
 from gati.composition.plans import Settings
 from gati.composition.search import search_frontier
 from gati.errors import CompositionError
-from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.exploration.library import CERTIFY, SELECT, Library, TrialOutcomes
 from gati.types import TrialId
 from tests.composition.libraries import make_library, repaid
 from tests.composition.test_coarse_engines import Coarse
@@ -88,6 +88,28 @@ def test_within_a_latency_the_most_careful_composition_is_written_with_what_is_c
     exits = [(each.trial_id, each.threshold) for each in fast.exits]
     certify, select = (counted(library, split, exits) for split in (CERTIFY, SELECT))
     assert (fast.certificate.losses, fast.certificate.inputs) == certify != select
+
+
+@pytest.mark.slow
+def test_what_is_chosen_hangs_on_the_select_split_alone(library, points, tmp_path):
+    """Limits of what was chosen on the certify split would be no limits."""
+    other = Library.open(shutil.copytree(library.directory, tmp_path / "library"))
+    certify = other.base_outcomes().split == CERTIFY
+    for trial in other.trials:
+        answers = other.outcomes(trial.trial_id)
+        score = np.where(certify, -answers.score, answers.score)
+        other.write_outcomes(trial.trial_id, TrialOutcomes(score, answers.predicted))
+    chosen = [
+        compose_within_latency(
+            each.directory, 0.6 * library.manifest.profile.base_ms, Settings(name="within")
+        ).exits
+        for each in (library, other)
+    ]
+    assert chosen[0] == chosen[1] != ()
+    found = pareto(other.directory)
+    assert [(each.trials, each.thresholds) for each in found] == [
+        (each.trials, each.thresholds) for each in points
+    ]
 
 
 def test_a_latency_that_nothing_reaches_is_refused_with_the_fastest_there_is(library):

@@ -13,7 +13,6 @@ from benchmarks.promise_offline import (
     World,
     allowed,
     check_against_whole_command,
-    entrants_of,
     false_share,
     make_world,
 )
@@ -53,5 +52,5 @@ def test_the_same_simulation_catches_every_test_at_the_full_delta(
 
 
 def test_four_engines_take_part_and_the_whole_command_deploys_the_same(world: World) -> None:
-    assert len(entrants_of(world)) == 4
+    assert len(world.entrants) == 4
     check_against_whole_command(world, 1)

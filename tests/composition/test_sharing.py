@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,21 @@ def test_an_engine_without_hope_takes_no_share_from_float32(library: Library) ->
     assert composition.backend == library.manifest.profile.backend
     assert composition.certificate is not None
     assert composition.certificate.level == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("first", ["openvino-int8", "openvino-bf16"])
+def test_the_fastest_of_several_that_pass_is_deployed(library: Library, first: str) -> None:
+    """Whichever was expected to be the fastest."""
+    speeds = {"openvino-int8": 6.0, "openvino-bf16": 2.0}
+    engines = {
+        name: on_engine(library, name, speed, Coarse(library, each=1000)) for name, speed in speeds.items()
+    }
+    order = sorted(engines, key=lambda name: name != first)
+    entrants = [Entrant(name, 1e-3, partial(proposed, engines[name]), 0.5) for name in order]
+    proposal, plan = deploy_one(entrants, lambda each: outcomes_of(each.library, CERTIFY))
+    assert proposal.library is engines["openvino-int8"]
+    assert plan.certificate is not None
+    assert [each.certified for each in plan.certificate.engines] == [True, True]
 
 
 def test_entrants_are_walked_only_while_they_hope_for_less(library: Library) -> None:

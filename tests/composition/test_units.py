@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gati.errors import GatiError
-from gati.units import at_least, at_most, format_bytes, parse_bytes, parse_duration
+from gati.units import at_least, at_most, format_bytes, parse_bytes, parse_duration, percent
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,10 @@ def test_what_is_no_duration_is_refused(text, message):
 )
 def test_sizes_are_printed_in_the_largest_unit(size, text):
     assert format_bytes(size) == text
+
+
+def test_shares_are_percentages() -> None:
+    assert (percent(0.9444), percent(0.9444, 2), percent(1.0, 0)) == ("94.4 %", "94.44 %", "100 %")
 
 
 @pytest.mark.parametrize(

@@ -451,7 +451,7 @@ def test_attempts_share_delta_and_are_all_kept(directory: Path, tmp_path: Path) 
     assert [each.attempt.number for each in found] == [1, 2, 3]
     levels = [each.certificate.level for each in found]
     assert levels == pytest.approx([0.05 * share for share in (3 / 4, 1 / 8, 1 / 24)])
-    assert "This is the 3rd attempt in this library, at 0.21 %" in found[2].sentence()
+    assert "3rd attempt in this library, which errs with probability at most 0.21 %" in found[2].sentence()
     assert "attempt" not in found[0].sentence()
     kept = Ledger(directory).attempts
     assert [entry.results[0].written for entry in kept] == [False, True, False]

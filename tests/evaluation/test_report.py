@@ -146,25 +146,42 @@ def test_a_share_of_zero_has_no_sign(library: Path) -> None:
     exits = tuple(replace(exit_at(index, 0.3), expected_hit_rate=share) for index, share in enumerate(shares))
     rewrite(library, exits=exits)
     gati.report(library)
-    assert ">0.0%<" in page_of(library) and "-0.0%" not in page_of(library)
+    assert ">0.0 %<" in page_of(library) and "-0.0 %" not in page_of(library)
 
 
-def test_certified_limits_are_rounded_down(library: Path) -> None:
-    point = ParetoPoint(
-        mean_latency_ms=1.0,
-        gain=1.5,
-        agreement=1.0,
-        certified_agreement=0.98996,
-        confidence=0.95,
-        memory_bytes=1,
-        blocks=(0,),
-        trials=("trial-0",),
-        thresholds=(0.5,),
-    )
+POINT = ParetoPoint(
+    mean_latency_ms=1.0,
+    gain=1.5,
+    agreement=1.0,
+    certified_agreement=0.98996,
+    confidence=0.95,
+    memory_bytes=1,
+    blocks=(0,),
+    trials=("trial-0",),
+    thresholds=(0.5,),
+)
+
+
+def page_with(library: Path, point: ParetoPoint) -> str:
     points = {"format": 1, "placement": "inline", "points": [values_of(point)]}
     (library / "pareto.json").write_text(json.dumps(points))
     gati.report(library)
-    page = page_of(library)
+    return page_of(library)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_trade_off_says_what_is_certified_and_that_the_split_was_used_before(
+    library: Path, per_class: bool
+) -> None:
+    page = page_with(library, replace(POINT, per_class=per_class, use=3))
+    assert ("with 95 % confidence, in every class." in page) == per_class
+    assert ("--per-class --accuracy TARGET" in page) == per_class
+    assert "This is the 3rd use of the library" in page and "covers each use on its own" in page
+    assert "use of the library" not in page_with(library, POINT)
+
+
+def test_certified_limits_are_rounded_down(library: Path) -> None:
+    page = page_with(library, POINT)
     assert '<td data-label="certified">98.99 %</td>' in page
     assert "99.00 %" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
 
