@@ -29,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition import compose as composing
+from gati.composition.certificate import Certificate
 from gati.composition.certified import Proposal, propose
 from gati.composition.composition import Composition
 from gati.composition.cost_files import BackendCosts
@@ -167,6 +168,22 @@ class World:
         counts = counts_of(proposal.library, proposal.settings, replay, whole)
         return 1.0 - max(losses / inputs for losses, inputs in counts)
 
+    @cached_property
+    def entrants(self) -> tuple[Entrant, ...]:
+        """The engines that `gati compose --backend auto` admits, based on the select split alone."""
+        settings, no_draw = settings_of(), self.draw(np.random.default_rng(0))
+
+        def proposed(library: Library) -> Proposal:
+            return propose(library, settings, ["inline"], outcomes_of(library, SELECT), CERTIFIED)
+
+        hopes = []
+        for backend in ENGINES:
+            other = self.engine(backend, no_draw)
+            at_best_ms = proposed(other.at_best()).hoped_ms(CERTIFIED, FIRST)
+            assert at_best_ms is not None
+            hopes.append(Hope(backend, at_best_ms, cache(partial(proposed, other))))
+        return enter(proposed(self.library), hopes, CERTIFIED)
+
 
 def make_world(directory: Path, *, hard_class: int | None = None, seed: int = 0) -> World:
     """Make a population, draw a select split that flatters the engines, and write the library.
@@ -277,30 +294,13 @@ def settings_of(*, per_class: bool = False) -> Settings:
     return Settings(accuracy=ACCURACY, confidence=1.0 - DELTA, slowdown=None, per_class=per_class)
 
 
-def entrants_of(world: World) -> tuple[Entrant, ...]:
-    """Return the engines that `gati compose --backend auto` admits, based on the select split alone."""
-    settings, no_draw = settings_of(), world.draw(np.random.default_rng(0))
-
-    def proposed(library: Library) -> Proposal:
-        return propose(library, settings, ["inline"], outcomes_of(library, SELECT), CERTIFIED)
-
-    hopes = []
-    for backend in ENGINES:
-        other = world.engine(backend, no_draw)
-        at_best_ms = proposed(other.at_best()).hoped_ms(CERTIFIED, FIRST)
-        assert at_best_ms is not None
-        hopes.append(Hope(backend, at_best_ms, cache(partial(proposed, other))))
-    return enter(proposed(world.library), hopes, CERTIFIED)
-
-
 def auto(world: World) -> Judge:
     """`gati compose --backend auto`."""
-    entrants = entrants_of(world)
     truths: dict[tuple[str, tuple[Candidate, ...]], float] = {}
 
     def broken(random: np.random.Generator, shared: bool) -> bool:
         rows = world.draw(random)
-        taking_part = entrants if shared else [replace(each, share=1.0) for each in entrants]
+        taking_part = world.entrants if shared else [replace(each, share=1.0) for each in world.entrants]
         proposal, plan = deploy_one(taking_part, lambda each: world.split(each.library, rows))
         chosen = plan.choice.candidates
         key = proposal.library.manifest.profile.backend, chosen
@@ -370,23 +370,25 @@ def pareto(world: World) -> Judge:
 def certify(world: World) -> Judge:
     """`gati certify --write`, repeated `ATTEMPTS` times on new data."""
 
+    def drawn(random: np.random.Generator) -> Callable[..., Certificate]:
+        base = world.population.base_class[world.draw(random)]
+        answer = np.where(random.random(len(base)) < JUST_BELOW, (base + 1) % CLASSES, base)
+        return partial(verdict, world.library, answer, base, ACCURACY, DELTA, per_class=False)
+
     def broken(random: np.random.Generator, shared: bool) -> bool:
-        passed = []
+        judges = [drawn(random) for _ in range(ATTEMPTS)]
+        passed = any(judge(share=1.0).deployed is not None for judge in judges)
+        if not (passed and shared):
+            return passed  # with less than the full delta, none of them would pass, either
         with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
-            ledger = Ledger(Path(folder))
-            for number in range(ATTEMPTS):
-                base = world.population.base_class[world.draw(random)]
-                answer = np.where(random.random(len(base)) < JUST_BELOW, (base + 1) % CLASSES, base)
-                judge = partial(verdict, world.library, answer, base, ACCURACY, DELTA, per_class=False)
-                if shared:
-                    new = np.arange(number * len(base), (number + 1) * len(base), dtype=np.uint64)
-                    attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA}, new)
-                    found = judge(share=attempt.share)
-                    ledger.conclude(attempt, found.to_json(), written=True)
-                else:
-                    found = judge(share=1.0)
-                passed.append(found.deployed is not None)
-        return any(passed)
+            ledger, certified = Ledger(Path(folder)), False
+            for number, judge in enumerate(judges):
+                new = np.arange(number * CERTIFIED, (number + 1) * CERTIFIED, dtype=np.uint64)
+                attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA}, new)
+                found = judge(share=attempt.share)
+                ledger.conclude(attempt, found.to_json(), written=True)
+                certified |= found.deployed is not None
+        return certified
 
     return broken
 
@@ -427,10 +429,10 @@ def whole_command(world: World, certified: Ints) -> Composition:
 
 def check_against_whole_command(world: World, draws: int) -> None:
     """Check that the two halves deploy the same as the full command. Raises AssertionError."""
-    entrants, random = entrants_of(world), np.random.default_rng(1)
+    random = np.random.default_rng(1)
     for _ in range(draws):
         rows = world.draw(random)
-        proposal, plan = deploy_one(entrants, lambda each, rows=rows: world.split(each.library, rows))
+        proposal, plan = deploy_one(world.entrants, lambda each, rows=rows: world.split(each.library, rows))
         composition = whole_command(world, rows)
         assert composition.backend == proposal.library.manifest.profile.backend
         assert composition.exits == plan.exits

@@ -395,8 +395,11 @@ def quickly_saved(standing: Standing, save: Callable[[], None], *, really: bool 
         save()
 
 
-def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
-    """Run a stream of `requests` requests: eight scenes, at most sixty retrainings, six restarts."""
+def run(seed: int, folder: Path, requests: int, *, stretch: int = 100, until_broken: bool = False) -> Day:
+    """Run a stream of `requests` requests: eight scenes, at most sixty retrainings, six restarts.
+
+    `until_broken`: it may end as soon as it has broken a promise.
+    """
     stream = Stream(seed, folder, stretch=stretch)
     numbers = 0
     for number in range(requests):
@@ -414,6 +417,8 @@ def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
                 chosen, kind = numbers, "activated"
             stream.succession.take(RenewalOutcome(kind, stream.world.version(chosen), ""))  # type: ignore[arg-type]
         stream.request(number)
+        if until_broken and stream.day.broken:
+            break
     return stream.day
 
 

@@ -19,6 +19,7 @@ import pytest
 # Before torch is imported anywhere, and for the processes that tests start: networks as small as those of
 # tests are many times faster on one core when another program keeps the other one busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # others would be processes that import torch
 
 import torch  # noqa: E402
 

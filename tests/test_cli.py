@@ -375,7 +375,7 @@ def test_compose_reads_sizes_and_prints_what_was_chosen(
     assert status == 0
     assert (seen["memory_bytes"], seen["accuracy"], seen["name"]) == (256 * 2**20, 0.97, "small")
     shown = capsys.readouterr().out
-    for expected in ("layer2.3", "deep(64)", "41.0 %", "97.80 %", "gain 1.60x", "gap 0.00%", "solver highs"):
+    for expected in ("layer2.3", "deep(64)", "41.0 %", "97.80 %", "gain 1.60x", "gap 0.00 %", "solver highs"):
         assert expected in shown
     assert "next: gati evaluate runs/x --data TEST --composition small" in shown
 

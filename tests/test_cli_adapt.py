@@ -37,10 +37,10 @@ def test_it_says_how_far_proofs_are_and_when_the_next_retraining_is() -> None:
         "proof 0.99: 212 of about 300 audits, 1 of them disagree",
         "  memory: does not answer yet, 0 answers, 2 places, "
         "proof 0.99: 212 of about 300 audits, 1 of them disagree",
-        "  retraining: last activated 90 s ago (better), next in 7 min, 640 samples, share 50%, 3.2 s used",
+        "  retraining: last activated 90 s ago (better), next in 7 min, 640 samples, share 50 %, 3.2 s used",
         "gate: it is loading",
         "yard",
-        "  retraining: under way for 5 s, last activated 90 s ago (better), 640 samples, share 50%, "
+        "  retraining: under way for 5 s, last activated 90 s ago (better), 640 samples, share 50 %, "
         "3.2 s used",
     ]
 

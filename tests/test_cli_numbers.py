@@ -38,6 +38,17 @@ def test_a_confidence_is_not_rounded_up(capsys: pytest.CaptureFixture[str]) -> N
     assert "hold together with 99.96 % confidence" in capsys.readouterr().out
 
 
+def test_what_follows_a_frontier_of_every_class_promises_every_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    point = ParetoPoint(
+        mean_latency_ms=1.0, gain=2.0, agreement=0.99, certified_agreement=0.98, confidence=0.95,
+        memory_bytes=1, blocks=(0,), trials=("a",), thresholds=(0.5,), per_class=True,
+    )  # fmt: skip
+    render.frontier([point], Path("runs/mine"))
+    assert "next: gati compose runs/mine --per-class --accuracy TARGET" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("slo_ms", "shown"), [(7.4, "7.4"), (0.5, "0.5"), (80.0, "80"), (3.6e6, "3600000")])
 def test_an_slo_is_shown_as_it_was_asked_for(
     slo_ms: float, shown: str, capsys: pytest.CaptureFixture[str]

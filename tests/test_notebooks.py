@@ -23,8 +23,14 @@ SAID = {
 }
 
 
+# The same story with less of it, as each request takes time.
+SHORTER = {"SIDE, FPS, SECONDS = 64, 10, 90": "SIDE, FPS, SECONDS = 64, 10, 45"}
+
+
 def test_there_are_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(SAID)
+    written = "".join(path.read_text(encoding="utf-8") for path in NOTEBOOKS)
+    assert all(long in written for long in SHORTER)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -46,6 +52,9 @@ def test_a_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for long, short in SHORTER.items():
+            cell.source = cell.source.replace(long, short)
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=int(LONG_S), kernel_name="python3", resources=where).execute()
     printed = [

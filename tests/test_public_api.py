@@ -62,22 +62,19 @@ BEFORE = (
 )
 
 
-@pytest.mark.slow
-def test_a_verb_is_a_verb_whatever_was_imported_before() -> None:
-    programs = [
-        f"import inspect, pickle, gati; {before}\n"
-        "from gati.exploration.library import Library\n"
-        "assert Library is gati.Library\n"
-        "import gati.composition.problem as p; import gati.exploration.library as l\n"
-        "from gati.composition import problem\n"
-        "assert p is problem is gati.composition.problem and l.Library is Library\n"
-        "from gati.composition.compose import compose\n"
-        "assert gati.compose is compose is pickle.loads(pickle.dumps(gati.compose))\n"
-        "assert inspect.isfunction(gati.explore)\n"
-        "assert 'variants' in inspect.signature(gati.explore).parameters\n"
-        for before in BEFORE
-    ]
-    each_in_a_process_of_its_own(programs)
+VERBS = [
+    f"import inspect, pickle, gati; {before}\n"
+    "from gati.exploration.library import Library\n"
+    "assert Library is gati.Library\n"
+    "import gati.composition.problem as p; import gati.exploration.library as l\n"
+    "from gati.composition import problem\n"
+    "assert p is problem is gati.composition.problem and l.Library is Library\n"
+    "from gati.composition.compose import compose\n"
+    "assert gati.compose is compose is pickle.loads(pickle.dumps(gati.compose))\n"
+    "assert inspect.isfunction(gati.explore)\n"
+    "assert 'variants' in inspect.signature(gati.explore).parameters\n"
+    for before in BEFORE
+]
 
 
 # Other packages take seconds to import: the processes begin with them, and without Gati.
@@ -105,16 +102,8 @@ for program in json.load(sys.stdin):
             os._exit(status)
     if os.waitpid(child, 0)[1]:
         failed.append(program)
-sys.exit(bool(failed))
+print(json.dumps(failed))
 """
-
-
-def each_in_a_process_of_its_own(programs: list[str]) -> None:
-    """Run each in a process that has not imported Gati."""
-    command = [sys.executable, "-c", FORKED]
-    done = subprocess.run(command, input=json.dumps(programs), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
 
 IMPORTS = """
 import pkgutil, sys
@@ -143,9 +132,29 @@ assert len(names) > 100
 """
 
 
+MODULES = [f"ORDER = '{order}'\n{IMPORTS}" for order in ("forwards", "backwards")]
+
+
+@pytest.fixture(scope="module")
+def failed() -> tuple[list[str], str]:
+    """Those programs that fail in a process of their own, which has not imported Gati, and what they say."""
+    command = [sys.executable, "-c", FORKED]
+    programs = json.dumps(VERBS + MODULES)
+    done = subprocess.run(command, input=programs, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
 @pytest.mark.slow
-def test_every_module_is_imported_however_it_is_written() -> None:
-    each_in_a_process_of_its_own([f"ORDER = '{order}'\n{IMPORTS}" for order in ("forwards", "backwards")])
+def test_a_verb_is_a_verb_whatever_was_imported_before(failed: tuple[list[str], str]) -> None:
+    programs, said = failed
+    assert not set(VERBS).intersection(programs), said
+
+
+@pytest.mark.slow
+def test_every_module_is_imported_however_it_is_written(failed: tuple[list[str], str]) -> None:
+    programs, said = failed
+    assert not set(MODULES).intersection(programs), said
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

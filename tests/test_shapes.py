@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def test_shapes_are_those_of_the_annotations() -> None:
     pytest.importorskip("jaxtyping")
     pytest.importorskip("beartype")
-    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.checked_shapes"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.checked_shapes", "--noconftest", "-o", "addopts="]
     command = [sys.executable, "-m", "pytest", *options, "tests/shapes_in_use.py"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins take seconds to import
+    done = subprocess.run(command, cwd=REPOSITORY, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

@@ -100,7 +100,7 @@ def test_waiting_for_a_core_is_a_disturbance_even_where_times_agree() -> None:
     machine = MadeUp(waiting=lambda number: 0.5)
     found, counts = measured(machine, [series(of_ms=6.0)], [series(of_ms=6.0)])
     assert found.disturbed == 2
-    assert "other programs used the processor for 50% of the time" in found.reason
+    assert "other programs used the processor for 50 % of the time" in found.reason
     assert counts == [2, 2], "where measuring again does not help it is not done for ever"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -91,6 +90,8 @@ class NanNet(Net):
 
 @cache
 def _scans() -> Any:
+    from sklearn.datasets import load_digits  # takes seconds, and who serves these networks needs no scans
+
     return load_digits()
 
 

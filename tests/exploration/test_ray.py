@@ -6,6 +6,7 @@ import filecmp
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,21 @@ from gati.exploration.progress import SilentProgress
 from tests.exploration.networks import trained_state, write_digits
 from tests.services.clusters import NOTICING
 
-pytest.importorskip("ray", reason="needs gati[ray]")
-pytestmark = pytest.mark.slow
+# importing it takes seconds, and only one of the tests' processes needs it
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs gati[ray]")]
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
-_SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
+_SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False}
 VARIANTS = ("student(8)", "student(12)", "pyramid(32)")
 
 
 class _Cluster:
-    """Nodes of one core each, and a head without any; no dashboard, little memory."""
+    """Nodes of one core each, and a head without any; little memory, no process that only shows or scales."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "_system_config": NOTICING, **_SMALL}
+        head = {"num_cpus": 0, "no_monitor": True, "_system_config": NOTICING, **_SMALL}
         self.ray = Cluster(initialize_head=True, head_node_args=head)
         self.nodes: list[Any] = []
 
@@ -73,7 +74,7 @@ def cluster() -> Iterator[_Cluster]:
 @pytest.fixture(scope="module")
 def given(cluster: _Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder)
+    held, more = write_digits(folder, 300)
     save_file(trained_state(), folder / "net.safetensors")
     return {
         "model": NET,

@@ -123,7 +123,9 @@ def raw(library: Path, folder: Path) -> gati.Exported:
 
 
 def in_onnxruntime(path: Path) -> Runner:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # more would wait for work on cores that other tests need
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def answer(x: np.ndarray[Any, Any]) -> Answer:
         probabilities, exit, score = session.run(["probabilities", "exit", "score"], {"input": x})
@@ -135,7 +137,8 @@ def in_onnxruntime(path: Path) -> Runner:
 
 def in_openvino(path: Path) -> Runner:
     openvino = pytest.importorskip("openvino")
-    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
 
     def answer(x: np.ndarray[Any, Any]) -> Answer:
         result = compiled(x)
