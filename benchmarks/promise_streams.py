@@ -167,7 +167,7 @@ class World:
 
 
 class Queue:
-    """A queue that runs jobs at once; in every other stretch of requests it is full, in every fourth late."""
+    """A queue that runs jobs at once; every other stretch of requests it is full, every fourth also late."""
 
     threaded = False
 
@@ -177,7 +177,7 @@ class Queue:
 
     @property
     def late(self) -> bool:
-        return self._stretch > 0 and (self.request // self._stretch) % 4 == 2
+        return self._stretch > 0 and (self.request // self._stretch) % 4 == 3
 
     def reserve(self) -> bool:
         return self._stretch == 0 or (self.request // self._stretch) % 2 == 0

@@ -50,7 +50,7 @@ class BoundedPool:
                 future = self._threads.submit(work, *arguments)
                 waiting = asyncio.wrap_future(future)
                 try:
-                    return await asyncio.shield(waiting)
+                    await asyncio.wait([waiting])  # `shield` of Python 3.14 logs what fails after it was left
                 except asyncio.CancelledError:
                     future.cancel()
                     while not waiting.done():
@@ -59,6 +59,7 @@ class BoundedPool:
                     if not waiting.cancelled():
                         waiting.exception()  # or asyncio logs that an error was never looked at
                     raise
+                return waiting.result()
             finally:
                 self._next()
                 # Break a cycle: they refer to the exception, and its traceback refers to this frame.

@@ -61,7 +61,7 @@ class _Actor:
         self._scratch = Scratch("secret")
         file = self._scratch.path / "secret"
         file.write_bytes(secret)
-        host = ray.util.get_node_ip_address()
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         where = {"host": host, "secret_file": file}
         self._process = Supervised(
             found.label,

@@ -208,7 +208,6 @@ class Adaptation:
         """The current counts."""
         with self._lock:
             counts, audited, serving = self._counts, self._follow.auditor, self._succession.serving
-            early = self._succession.may_hit or (self._recall is not None and self._recall.serves)
             return Status(
                 version=serving.deployed.number,
                 state=serving.watch.state,
@@ -222,10 +221,15 @@ class Adaptation:
                 samples=len(self._samples),
                 retraining=self._attempts.under_way,
                 proof=self._succession.how_far,
-                promise=self._promise.accuracy if early else None,
+                promise=self._promise.accuracy if self._may_answer_early else None,
                 on_trial=self._succession.on_trial,
                 resting=self._succession.may_hit and (self._follow.late or not self._rest.lookups_pay),
             )
+
+    @property
+    def _may_answer_early(self) -> bool:
+        """Whether caches or memory may answer."""
+        return self._succession.may_hit or (self._recall is not None and self._recall.serves)
 
     def base_ms(self, x: Tensor) -> float:
         """How long the base model takes to answer an input [1, ...], on the same backend and all cores."""
@@ -253,7 +257,7 @@ class Adaptation:
         began, self._counts.now_s = self._clock(), time_s
         looked = None if self._recall is None else self._recall.look(x, place)
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
-        if self._follow.late:
+        if self._follow.late and self._may_answer_early:
             self._waits()
         current = decided.deployed
         ticket = Ticket(x, self._counts.requests + 1, time_s, source, NO_ANSWER, looked, place)
@@ -268,7 +272,7 @@ class Adaptation:
         latency_ms = 1e3 * (self._clock() - began)
         hit = prediction.exit != BASE
         with self._lock:
-            self._counts.answered(prediction.exit, time_s)
+            self._counts.answered(prediction.exit, time_s, late=self._follow.late)
             if prediction.exit != RECALL and decided.may_hit:
                 self._reached(prediction, lookups=decided.lookups, time_s=time_s)
         agreed = self._follow.answered(ticket._replace(prediction=prediction), decided, base) or None

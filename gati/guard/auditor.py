@@ -184,7 +184,8 @@ class Auditor(Generic[Version]):
         trial, and settings that are not proven yet, will not answer such requests either: they are no part of
         their proofs, however they were drawn. `repeated`: its place showed the same just before; a
         copy is no further evidence. `late`: audits of earlier requests wait for so long that a guard would
-        stop too late. The reference answers until they are made, and nothing is looked up in the shadow.
+        stop too late. The reference answers, and requests are skipped as if the queue were full, until they
+        are made.
         """
         if trial is not None and post is not None and trial.of_all is post.of_all:
             trial = None  # the same caches: one watch counts one audit once
@@ -208,7 +209,7 @@ class Auditor(Generic[Version]):
             drawn if self.guarded else drawn._replace(audit=False),
             tuple(
                 (each, each.counting(new_scene=doubts, repeated=repeated))
-                for each in (() if late else (trial,) if may_hit else (post, trial))
+                for each in ((trial,) if may_hit else (post, trial))
                 if each is not None
                 and self._is_looked_up(each, post, drawn, lookups=lookups, new_scene=doubts)
             ),
@@ -218,7 +219,7 @@ class Auditor(Generic[Version]):
             after_memory,
             self.memory is not None and self.memory.serves and not late and (after_memory or alone),
         )
-        if decided.looked_at and not room():
+        if decided.looked_at and (late or not room()):
             self.left_out += 1
             return replace(decided, drawn=NOTHING, shadows=(), tried=False)
         if decided.tried:

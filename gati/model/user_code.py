@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CellType, FunctionType, MethodType
@@ -92,12 +93,16 @@ def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
     named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
     named = {name: _in_copy(each, memo) for name, each in named.items() if not isinstance(each, FunctionType)}
     named = {name: each for name, each in named.items() if each is not value.__globals__.get(name)}
-    if not named and not value.__closure__:
+    defaults = tuple(_in_copy(each, memo) for each in value.__defaults__ or ())
+    keywords = {name: _in_copy(each, memo) for name, each in (value.__kwdefaults__ or {}).items()}
+    given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    are_same = all(map(operator.is_, (*defaults, *keywords.values()), given))
+    if not named and not value.__closure__ and are_same:
         return value
     cells = tuple(CellType() for _ in value.__closure__ or ())
     known = {**value.__globals__, **named} if named else value.__globals__
-    made = FunctionType(value.__code__, known, value.__name__, value.__defaults__, cells)
-    made.__kwdefaults__ = value.__kwdefaults__
+    made = FunctionType(value.__code__, known, value.__name__, defaults, cells)
+    made.__kwdefaults__ = keywords
     made.__dict__.update(value.__dict__)
     memo[id(value)] = memo[id(made)] = made
     for cell, original in zip(cells, value.__closure__ or (), strict=True):

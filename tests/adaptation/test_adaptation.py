@@ -21,7 +21,7 @@ from torch import Tensor
 from gati.adaptation import adaptation as adaptation_module
 from gati.adaptation import references, renewal
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.background import Background
+from gati.adaptation.background import Background, Inline
 from gati.adaptation.deployments import Deployments
 from gati.adaptation.replay import RecordedRequests, Replayed, replay, sweep
 from gati.adaptation.retrain import Retrained, retrain
@@ -530,6 +530,35 @@ def test_jobs_are_late_if_several_wait_and_the_first_has_for_two_seconds() -> No
     finally:
         gate.set()
         worker.close(5.0)
+
+
+def test_while_audits_are_late_none_are_added_and_the_base_model_answers(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if nothing hit any more, every request was sampled then: audits did not catch up for minutes."""
+    inputs = stream(FAMILIAR, 500, seed=3)
+    with adapting(served, told) as adaptation:
+        list(feed(adaptation, inputs[:200]))
+        before = adaptation.status
+        monkeypatch.setattr(Inline, "late", True)
+        answers = list(feed(adaptation, inputs[200:400], begin_s=20.0))
+        late = adaptation.status
+        monkeypatch.setattr(Inline, "late", False)
+        later = list(feed(adaptation, inputs[400:], begin_s=40.0))
+    assert not any(answer.hit or answer.audited or answer.sampled for answer in answers)
+    assert (late.audits, late.samples, late.hit_rate) == (before.audits, before.samples, before.hit_rate)
+    assert late.left_out > 0 and late.resting and not before.resting
+    assert np.mean([answer.hit for answer in later]) > 0.2 and told.kinds.count("resting") == 1
+    assert np.mean([answer.sampled for answer in later]) < 0.7
+
+
+def test_it_is_not_told_that_early_answers_wait_for_audits_where_there_are_none(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Inline, "late", True)
+    with adapting(served, told, replace(SETTINGS, accuracy=0.97)) as adaptation:
+        list(feed(adaptation, stream(FAMILIAR, 20, seed=3)))
+    assert "resting" not in told.kinds
 
 
 def test_other_threads_come_first_as_long_as_there_is_work_beside() -> None:

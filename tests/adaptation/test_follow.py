@@ -138,7 +138,7 @@ def test_while_audits_are_late_the_reference_answers_and_nothing_else_delays_the
     requests.queue.late = True
     for _ in range(40):
         decided = requests.follow.decide(0.0, lookups_pay=True)
-        assert requests.follow.late and not (decided.lookups or decided.recalls or decided.shadows)
+        assert requests.follow.late and not (decided.lookups or decided.recalls or decided.looked_at)
         requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE), decided, None)
     requests.settle()
     assert requests.changes == ["probation", "alarm"] and not requests.succession.may_hit
@@ -152,7 +152,7 @@ def test_as_soon_as_late_audits_are_made_caches_answer_again() -> None:
         assert decided.lookups is not late
         requests.follow.answered(Ticket(X, 1, 0.0, "", TRUE if late else RIGHT), decided, None)
     requests.settle()
-    assert requests.counted == (1, 0) and requests.follow.auditor.audits == 2
+    assert requests.counted == (1, 0) and requests.follow.auditor.audits == 1
 
 
 def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> None:

@@ -134,6 +134,8 @@ def test_an_object_whose_functions_use_it_has_the_weights_of_its_checkpoint(
         "plain = NETWORK[0].forward\nNETWORK[0].forward = lambda x: 2 * plain(x)",
         "NETWORK.forward = lambda x: 2 * NETWORK[0](x)",
         "NETWORK.register_forward_hook(lambda *_: 2 * NETWORK[0](torch.ones(1, 4)))",
+        "NETWORK.forward = lambda x, layer=NETWORK[0]: 2 * layer(x)",
+        "NETWORK.register_forward_hook(lambda *given, layer=NETWORK[0]: 2 * layer(given[1][0]))",
         "def patched(network):\n"
         "    plain = network.forward\n"
         "    def forward(self, x):\n"

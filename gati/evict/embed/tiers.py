@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISREG
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -85,6 +86,8 @@ class FileTier:
         self.width, self.dtype = width, dtype
         row_bytes = width * dtype.itemsize
         try:
+            if not S_ISREG(Path(path).stat().st_mode):  # to open a named pipe would wait for its writer
+                raise EvictError(f"{path} cannot be read (no regular file): write it with FileTier.write")
             with Path(path).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if width < 1 or size == 0 or size % row_bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -488,7 +490,7 @@ def test_the_guard_compares_with_an_lru_whose_room_changes_between_batches() -> 
             naive.resize([cache.capacity // 4] * 4)
 
 
-def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
+def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     slow = MemoryTier(table())
     with pytest.raises(EvictError, match='mode is "max"; choose one of sum, mean'):
         EmbeddingCache(slow, 10, mode="max")
@@ -508,6 +510,9 @@ def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
         FileTier(f"{tmp_path}/nowhere", width=4)
     with pytest.raises(EvictError, match="cannot be read"):
         FileTier(tmp_path, width=1)  # a folder has a size, too
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EvictError, match="cannot be read"):
+        FileTier(tmp_path / "pipe", width=1)  # without waiting for its writer
     with pytest.raises(EvictError, match="not a multiple of 12"):
         FileTier.write(f"{tmp_path}/rows", table())
         FileTier(f"{tmp_path}/rows", width=3)
