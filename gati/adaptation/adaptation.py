@@ -322,7 +322,7 @@ class Adaptation:
         now_s = self._counts.now_s
         if now_s >= self._tell_late_at_s:
             self._tell_late_at_s = now_s + _TOLD_LATE_EVERY_S
-            self._tell("resting", "early answers pause until audits have caught up: this machine is too busy")
+            self._tell("resting", "early answers pause until their audits have caught up")
 
     def _sampling(self) -> float:
         """The share of requests to sample now: more if few hit and samples are needed, at no extra cost."""
