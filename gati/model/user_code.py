@@ -60,7 +60,8 @@ def unshared(module: nn.Module, sha256: str, source: str) -> nn.Module:
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy, also if layers keep tensors with a history, as those of `weight_norm` keep their weight.
 
-    Functions that layers hold, such as hooks or a forward of their own, use the layers of the copy in it.
+    Functions that layers hold, such as hooks or a forward of their own, use the layers of the copy where they
+    refer to layers themselves: what refers to a list of layers goes on with the original's.
 
     **Raises:** whatever the network's code raises.
     """
