@@ -1,7 +1,7 @@
 """Latency of pooled sums of embedding rows with most rows in Redis: `gati` against LRU, in one run.
 
     python -m benchmarks.evict_embedding [--trace zipf,games] [--share 0.01,0.02,0.03]
-        [--batches 120] [--seeds 2] [--skew 1.05] [--rows 200000]
+        [--batches 120] [--seeds 2] [--skew 1.05] [--rows 200000] [--threads 1]
 
 Starts a redis-server on the loopback interface and fills it with rows of 128 floats. A batch is 512 sums.
 `zipf` draws 50 ids per sum from `--rows` rows with exponent `--skew`. `games` sums a user's last items, up to
@@ -160,7 +160,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--batches", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of torch; those that wait take Redis's core")
     given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     with redis_server() as url:
         server = redis.Redis.from_url(url)
         for trace in given.trace.split(","):

@@ -269,8 +269,7 @@ class EmbeddingCache(nn.Module):
             with self._lock:
                 slots = self._slots_now(found)
                 gone, hits = hits[slots[hits] < 0], hits[slots[hits] >= 0]
-                held = torch.from_numpy(self._where[slots[hits]])
-                torch.index_select(self._slab.rows, 0, held, out=rows[: len(hits)])
+                self._slab.read(self._where[slots[hits]], rows[: len(hits)])
             receive()
             lacking = np.concatenate((gone, missing))
             if waiting is None and len(lacking):
@@ -370,7 +369,7 @@ class EmbeddingCache(nn.Module):
         if len(changes.leaving.slots) or len(placed):
             self._changed()
         self._drop(changes.leaving.slots)
-        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(row_of[changes.kept])))
+        self._where[placed] = self._slab.put(rows, row_of[changes.kept])
 
     def _changed(self) -> None:
         """The contents changed: slots that were found before may be wrong, and so may plans."""

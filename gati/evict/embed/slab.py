@@ -7,6 +7,7 @@ import mmap
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.embed.pool import PagePool
@@ -26,6 +27,16 @@ def own_pool(slow: SlowTier, rows: int | None) -> PagePool:
     return PagePool(page_bytes, pages * page_bytes)
 
 
+def one_by_row(rows: torch.Tensor) -> NDArray[np.void]:
+    """A contiguous tensor of rows [n, width], n at least 1, as an array [n] with one item for each row.
+
+    NumPy copies rows in the calling thread, as fast as one thread of torch does. Further threads of torch
+    would wait for more work for a while after each copy, on cores that the slow tier may need.
+    """
+    content = rows.view(torch.uint8).numpy()
+    return content.view(np.dtype((np.void, content.shape[1])))[:, 0]
+
+
 class RowSlab:
     """Positions for rows, numbered from the beginning of the pool. Not thread-safe."""
 
@@ -38,8 +49,7 @@ class RowSlab:
             )
         self.pool = pool
         self.page_rows = pool.page_bytes // row_bytes
-        with torch.inference_mode(False):  # rows may be written outside of the mode of whoever makes it
-            self.rows = pool.bytes.view(dtype).view(-1, width)
+        self._rows = one_by_row(pool.bytes.view(-1, row_bytes))
         self._pages: list[int] = []
         self._free = np.zeros(0, dtype=np.int64)  # free positions first; has room for all
         self._spare = 0  # number of free positions
@@ -61,14 +71,14 @@ class RowSlab:
         The rows in use must fit into what stays.
         """
         leave, self._pages = self._pages[pages:], self._pages[:pages]
-        free = np.zeros(len(self.rows), dtype=np.bool_)
+        free = np.zeros(len(self._rows), dtype=np.bool_)
         free[self._rows_of(self._pages)] = True
         stays = free[used]
         free[used] = False
         (spare,) = free.nonzero()
         moved = used.copy()
         moved[~stays] = spare[: np.count_nonzero(~stays)]
-        self.rows[torch.from_numpy(moved[~stays])] = self.rows[torch.from_numpy(used[~stays])]
+        self._rows[moved[~stays]] = self._rows[used[~stays]]
         self._hold(spare[np.count_nonzero(~stays) :])
         self.pool.give(leave)
         return moved
@@ -83,12 +93,20 @@ class RowSlab:
         self._free[self._spare : end] = places
         self._spare = end
 
-    def put(self, rows: torch.Tensor) -> Ids:
-        """Copy rows [n, width] to free positions, of which there must be enough; returns these."""
-        begin = self._spare - len(rows)
+    def read(self, places: Ids, out: torch.Tensor) -> None:
+        """Copy the rows at these positions to `out` [n, width]."""
+        if len(places):
+            self._rows.take(places, out=one_by_row(out), mode="clip")  # without an unnecessary copy
+
+    def put(self, rows: torch.Tensor, which: Ids) -> Ids:
+        """Copy rows [n, width] with these numbers to free positions, of which there must be enough.
+
+        Returns the positions.
+        """
+        begin = self._spare - len(which)
         places = self._free[begin : self._spare].copy()
         self._spare = begin
-        self.rows.index_copy_(0, torch.from_numpy(places), rows)
+        np.put(self._rows, places, one_by_row(rows).take(which))
         return places
 
     def _hold(self, free: Ids) -> None:
