@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +35,29 @@ evict = typer.Typer(
         "gati evict engine --policy gati --budget 256MiB",
     ),
 )
+
+
+@evict.callback()
+def _before(context: typer.Context) -> None:
+    context.with_resource(_sleeping_threads())
+
+
+@contextmanager
+def _sleeping_threads() -> Iterator[None]:
+    """Torch, if it is imported within this, has threads that sleep while they wait for each other.
+
+    By default they spin after each layer. Where other processes use the cores, they keep the one without a
+    core from getting one. What the environment says goes first.
+    """
+    given = os.environ.get(_WAITING)
+    os.environ.setdefault(_WAITING, "passive")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_WAITING]
+
+
 evict.command(epilog=examples_below(*evict_serve.EXAMPLES))(evict_serve.serve)
 evict.command(
     epilog=examples_below(
@@ -42,6 +68,7 @@ evict.command(
     )
 )(engine)
 
+_WAITING = "OMP_WAIT_POLICY"  # which OpenMP reads when it is loaded
 _NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _NOISY = "lru,laru,gati,fpb,hf"
 _NOISY_FLAT = f"{_NOISY},predictive-marker,lmarker,guard"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +13,6 @@ from gati.cli.options import Certificate, CertificateKey, Host, LogLevel, Port
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
-_WAITING = "OMP_WAIT_POLICY"  # which OpenMP reads when it is loaded
 _NEEDED = ("httptools", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
 
 
@@ -98,10 +95,9 @@ def engine(
     missing = [package for package in _NEEDED if find_spec(package) is None]
     if missing:
         raise EvictError(f"gati evict engine needs {', '.join(missing)}: pip install 'gati[serve,evict]'")
-    with _sleeping_threads():
-        from gati.evict.engine.engine import PrefixEngineLimits
-        from gati.evict.engine.pages import KeptPrefixes
-        from services.completions.serve import CompletionsSettings, serve_completions
+    from gati.evict.engine.engine import PrefixEngineLimits
+    from gati.evict.engine.pages import KeptPrefixes
+    from services.completions.serve import CompletionsSettings, serve_completions
     from services.config import ENVIRONMENT_PREFIX, ServeConfig, validated
 
     settings = CompletionsSettings(
@@ -136,19 +132,3 @@ def engine(
     serve_completions(
         settings, config, lambda url, served: typer.echo(f"serving {served} at {url}/v1/completions")
     )
-
-
-@contextmanager
-def _sleeping_threads() -> Iterator[None]:
-    """Torch, if it is imported within this, has threads that sleep while they wait for each other.
-
-    By default they spin after each layer. Where other processes use the cores, they keep the one without a
-    core from getting one. What the environment says goes first.
-    """
-    given = os.environ.get(_WAITING)
-    os.environ.setdefault(_WAITING, "passive")
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[_WAITING]

@@ -56,12 +56,22 @@ def test_mooncakes_json_lines(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gzipped"), [("t.jsonl", True), ("T.JSONL.GZ", True), ("t.jsonl.gz", False)]
+    ("name", "gzipped"),
+    [
+        ("t.jsonl", True),
+        ("T.JSONL.GZ", True),
+        ("t.jsonl.gz", False),
+        ("t.jsonl.1", False),
+        ("t.jsonl.2.gz", True),
+    ],
 )
 def test_a_file_is_decompressed_if_it_is_gzipped_whatever_its_name(
     tmp_path: Path, name: str, gzipped: bool
 ) -> None:
-    """Servers send traces gzipped under plain names, and browsers decompress them and leave the .gz."""
+    """Servers send traces gzipped under plain names, and browsers decompress them and leave the .gz.
+
+    Rotated logs end with a number.
+    """
     content = lines(MOONCAKE).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if gzipped else content)
     assert read_trace(tmp_path / name).requests == [[0, 1, 2], [0, 3], [0, 1, 4]]

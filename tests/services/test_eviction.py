@@ -16,6 +16,7 @@ from gati.errors import RequestError, UnavailableError
 from gati.evict import ContinuationClient, PrefixCache
 from gati.evict.train import train_continuation
 from services.eviction import __main__ as fitter
+from services.eviction import server
 from tests.evict.learn.streams import CAPACITY, hot_and_cold
 from tests.evict.talking import talks
 from tests.services.running import Serving
@@ -142,3 +143,14 @@ def test_where_the_file_system_has_no_locks_it_fits_all_the_same(
         fitter._alone(tmp_path / "cache").close()
     [record] = caplog.records
     assert vars(record)["reason"] == f"cannot lock {tmp_path / 'cache' / 'lock'} (No locks available)"
+
+
+def test_threads_of_an_encoder_sleep_while_they_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two busy cores, a prediction took 0.7 s instead of 0.03."""
+    found = []
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(server, "serve_eviction", lambda *_: found.append(os.environ["OMP_WAIT_POLICY"]))
+    assert run(["evict", "serve", str(tmp_path)]) == 0
+    assert found == ["passive"] and "OMP_WAIT_POLICY" not in os.environ

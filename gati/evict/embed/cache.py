@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from gati.errors import EvictError
 from gati.evict.embed.checks import (
     MODES,
     check_ids,
+    check_numbers,
     check_offsets,
     check_range,
     check_weights,
@@ -25,7 +27,7 @@ from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows, RowChanges, ServedRows
 from gati.evict.embed.sets import Hashed, RowSets, hashed
-from gati.evict.embed.slab import RowSlab, own_pool
+from gati.evict.embed.slab import RowSlab, one_by_row, own_pool
 from gati.evict.embed.tiers import AskedTier, Ids, SlowTier
 
 _KEPT_BYTES = 32 << 20  # of a thread's row buffer that stay allocated between batches
@@ -103,6 +105,7 @@ class EmbeddingCache(nn.Module):
             raise EvictError(f"rows is {rows}; a cache holds at least 1")
         self.mode, self.include_last_offset = mode, include_last_offset
         self._slow = slow
+        check_numbers(slow.dtype)
         self._asked = slow if isinstance(slow, AskedTier) else None
         self.padding_idx = padding_of(padding_idx, slow.rows)
         self._pool = own_pool(slow, rows) if pool is None else pool
@@ -151,8 +154,8 @@ class EmbeddingCache(nn.Module):
         the shape of `input`, scale the rows of a sum, and keep their gradients.
 
         Raises EvictError, with nothing changed, for ids out of range, offsets that fall, weights that do not
-        fit, and when the slow tier fails. While an `AskedTier` fails, its requests teach the policy when rows
-        return, but neither the cache nor the guard changes.
+        fit, and when the slow tier fails. While it fails, requests teach the policy when rows return, but
+        neither the cache nor the guard changes.
         """
         # a trace would repeat the rows of this batch for ever
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -259,11 +262,7 @@ class EmbeddingCache(nn.Module):
             return rows, asked.places
         found = self._find(ids)
         hits, missing = np.flatnonzero(found.slots >= 0), np.flatnonzero(found.slots < 0)
-        fetched = rows[len(hits) : -1]
-        waiting: Callable[[], None] | None = None
-        plan: _Plan | None = None
-        if len(missing) and self._asked is not None:
-            waiting = self._asked.ask(ids[missing], fetched)
+        waiting = self._ask(ids[missing], rows[len(hits) : -1])
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
@@ -272,8 +271,6 @@ class EmbeddingCache(nn.Module):
                 self._slab.read(self._where[slots[hits]], rows[: len(hits)])
             receive()
             lacking = np.concatenate((gone, missing))
-            if waiting is None and len(lacking):
-                self._fetch(ids[lacking], rows[len(hits) : -1])
             row_of = np.empty(len(ids), dtype=np.int64)
             row_of[np.concatenate((hits, lacking))] = np.arange(len(ids))
             row_places = asked.spread(row_of)
@@ -283,16 +280,14 @@ class EmbeddingCache(nn.Module):
                 last = begin + asked.last
                 batch = RequestedRows(ids, found.places, asked.counts, last, begin, self._clock)
                 batch = self._policy.observe(batch)
-                if waiting is not None:
-                    receive()
-                    slots = self._slots_now(found)
-                    served = self._policy.serve(batch, slots)
-                    receive()
-                    plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
+                receive()
+                slots = self._slots_now(found)
+                served = self._policy.serve(batch, slots)
+                receive()
+                plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
-            if waiting is not None:
-                waiting()
-        if waiting is not None and len(gone):  # only now: a thread has one connection at a time
+            waiting()
+        if len(gone):  # only now: a thread has one connection at a time
             self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
         with self._lock:
             try:
@@ -318,9 +313,9 @@ class EmbeddingCache(nn.Module):
             found.slots, found.version = self._sets.find(found.ids, found.places), self._version
         return found.slots
 
-    def _served(self, batch: RequestedRows, found: _Found, plan: _Plan | None) -> RowChanges:
+    def _served(self, batch: RequestedRows, found: _Found, plan: _Plan) -> RowChanges:
         """Have the policy count a batch; returns what it replaces: the `plan`, if that still holds."""
-        if plan is not None and plan.turn == self._turn:
+        if plan.turn == self._turn:
             self._policy.commit(batch, plan.served)
             changes = plan.changes
         else:
@@ -344,6 +339,12 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
+    def _ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
+        """Fetch rows when the result is called, or from now on if the slow tier can."""
+        if len(ids) == 0:
+            return _nothing
+        return partial(self._fetch, ids, out) if self._asked is None else self._asked.ask(ids, out)
+
     def _fetch(self, ids: Ids, out: torch.Tensor) -> None:
         found = self.slow.fetch(ids)
         if found.shape != out.shape or found.dtype != out.dtype:
@@ -351,7 +352,7 @@ class EmbeddingCache(nn.Module):
                 f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
                 f"{tuple(out.shape)} {out.dtype}"
             )
-        out[:] = found
+        one_by_row(out)[:] = one_by_row(found.cpu().contiguous())
 
     def _drop_all(self) -> None:
         """Drop all rows after a change that ended half-way, as by Ctrl-C: some would be wrong.
@@ -391,4 +392,4 @@ class EmbeddingCache(nn.Module):
 
 
 def _nothing() -> None:
-    """Rows of other tiers are taken in all at once."""
+    """Nothing is missing, or rows are taken in all at once."""

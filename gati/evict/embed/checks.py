@@ -10,6 +10,16 @@ from gati.evict.embed.tiers import Ids
 
 MODES = ("sum", "mean")
 _INTEGERS = (torch.int32, torch.int64)
+_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # that `embedding_bag` sums
+
+
+def check_numbers(dtype: torch.dtype) -> None:
+    """Raise EvictError for rows of a type that cannot be summed."""
+    if dtype not in _NUMBERS:
+        raise EvictError(
+            f"the rows of the slow tier are {dtype}, which cannot be summed; give one of "
+            f"{', '.join(map(str, _NUMBERS))}"
+        )
 
 
 def padding_of(padding_idx: int | None, rows: int) -> int | None:

@@ -7,7 +7,6 @@ so one running sum gives the hashes of all texts. The same text gives the same f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +23,6 @@ _SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark or ed
 _EDGE_POINT = 255
 _APART = chr(_EDGE_POINT)  # an edge, before and after each text, if all texts are ASCII
 _LETTERS = 4  # per group
-_SUMMED_BITS = 2
-_SUMMED = 1 << _SUMMED_BITS  # values added up before the running sum
 _LONGEST = 40  # lengths up to this differ, in steps of three words
 
 _BASE = 0x9E3779B97F4A7C15
@@ -62,13 +59,6 @@ class HashedTexts:
     before: Places
 
 
-class _Sums(threading.local):
-    """Memory for running sums, of each thread its own: no thread waits while another one hashes."""
-
-    def __init__(self) -> None:
-        self.values = np.zeros(_SUMMED, dtype=np.uint64)
-
-
 class TextHasher:
     """Numbers features from 0 to `features` - 1; `features` is a power of two. Thread-safe."""
 
@@ -77,7 +67,6 @@ class TextHasher:
         if features != 1 << max(bits, 0) or not 1 <= bits <= 31:
             raise ValueError(f"{features} features; give a power of two, from 2 to 2**31")
         self._shift, self._group_shift = np.uint64(64 - bits), np.uint32(32 - bits)
-        self._sums = _Sums()
 
     def turns(self, turns: Sequence[int]) -> Places:
         """Features of counts of prompts, [counts]."""
@@ -137,15 +126,11 @@ class TextHasher:
         The first character follows `begins`. Spaces are zeros, so a word may extend to the next begin.
         """
         count = len(low)
-        sums = self._sums.values  # reused: fresh memory pages cost more than the arithmetic
-        if count > len(sums):
-            sums = self._sums.values = np.zeros(1 << count.bit_length(), dtype=np.uint64)
-        size = len(sums)
+        size = 1 << count.bit_length()
         powers, inverses = _powers(_BASE, size), _powers(_INVERSE, size)
-        running = sums[1:count]
-        running[:] = low[1:]
-        running *= powers[: count - 1]
-        to = _sums_up_to(begins, sums[: -(-count // _SUMMED) * _SUMMED])
+        sums = np.zeros(count, dtype=np.uint64)
+        np.multiply(low[1:], powers[: count - 1], out=sums[1:])
+        to = np.cumsum(sums, out=sums).take(begins)
         words = np.zeros(len(begins), dtype=np.uint64)  # the last entry is an edge
         np.subtract(to[1:], to[:-1], out=words[:-1])
         words *= inverses.take(begins)
@@ -162,21 +147,6 @@ class TextHasher:
         mixed *= _GROUP
         mixed >>= self._group_shift
         return mixed.astype(np.intp)
-
-
-def _sums_up_to(places: Places, values: _Hashes) -> _Hashes:
-    """Inclusive running sum; overwrites `values`, whose length is a multiple of `_SUMMED`.
-
-    In a plain running sum, each addition waits for the previous one. Here only one in `_SUMMED` does.
-    """
-    grouped = values.reshape(-1, _SUMMED)
-    for column in range(1, _SUMMED):
-        grouped[:, column] += grouped[:, column - 1]
-    before = np.zeros(len(grouped), dtype=np.uint64)
-    np.cumsum(grouped[:-1, -1], out=before[1:])
-    sums: _Hashes = values.take(places)
-    sums += before.take(places >> _SUMMED_BITS)
-    return sums
 
 
 @dataclass(frozen=True)

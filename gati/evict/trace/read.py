@@ -129,7 +129,8 @@ def _opened(path: Path) -> tuple[str, Iterator[_Row]]:
 
 
 def _rows(path: Path, content: bytes | bytearray) -> Iterator[_Row]:
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    named = (suffix.lower() for suffix in path.suffixes)
+    suffixes = [suffix for suffix in named if suffix != ".gz" and not suffix[1:].isdecimal()]  # rotated logs
     suffix = suffixes[-1] if suffixes else ""
     if suffix == ".parquet":
         yield from _of_records(path, enumerate(_parquet(path, content), start=1))

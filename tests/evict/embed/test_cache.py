@@ -381,6 +381,18 @@ def test_a_slow_tier_that_returns_other_rows_is_named() -> None:
         EmbeddingCache(slow, 100)(torch.tensor([[1]]))
 
 
+def test_a_slow_tier_may_return_rows_in_any_layout() -> None:
+    weight = table().requires_grad_()
+
+    class Columns(Gate):
+        def fetch(self, ids: Ids) -> torch.Tensor:
+            return self.weight.t()[:, torch.from_numpy(ids)].t()
+
+    cache = EmbeddingCache(Columns(weight), 10, mode="sum")
+    ids = torch.tensor([[1, 2], [399, 2]])
+    assert same_bits(cache(ids), bag(weight.detach(), "sum")(ids))
+
+
 @pytest.mark.parametrize("given_", [torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)])
 def test_empty_bags_are_zero(given_: torch.Tensor) -> None:
     cache = EmbeddingCache(MemoryTier(table()), 10, mode="sum")
@@ -502,6 +514,11 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
         EmbeddingCache(slow, 0)
     with pytest.raises(EvictError, match="or a pool"):
         EmbeddingCache(slow)
+    for dtype in (torch.int8, torch.float8_e5m2):
+        with pytest.raises(
+            EvictError, match=rf"are {dtype}, which cannot be summed; give one of torch\.float32"
+        ):
+            EmbeddingCache(Gate(table().to(dtype)), 10)
     with pytest.raises(EvictError, match='are for mode "sum"'):
         EmbeddingCache(slow, 10)(ONE.view(1, 1), None, torch.ones(1, 1))
     with pytest.raises(EvictError, match="not a multiple of the 12 bytes of a row"):
