@@ -378,7 +378,7 @@ class Auditor(Generic[Version]):
         self.audits += 1
         self.losses += not agrees
         counting = self._of_caches(decided, given)
-        if post is not None and counting is not None and counting.is_current:
+        if post is not None and counting is not None:
             agreed = [each.agreed for each in own] or [agrees] * max(1, len(post.settings))
             if decided.level:  # of what is open unproven, only its probe says which setting it is
                 agreed[decided.level - 1] = agrees

@@ -208,7 +208,6 @@ class Ladder:
         if not alike or not ours or ours[-1] is not self._apart or others[0].audits <= ours[0].audits:
             return False
         self._proofs[at], self._left[at] = others, theirs._left[at]
-        self._apart = None
         return True
 
     def _release(self) -> Judgement | None:

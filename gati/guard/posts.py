@@ -44,11 +44,6 @@ class Counting(NamedTuple):
         return self.watch.proof is not None and not self.new_scene
 
     @property
-    def is_current(self) -> bool:
-        """Whether the request still counts."""
-        return self.watch.epoch == self.epoch
-
-    @property
     def apart(self) -> bool:
         """Whether it counts for no proof and no guard, but only shows what does not suit the scene."""
         return self.new_scene and self.watch.proven_on > 0
@@ -58,7 +53,7 @@ class Counting(NamedTuple):
 
         `looked_up` False: the network answered although its caches may.
         """
-        if not self.is_current:
+        if self.watch.epoch != self.epoch:
             return
         if self.apart:
             self.watch.in_new_scene(agreed, deployed=self.level)

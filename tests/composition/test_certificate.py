@@ -260,6 +260,8 @@ def test_a_share_of_delta_is_what_p_values_are_compared_with():
     document = certify([(0, 400)], 0.99, 0.05, share=0.1).to_json()
     assert (document["level"], document["required_inputs"]) == (pytest.approx(0.005), 528)
     assert "it takes at least 528" in document["sentence"]
+    by_class = certify_every_class([[(0, 400), (0, 500)]], 0.99, 0.05, share=0.1)
+    assert "it takes at least 528" in by_class.sentence()
     limit = agreement_lower_bound(20, 1000, 0.005)
     failed = certify([(20, 1000)], 0.99, 0.05, share=0.1).sentence()
     assert failed.endswith(f"which certifies {at_least(limit)} %.") and limit < 0.968

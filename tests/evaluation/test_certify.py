@@ -528,6 +528,9 @@ def test_every_class_stays_promised(directory: Path, tmp_path: Path) -> None:
     written = composition_of(directory)
     assert written.per_class and written.certificate is not None
     assert len(written.certificate.by_class) == 4
+    rewrite(directory, per_class=False)
+    certify(directory, data, per_class=True, accuracy=0.5, write=True)
+    assert composition_of(directory).per_class, "no later certificate may drop it"
 
 
 def test_a_composition_that_fails_serves_on_and_says_that_nothing_is_proven(

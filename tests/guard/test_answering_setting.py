@@ -110,6 +110,23 @@ def test_what_is_withdrawn_is_the_setting_that_answers_and_all_that_are_looser()
     assert ladder.level == 1
 
 
+@pytest.mark.parametrize("certified", [True, False])
+def test_what_the_first_version_has_proven_on_earlier_requests_does_not_let_it_answer_again(
+    certified: bool,
+) -> None:
+    spend = Spending(DELTA).next
+    first = Post("first", Watch(AGREEMENT, spend=spend, proven=certified), nested=True)
+    roster = NamedVersions(first)
+    while not first.may_hit:
+        first.watch.audited(agreed=True)
+    watch = Watch(AGREEMENT, spend=spend, proven=True, on_event=lambda event: roster.heard(later, event))
+    later = Post("later", watch)
+    roster.serve(later)
+    while later.may_hit:
+        later.watch.audited(agreed=False)
+    assert roster.serving is (first if certified else later) and roster.may_hit == certified
+
+
 def test_a_setting_that_cannot_be_opened_is_tried_again_later_each_time() -> None:
     post, roster = only_the_first_is_open()
     roster.tried.clear()

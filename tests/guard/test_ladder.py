@@ -277,6 +277,24 @@ def test_proofs_that_began_anew_are_not_replaced_by_those_of_a_process_that_has_
     assert ladder.proof is not None and ladder.proof.audits == 0
 
 
+def test_only_proofs_of_the_same_promise_are_taken_and_with_all_that_they_counted() -> None:
+    """Else one of a looser promise would do, or one that goes on counting what its setting leaves."""
+    for agreement, taken in ((AGREEMENT, True), (AGREEMENT - 0.1, False)):
+        ours, theirs = (Ladder(1, each, Spending(DELTA).next, of_all=True) for each in (AGREEMENT, agreement))
+        ours.prove_apart()
+        for agreed in (True, True, True, None, None, None):
+            theirs.audited([agreed])
+        assert ours.take_proofs(theirs) == taken
+        ours.audited([None])
+        assert ours.proof is not None and ours.proof.audits == 6 * taken
+
+
+def test_what_was_written_down_is_certified_only_if_its_owner_says_so() -> None:
+    ladder = Ladder.from_json(ladder_of(2, proven=True).to_json(), spend=Spending(DELTA).next)
+    assert ladder.level == 2
+    assert ladder.prove_anew() is None and ladder.level == 0
+
+
 def test_a_ladder_without_settings_is_refused() -> None:
     with pytest.raises(AdaptError, match="at least one setting, got 0"):
         ladder_of(0)

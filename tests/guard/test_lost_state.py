@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gati.guard.standing import Standing, created_s
-from gati.guard.standing_file import Saved, read_shares
+from gati.guard.standing_file import Saved, read_saved, read_shares
 from tests.guard.test_standing import composition
 
 NOW_S = 1e9
@@ -111,8 +111,20 @@ def test_a_version_made_after_a_loss_is_believed_and_one_of_before_is_not(tmp_pa
     assert may_hit("after", NOW_S + DAY_S)
     assert not may_hit("before", NOW_S - DAY_S)
     assert not may_hit("at that moment", NOW_S)
+    assert not may_hit("just after it, by another clock", NOW_S + 50.0)
     assert not may_hit("unknown", None)
     assert not may_hit("of a clock that is wrong", NOW_S + 20 * DAY_S)
+
+
+def test_a_loss_that_another_process_found_is_one_here_in_this_run_and_later(tmp_path: Path) -> None:
+    lost, path = tmp_path / "lost.json", tmp_path / "standing.json"
+    lost.write_text("{half")
+    os.utime(lost, (NOW_S, NOW_S))
+    here = Standing(0.05, path, now=lambda: NOW_S)
+    here.take_in(read_saved(lost, NOW_S), lambda name, watch: None)
+    here.save()
+    for each in (here, Standing(0.05, path, now=lambda: NOW_S + DAY_S)):
+        assert not each.watch("a", 0.9, proven=True, created_s=NOW_S - DAY_S).may_hit
 
 
 def test_a_loss_of_unknown_time_was_before_the_file_was_written(tmp_path: Path) -> None:

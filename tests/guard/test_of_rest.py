@@ -153,7 +153,8 @@ def test_an_audit_of_an_easier_request_does_not_count_for_a_proof_on_harder_ones
     assert run.post.watch.proof is not None and run.post.watch.proof.audits == counts
 
 
-def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path, tried: bool) -> None:
     """It was proven when memory answered by its first setting, and brought back when by its third."""
     path = tmp_path / "standing.json"
     run = Run(path)
@@ -170,9 +171,10 @@ def test_a_version_that_comes_to_serve_is_told_what_memory_leaves(tmp_path: Path
         rest=lambda: other,
         is_after_memory=lambda: run.roster.is_after_memory(back),
     )
-    run.roster.trial = back
-    run.roster.settle()
-    assert run.roster.trial is back, "it does not serve before it is told"
+    if tried:
+        run.roster.trial = back
+        run.roster.settle()
+        assert run.roster.trial is back, "it does not serve before it is told"
     run.roster.serve(back)
     assert not back.may_hit and back.of_all.may_hit
 
@@ -272,6 +274,26 @@ def test_a_proof_taken_from_another_process_counts_next_to_what_left_its_request
     here.take_proofs(Watch.from_json(there.to_json(), spend=spend))
     assert here.proof is not None and here.proof.audits == 3
     assert here.left_by(2) != counts and here.proof is not None and here.proof.audits == 3 * counts
+
+
+def test_proofs_that_are_taken_do_not_say_of_which_requests_what_is_proven_here() -> None:
+    """The other process had proven the stricter setting again, on harder requests."""
+    spend = Spending(DELTA).next
+    there = Watch(AGREEMENT, spend=spend, proven=False, settings=2)
+
+    def prove(memory_level: int) -> None:
+        there.left_by(memory_level)
+        while not there.level:
+            there.audited(agreed=[True, False])
+
+    prove(1)
+    here = Watch.from_json(there.to_json(), spend=spend)
+    here.prove_apart()
+    prove(3)
+    there.audited(agreed=[True, True])
+    here.take_proofs(Watch.from_json(there.to_json(), spend=spend))
+    assert here.level == 1 and here.proof is not None and here.proof.audits > 0
+    assert here.left_by(3) and here.level == 0, "it was proven here on easier ones"
 
 
 @pytest.mark.parametrize("opened", ["before", "after"])

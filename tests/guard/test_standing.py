@@ -17,6 +17,7 @@ import pytest
 from gati.composition.composition import Composition, Exit, Expected
 from gati.composition.walk import certify
 from gati.guard.standing import Standing, identity_of, is_proven, of_rest
+from gati.guard.standing_file import read_saved
 from gati.types import TrialId
 
 CERTIFICATE = certify([(20, 1500)], 0.97, 0.05)
@@ -376,6 +377,27 @@ def test_a_stop_is_not_forgotten_for_the_many_versions_that_came_after(
     assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "stopped"
 
 
+def test_caches_that_are_stopped_must_be_proven_for_another_promise_too() -> None:
+    """Its own guard did nothing: other processes are not told so."""
+    standing = Standing(0.05)
+    stop(standing)
+    other = standing.watch("a at 0.9", 0.9, proven=True, others=["a"])
+    assert (other.state, other.certifiable, other.withdrawals) == ("probation", 0, ())
+
+
+def test_a_stop_that_another_process_left_is_not_forgotten_for_many_versions_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.guard.standing._MOST_VERSIONS", 2)
+    path = tmp_path / "standing.json"
+    here = Standing(0.05, path)
+    stop(Standing(0.05, path))
+    here.take_in(read_saved(path, 0.0), lambda name, watch: None)
+    for name in "bcde":
+        here.watch(name, 0.97, proven=False)
+    assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "stopped"
+
+
 def test_parts_of_others_are_kept_while_they_are_young(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     before = Standing(0.05, path, now=lambda: 1e9)
@@ -481,6 +503,7 @@ def test_each_version_has_a_confidence_of_its_own(tmp_path: Path) -> None:
         while not watch.may_hit:
             watch.audited(agreed=True)
     standing.save()
+    Standing(0.05, path).save()  # a run that watches neither
     surer = Standing(0.05, path)
     assert surer.watch("b", 0.97, proven=False, delta=0.01).may_hit
     watch = surer.watch("a", 0.97, proven=False, delta=0.01)

@@ -231,6 +231,12 @@ def test_a_certificate_that_does_not_count_here_lets_nothing_answer() -> None:
     assert (watch.level, watch.state, watch.may_hit) == (0, "probation", False)
 
 
+def test_audits_under_way_do_not_count_once_a_certificate_lets_caches_answer() -> None:
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False)
+    watch.certify()
+    assert (watch.state, watch.epoch) == ("serving", 1)
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_no_certificate_brings_back_what_another_guard_found_wrong(level: int) -> None:
     """Nor does it after a restart, when it is read again."""

@@ -401,6 +401,20 @@ def test_a_proof_that_is_less_sure_than_a_version_asks_by_now_is_not_taken(tmp_p
     started.close()
 
 
+def test_a_proof_of_more_than_a_week_ago_is_not_taken(tmp_path: Path) -> None:
+    draining, _ = under_way(tmp_path)
+    started = opened(tmp_path)
+    watch = of(started)
+    draining.close()
+    path = tmp_path / "small.json"
+    document = json.loads(path.read_text())
+    document["versions"]["a"]["heard_s"] -= 8 * 86_400.0
+    path.write_text(json.dumps(document))
+    look(started)
+    assert audits(watch) == 0
+    started.close()
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_two_processes_complete_no_proof_on_one_share_of_delta_though_the_file_is_lost(
     tmp_path: Path, loaded: bool
