@@ -92,12 +92,13 @@ def _demo(
 
     options = f"--accuracy {ACCURACY} --backend torch"
     say(f"3. Choosing caches and thresholds:\n   gati compose {shown} {options}")
-    render.composition(compose(library, accuracy=ACCURACY, backend="torch"), library)
+    composition = compose(library, accuracy=ACCURACY, backend="torch")
+    render.composition(composition, library)
 
     say(f"4. Measuring on digits that no step has seen:\n   gati evaluate {shown} --data {data['test']}")
     evaluation = evaluate(library, str(folder / "test.npz"))
     render.evaluation(evaluation)
-    say(_next_steps(folder, library, time.monotonic() - started_s))
+    say(_next_steps(folder, library, time.monotonic() - started_s, answers_early=bool(composition.exits)))
     return evaluation
 
 
@@ -187,13 +188,16 @@ def _fit(
             progress(epoch + 1, epochs)
 
 
-def _next_steps(folder: Path, library: Path, seconds: float) -> str:
+def _next_steps(folder: Path, library: Path, seconds: float, *, answers_early: bool) -> str:
     shown, test = quoted(library), quoted(folder / "test.npz")
+    next_step = f"gati compose {shown} --accuracy 0.95 --name bold"
+    if not answers_early:  # as where other programs took the time to learn
+        next_step = f"gati explore --more 3m {shown}\n   {next_step}"
     return f"""Done in {seconds:.0f} s. Look at
    {library}/trials.csv                 what every cache costs and how well it imitates the network
    {library}/operating_points.csv       hit rate and agreement at many thresholds
    {library}/compositions/default.json  what was chosen
 Next
-   gati compose {shown} --accuracy 0.95 --name bold
+   {next_step}
    gati evaluate {shown} --data {test} --composition bold
    gati explore --help                  with a network of your own"""

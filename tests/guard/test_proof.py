@@ -27,16 +27,17 @@ def test_bad_caches_pass_no_more_often_than_delta() -> None:
     assert passed <= 400 * 0.1 + 1.645 * math.sqrt(400 * 0.1 * 0.9)
 
 
-@pytest.mark.parametrize("attempts", [1, 10, 100])
+@pytest.mark.parametrize("attempts", [1, 100])
 def test_bad_caches_pass_no_oftener_in_many_attempts(attempts: int) -> None:
-    """With a fresh delta for each attempt they passed in 25 % of streams of 10, and 95 % of 100."""
-    streams, passed = (200 if attempts < 100 else 80), 0
+    """With a fresh delta for each attempt they passed in 95 % of streams of 100."""
+    streams, audits, passed = 100, 250, 0
     for seed in range(streams):
-        spending = Spending(0.05)
-        losses = iter(np.random.default_rng(seed).random(attempts * 250) < 0.03)
+        spending, random = Spending(0.05), np.random.default_rng(seed)
         for _ in range(attempts):
             proof = Proof(0.97, spending.next())
-            if any(proof.audit(agreed=not next(losses)) for _ in range(250)):
+            if proof.required > audits:  # nor can a later one pass, as the shares shrink
+                break
+            if any(proof.audit(agreed=not loss) for loss in random.random(audits) < 0.03):
                 passed += 1
                 break
     assert passed <= streams * 0.05 + 2.0 * math.sqrt(streams * 0.05 * 0.95)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,7 +261,9 @@ class EmbeddingCache(nn.Module):
             return rows, asked.places
         found = self._find(ids)
         hits, missing = np.flatnonzero(found.slots >= 0), np.flatnonzero(found.slots < 0)
-        waiting = self._ask(ids[missing], rows[len(hits) : -1])
+        waiting: Callable[[], None] | None = None
+        if len(missing) and self._asked is not None:
+            waiting = self._asked.ask(ids[missing], rows[len(hits) : -1])
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
         try:  # work that does not need the missing rows runs while the slow tier fetches them
             with self._lock:
@@ -286,9 +287,11 @@ class EmbeddingCache(nn.Module):
                 receive()
                 plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
-            waiting()
-        if len(gone):  # only now: a thread has one connection at a time
-            self._fetch(ids[gone], rows[len(hits) : len(hits) + len(gone)])
+            if waiting is not None:
+                waiting()
+        late = lacking if waiting is None else gone  # only now: a thread has one connection at a time
+        if len(late):
+            self._fetch(ids[late], rows[len(hits) : len(hits) + len(late)])
         with self._lock:
             try:
                 self._count(batch, hits, len(lacking))
@@ -339,12 +342,6 @@ class EmbeddingCache(nn.Module):
             self._rooms.rows = kept if kept.nbytes <= _KEPT_BYTES else None
         return kept[:count]
 
-    def _ask(self, ids: Ids, out: torch.Tensor) -> Callable[[], None]:
-        """Fetch rows when the result is called, or from now on if the slow tier can."""
-        if len(ids) == 0:
-            return _nothing
-        return partial(self._fetch, ids, out) if self._asked is None else self._asked.ask(ids, out)
-
     def _fetch(self, ids: Ids, out: torch.Tensor) -> None:
         found = self.slow.fetch(ids)
         if found.shape != out.shape or found.dtype != out.dtype:
@@ -392,4 +389,4 @@ class EmbeddingCache(nn.Module):
 
 
 def _nothing() -> None:
-    """Nothing is missing, or rows are taken in all at once."""
+    """Rows of other tiers are taken in all at once."""

@@ -373,6 +373,18 @@ def test_nothing_changes_where_the_slow_tier_fails() -> None:
     assert cache.figures() == before
 
 
+def test_no_rows_are_fetched_for_a_batch_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C was delayed by a slow file, and lost if the file could not be read."""
+    cache = EmbeddingCache(Failing(table()), 100, mode="sum", policy="lru")
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache._policy, "serve", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        cache(torch.tensor([[13]]))
+
+
 def test_a_slow_tier_that_returns_other_rows_is_named() -> None:
     slow = Gate(table())
     slow.open.set()
