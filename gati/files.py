@@ -13,6 +13,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from uuid import uuid4
 from gati.errors import StorageError
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+_DAY_S = 86_400.0
 _MOST_LINKS = 40  # as in Linux; more are a loop
 
 
@@ -74,6 +77,15 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 def unfinished(path: Path) -> Path:
     """A new name next to `path` for what becomes it once it is complete."""
     return path.parent / f".{path.name}.{uuid4().hex[:8]}.part"
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove files in `folder` whose writing was killed, as far as that is possible: those over a day old."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):  # a folder, or gone meanwhile
+                if _UNFINISHED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _DAY_S:
+                    path.unlink()
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -110,6 +110,7 @@ def test_no_module_is_two_rooms() -> None:
         pytest.param("gati.pipelines", id="planning"),
         pytest.param("gati.evict", id="eviction"),
         pytest.param("gati.samples.writer, gati.versions.repository", id="records and versions"),
+        pytest.param("gati.cli.query, gati.model.pictures", id="asking a server about an image"),
         pytest.param("services", id="the services package"),
     ],
 )

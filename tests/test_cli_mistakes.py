@@ -255,7 +255,7 @@ def test_a_composition_is_a_name_and_no_path(
     for name in ("../compositions/default", str(outside.with_suffix("")), "a/b", ""):
         said = refused(capsys, [*asked, "--composition", name])
         assert said == f"{name!r} is not the name of a composition; give a name, such as bold, default"
-    assert "there is: bold, default" in refused(capsys, [*asked, "--composition", "timid"])
+    assert "there are: bold, default" in refused(capsys, [*asked, "--composition", "timid"])
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_a_composition_to_serve_exists_before_a_process_starts(
 ) -> None:
     serve = pytest.importorskip("services.serve")
     monkeypatch.setattr(serve, "serve", ends_with({}))
-    assert "there is: bold, default" in refused(capsys, ["serve", str(library), "--composition", "timid"])
+    assert "there are: bold, default" in refused(capsys, ["serve", str(library), "--composition", "timid"])
     assert "'../bold' is not the name" in refused(capsys, ["serve", str(library), "--composition", "../bold"])
     assert refused(capsys, ["serve", str(library), "--composition", "bold"]) == "enough seen"
 

@@ -59,6 +59,20 @@ def test_an_slo_is_shown_as_it_was_asked_for(
     assert f"7.2 ms of {shown} ms, SLO {'met' if slo_ms > 7.2 else 'missed'}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("slo_ms", "met", "shown"), [(80.0, True, "; 5.0 ms of 40.0 ms\n"), (None, None, "; 5.0 ms\n")]
+)
+def test_a_stage_without_an_slo_shows_no_budget(
+    slo_ms: float | None, met: bool | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was half of the timeout: "5.0 ms of 4986.2 ms"."""
+    stage = {"stage": "a", "option": "b", "model": "m", "version": "v", "label": "cat", "probability": 0.9}
+    taken = {"from_cache": False, "latency_ms": 5.0, "budget_ms": 40.0}
+    answer = {"label": "cat", "latency_ms": 7.2, "latency_slo_ms": slo_ms, "slo_met": met, "skipped": []}
+    query._show_answer({**answer, "stages": [{**stage, **taken}]})
+    assert shown in capsys.readouterr().out
+
+
 def test_a_gain_without_a_limit_has_no_digits(capsys: pytest.CaptureFixture[str]) -> None:
     """A free lookup at the input leaves nothing to compute, which was shown as 1000.00x."""
     current, free = (

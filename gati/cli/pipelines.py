@@ -98,7 +98,7 @@ def status(
     for stage in found["stages"]:
         typer.echo(f"{stage['name']}: {_either(stage['labels'])}")
         for option in stage["options"]:
-            planned = f"{percent(option['accuracy'])} right, {option['mean_latency_ms']:.2f} ms"
+            planned = f"{percent(option['accuracy'])} right, mean {option['mean_latency_ms']:.2f} ms"
             typer.echo(f"  {option['name']}: {planned}{_based_on(option['live'])}")
 
 
@@ -133,7 +133,7 @@ def _show(found: Pipeline) -> None:
             latency = ""
             if option.latency is not None:
                 tail = option.latency.quantile_ms(0.95)
-                latency = f", {option.latency.mean_ms:.2f} ms, 95th percentile {tail:.2f} ms"
+                latency = f", mean {option.latency.mean_ms:.2f} ms, 95th percentile {tail:.2f} ms"
             typer.echo(f"  {option.name}: {accuracy}{latency}")
 
 

@@ -172,7 +172,8 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
         label, likely = f"[bold]{escape(stage['label'])}[/bold]", percent(stage["probability"], 0)
         branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
         ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
-        branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
+        budget = f" of {stage['budget_ms']:.1f} ms" if slo else ""  # otherwise a share of the timeout
+        branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms{budget}"))
     for name in answer["skipped"]:
         tree.add(f"[dim]{escape(name)}: skipped[/dim]")
     Console(highlight=False).print(tree)

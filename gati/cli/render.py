@@ -297,7 +297,7 @@ def bench(result: Bench) -> None:
     show(table, "p90", "p50", "p99")
     show(answers, "memory", "accuracy")
     print(
-        f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
+        f"{counted(result.n, 'input')}, {counted(result.repetitions, 'repetition')}; gains are medians "
         f"(least-most) over repetitions, fastest network alone: {result.fastest_static}"
     )
     for left in result.left_out:

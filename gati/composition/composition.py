@@ -186,7 +186,7 @@ class Composition:
             document = source.read_text(encoding="utf-8")
         except FileNotFoundError:
             others = sorted(other.stem for other in source.parent.glob("*.json"))
-            known = f"there is: {', '.join(others)}" if others else "there is none yet; run gati compose"
+            known = f"there are: {', '.join(others)}" if others else "there is none yet; run gati compose"
             raise CompositionError(f"no composition {source.stem!r} at {source}: {known}") from None
         except (OSError, UnicodeDecodeError) as problem:
             raise CompositionError(f"{source}: cannot be read as a composition ({problem})") from problem

@@ -182,9 +182,9 @@ class _Field:
         own = served.engine.backend
         for backend in dict.fromkeys([own, *BACKENDS]):
             self._add(f"base {backend}", "base", (), backend)
-            if served.engine.exits:
+            if served.engine.exits and not self._why_not(backend):  # otherwise nothing to compare with
                 self._add(f"gati {backend}", "gati", served.engine.exits, backend)
-        if reason := self._why_not(f"base {own}"):
+        if reason := self._why_not(own):
             raise BackendError(f"the composition's backend '{own}' does not run here: {reason}")
         with self._or_left_out("BranchyNet-style and SDN-style exits"):
             composed = served.composition
@@ -230,12 +230,10 @@ class _Field:
         *,
         detail: str = "",
     ) -> None:
-        """Add the network with `exits`, or without any."""
+        """Add the network with `exits`, or without any; if it fails without, the backend is left out."""
         inline = tuple(replace(leaving, placement="inline") for leaving in exits)
         own = self.served.engine
-        with self._or_left_out(name):
-            if reason := self._why_not(f"base {backend}"):  # nothing to compare with
-                raise BackendError(reason)
+        with self._or_left_out(name if exits else backend):
             engine = Engine(
                 own.traced,
                 # Placements were chosen for the composition's backend; every backend supports inline.

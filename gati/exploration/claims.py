@@ -74,8 +74,8 @@ def check_nothing_depends_on(library: Library, claim: RunState | None = None) ->
         if claim is not None and library.manifest_path.is_file():
             claim.clear()  # else the library, which is whole, could not be trained further
         raise LibraryError(
-            f"{library.directory} holds another exploration, whose caches are used by {', '.join(named)}: "
-            f"choose another --out, or delete {library.composition_path().parent} first"
+            f"{library.directory} holds another exploration, with compositions of its caches "
+            f"({', '.join(named)}): choose another --out, or delete {library.composition_path().parent} first"
         )
 
 

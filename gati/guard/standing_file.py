@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gati.documents import DocumentKind, key, values_of
 from gati.errors import AdaptError, StorageError
-from gati.files import atomic_write_text
+from gati.files import atomic_write_text, remove_unfinished
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +197,8 @@ class SnapshotFile:
         with self._writing:
             if snapshot.number <= self._written:
                 return
+            if not self._written:
+                remove_unfinished(self._path.parent)
             self._written = snapshot.number
             try:
                 atomic_write_text(self._path, snapshot.text)

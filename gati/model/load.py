@@ -32,7 +32,7 @@ from gati.model.published import (
     classes_argument,
     timm_recipe,
     torchvision_recipe,
-    without_unused_auxiliaries,
+    without_auxiliaries,
 )
 from gati.model.sound import LogMel
 from gati.model.source import import_object, with_operators
@@ -195,7 +195,7 @@ def _weighted(source: str, checkpoint: str | Path | None) -> _Weighted:
             if classes is not None:
                 module = _build(source, recipe, classes)
                 recipe = dataclasses.replace(recipe, class_names=None)
-            without_unused_auxiliaries(module, fit_prefixes(state, module.state_dict()))
+            state = without_auxiliaries(module, fit_prefixes(state, module.state_dict()))
         apply_checkpoint(module, state, checkpoint)
     if recipe.is_users:
         note_weights(module, sha256)

@@ -1,4 +1,4 @@
-"""Image files: finding them in a folder, and opening untrusted ones."""
+"""Image files: finding them in a folder, and opening untrusted ones. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -15,7 +16,9 @@ from gati.cores import core_count
 from gati.errors import DataError, one_line
 from gati.model.depth import eight_bits
 from gati.model.identity import Identities, identity_of
-from gati.model.preprocess import Preprocessing
+
+if TYPE_CHECKING:
+    from gati.model.preprocess import Preprocessing
 
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")  # decoders that may run, whatever the suffix
 IMAGE_SUFFIXES = frozenset(

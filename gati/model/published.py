@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gati.errors import ModelError
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
@@ -108,15 +108,17 @@ def _timm_config(timm: Any, name: str) -> dict[str, Any]:
     return {} if config is None else dict(config.to_dict())
 
 
-def without_unused_auxiliaries(network: nn.Module, keys: Collection[str]) -> None:
-    """Remove auxiliary classifiers that a checkpoint has no weights for: they only run in training.
+def without_auxiliaries(network: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove auxiliary classifiers from `network`, and return `state` without their weights.
 
-    torchvision itself removes those of GoogLeNet and Inception-v3 when it loads published weights.
+    They only run in training, so users leave them out, or with the number of classes they had. torchvision
+    itself removes those of GoogLeNet when it loads published weights.
     """
-    for name in _AUXILIARY:
-        if getattr(network, name, None) is not None and not any(key.startswith(f"{name}.") for key in keys):
-            setattr(network, name, None)
-            network.aux_logits = False  # type: ignore[assignment]
+    removed = tuple(f"{name}." for name in _AUXILIARY if getattr(network, name, None) is not None)
+    for prefix in removed:
+        setattr(network, prefix[:-1], None)
+        network.aux_logits = False  # type: ignore[assignment]
+    return {key: tensor for key, tensor in state.items() if not key.startswith(removed)}
 
 
 def classes_argument(classes: int | None) -> dict[str, int]:

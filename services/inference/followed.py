@@ -9,7 +9,7 @@ from contextlib import suppress
 from gati.errors import GatiError, NotFoundError, StorageError
 from gati.versions.repository import ModelRepository
 from services.again import keep_on
-from services.inference.loaded import TooManyVersionsError
+from services.inference.loaded import LoadedVersion, TooManyVersionsError
 from services.inference.versions import Versions
 from services.logs import log_failure
 from services.scratch import Scratch
@@ -51,6 +51,7 @@ class Followed:
         number = await asyncio.to_thread(self._repository.active, self._model)
         try:
             if number is not None:
+                await self._go_on(besides=str(number))
                 await self._serve(str(number))
         except (StorageError, TooManyVersionsError):  # try the same version again later
             raise
@@ -66,6 +67,18 @@ class Followed:
             with suppress(NotFoundError):  # an operator has unloaded it already
                 self._versions.unload(name)
 
+    async def _go_on(self, besides: str) -> None:
+        """Go on with what served when the last run ended: the active version may wait for its proof."""
+        name = self._versions.last_run.served
+        if name is None or name == besides or not name.isdecimal():
+            return
+        try:
+            version = await self._load(name)
+            if self._versions.last_run.goes_on(version.post):  # else another one, of that name only
+                self._versions.activate(name)
+        except GatiError as error:
+            _log.warning("cannot go on with the version that served before", extra={"reason": str(error)})
+
     async def _serve(self, name: str) -> None:
         if name == self._wanted:
             return
@@ -75,12 +88,13 @@ class Followed:
         self._versions.activate(name)
         self.tidy()
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str) -> LoadedVersion:
         scratch = await asyncio.to_thread(Scratch, "version")
         folder = scratch.path / name
         try:
             await asyncio.to_thread(self._repository.fetch, self._model, int(name), folder)
-            await self._versions.load(name, folder=folder)
+            version = await self._versions.load(name, folder=folder)
             self._own.add(name)
+            return version
         finally:
             await asyncio.to_thread(scratch.close)

@@ -190,7 +190,7 @@ class RequestQueue:
             self._refused += 1
             left_s = max(0.0, latency_slo_s)
             raise OverloadError(
-                f"expected to take {1e3 * expected_s:.1f} ms, but {1e3 * left_s:.1f} ms are left",
+                f"expected to take {1e3 * expected_s:.1f} ms, but {1e3 * left_s:.1f} ms of the SLO are left",
                 retry_after_s=max(expected_s - latency_slo_s, self.times.seconds_an_input),
             )
 

@@ -34,8 +34,9 @@ class LastRun:
 
     def __init__(self, standing: Standing) -> None:
         kept = standing.kept(_PART, math.inf)
-        self._kept: dict[str, Any] = kept if isinstance(kept, dict) else {}
-        self._left = {each for each in self._kept.values() if each is not None}
+        said = kept.items() if isinstance(kept, dict) else ()
+        self._kept = {key: each for key, each in said if each is None or isinstance(each, str)}
+        self._left = {self._kept.get("serving"), self._kept.get("trial")} - {None}
         self._roster: Roster[Answering] | None = None
         standing.keep(_PART, self._state)
 
@@ -46,6 +47,12 @@ class LastRun:
     def waited(self, post: Post[Answering]) -> bool:
         """Whether the version keeps its proof because it was on trial."""
         return self.goes_on(post) and self._kept.get("serving") not in _names(post)
+
+    @property
+    def served(self) -> str | None:
+        """The name of the version that served, as long as it may go on and does not serve yet; else None."""
+        name = self._kept.get("version")  # missing in older files
+        return name if self._kept.get("serving") in self._left else None
 
     @property
     def is_known(self) -> bool:
@@ -69,7 +76,8 @@ class LastRun:
         if roster is None:
             return self._kept
         trial = None if roster.trial is None else _name(roster.trial)
-        return {"serving": _name(roster.serving), "trial": trial}
+        serving = roster.serving
+        return {"serving": _name(serving), "trial": trial, "version": serving.version.name}
 
 
 def _name(post: Post[Answering]) -> str | None:
@@ -112,14 +120,15 @@ class ServedRoster(Roster[Answering]):
     def activate(self, post: Post[Answering], may_hit: Callable[[], bool]) -> bool:
         """Let a version serve from now on, or wait until it is proven; returns whether it serves.
 
+        If it serves, the trial of another one ends, unless it goes on where the last run ended.
         `may_hit` returns whether it may answer early; it is called after outdated proofs were withdrawn.
         """
-        waited = self._last_run.waited(post)
+        waited, goes_on = self._last_run.waited(post), self._last_run.goes_on(post)
         self.come_back(post)
         same = post.of_all is self.serving.of_all  # the same caches, with one proof
         serves = same or (may_hit() and not waited)
         if serves:
-            self.serve(post)
+            self.serve(post, self.trial if goes_on else None)
         else:
             self.trial = post
         self._last_run.followed(self, post)

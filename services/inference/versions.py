@@ -59,7 +59,7 @@ class Versions:
         self.on_change: Callable[[], None] = lambda: None
         self._standing = open_standing(settings)
         self.recorded, self.heed_replicas = self._standing.recorded, self._standing.look
-        self._last_run = LastRun(self._standing)
+        self.last_run = LastRun(self._standing)
         self._line = Line(counts)
         self._prober = ThreadPoolExecutor(1, "gati-prober", work_alongside, (NICENESS,))
         self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
@@ -301,7 +301,7 @@ class Versions:
             self._roster = ServedRoster(
                 version.post,
                 settings=self._proven,
-                last_run=self._last_run,
+                last_run=self.last_run,
                 on_change=self._counts_anew,
                 on_takeover=self._taken_over,
             )

@@ -186,12 +186,20 @@ class ServedPipeline:
         elapsed_ms = timing.elapsed_ms()
         if not admits or timing.latency_slo_ms is None:
             return await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms))
-        slo_ms = timing.latency_slo_ms - elapsed_ms - query.outside_ms - self._later.least_ms
+        later_ms = self._later.least_ms
+        slo_ms = timing.latency_slo_ms - elapsed_ms - query.outside_ms - later_ms
         try:
             response = await model.infer(query.tensor, query.asked(timing.timeout_ms - elapsed_ms, slo_ms))
-        except OverloadError:
+        except OverloadError as error:
             self._later.refused()
-            raise
+            if slo_ms > 0.0 or later_ms == 0.0:
+                raise
+            raise OverloadError(
+                f"{elapsed_ms:.1f} ms passed before the first stage, the way to it and back takes about "
+                f"{query.outside_ms:.1f} ms, and the stages after '{self.pipeline.input}' take at least "
+                f"{later_ms:.1f} ms: too long for the SLO of {timing.latency_slo_ms:.9g} ms",
+                retry_after_s=error.retry_after_s,
+            ) from error
         self._later.admitted()
         return response
 

@@ -96,7 +96,7 @@ def test_a_composition_without_exits_is_a_composition():
 
 def test_a_missing_composition_names_those_that_are_there(tmp_path):
     composition().save(tmp_path / "fast.json")
-    with pytest.raises(CompositionError, match="no composition 'slow' at .*: there is: fast$"):
+    with pytest.raises(CompositionError, match="no composition 'slow' at .*: there are: fast$"):
         Composition.load(tmp_path / "slow.json")
     with pytest.raises(CompositionError, match="there is none yet; run gati compose"):
         Composition.load(tmp_path / "nowhere" / "slow.json")

@@ -96,7 +96,7 @@ def test_every_installed_backend_is_measured_and_answers_alike(tmp_path: Path) -
     left_out = {left.name for left in result.left_out}
     for backend in BACKENDS:
         names = {f"base {backend}", f"gati {backend}"}
-        assert names <= {row.name for row in result.rows} | left_out
+        assert names <= {row.name for row in result.rows} or backend in left_out
     early = {
         row.hit_rate for row in result.rows if row.kind == "gati" and BACKENDS[row.backend].precision == "f32"
     }
@@ -121,9 +121,8 @@ def test_a_backend_that_fails_at_its_first_request_is_left_out(
     monkeypatch.setattr(bench, "BACKENDS", {name: BACKENDS[name] for name in ("torch", "broken")})
     result = gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
     assert [row.name for row in result.rows] == ["base torch", "gati torch"]
-    reasons = {left.name: left.reason for left in result.left_out}
-    for name in ("base broken", "gati broken"):
-        assert reasons[name] == "RuntimeError: Python.h: No such file or directory"
+    told = [left.reason for left in result.left_out if "broken" in left.name]
+    assert told == ["RuntimeError: Python.h: No such file or directory"]  # once, not for base and gati each
 
 
 def test_a_composition_whose_own_backend_fails_is_refused_with_the_reason(

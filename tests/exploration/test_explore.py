@@ -506,7 +506,7 @@ def test_caches_that_compositions_name_are_never_replaced(
     composition.write_text("{}")
     kept = {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
     with pytest.raises(
-        LibraryError, match="whose caches are used by default: choose another --out, or delete"
+        LibraryError, match=r"with compositions of its caches \(default\): choose another --out, or delete"
     ):
         explore(NET, **files, out=directory, variants=VARIANTS, epochs=1)
     assert kept == {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
@@ -539,7 +539,9 @@ def test_caches_that_are_composed_while_an_exploration_prepares_are_not_replaced
 ) -> None:
     older = Library(shutil.copytree(library.directory, tmp_path / "library"))
     kept = {path: path.read_bytes() for path in older.directory.rglob("*.*") if path.name != ".lock"}
-    with pytest.raises(LibraryError, match="whose caches are used by default: choose another --out"):
+    with pytest.raises(
+        LibraryError, match=r"with compositions of its caches \(default\): choose another --out"
+    ):
         explore(
             NET,
             **files,
@@ -559,7 +561,7 @@ def test_a_composition_of_replaced_caches_keeps_the_exploration_from_ending(
     library = Library(tmp_path / "library")
     options: dict[str, Any] = {**files, "out": library.directory, "variants": ["grid(8)"], "epochs": 0.1}
     for _ in range(2):  # nor does what is unfinished go on beside it
-        with pytest.raises(LibraryError, match="whose caches are used by default: .* delete"):
+        with pytest.raises(LibraryError, match=r"with compositions of its caches \(default\): .* delete"):
             explore(NET, progress=_Composes(library, "trains"), **options)
     assert not library.manifest_path.exists()
     library.composition_path().unlink()

@@ -285,7 +285,9 @@ def test_overlapped_lookups_have_the_same_cores_from_measuring_to_serving(
         assert composition.lookup_cores == 2
         with gati.load(tmp_path) as engine:
             assert engine.lookup_cores == 2
-        with pytest.raises(LibraryError, match="another exploration, whose caches are used by default"):
+        with pytest.raises(
+            LibraryError, match=r"another exploration, with compositions of its caches \(default\)"
+        ):
             shortly(digit_files, str(digit_files / "val.npz"), tmp_path, lookup_cores=3)
     Cores.instead(2, monkeypatch)
     said = Notes()

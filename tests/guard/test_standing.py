@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import subprocess
 import sys
 import weakref
@@ -48,6 +49,20 @@ def test_stopped_caches_are_still_stopped_after_a_restart(tmp_path: Path) -> Non
     assert again.watch("a", 0.97, proven=True).state == "stopped"
     assert again.watch("other caches", 0.97, proven=True).state == "serving"
     assert again.spending.used == 1
+
+
+def test_what_killed_processes_left_next_to_the_file_is_removed_after_a_day(tmp_path: Path) -> None:
+    """The rest of the folder may be the user's."""
+    old, new, *others = (
+        tmp_path / f".{name}.part" for name in ("a.json.01234567", "a.json.01234568", "a.mp4", "b.89abcdef")
+    )
+    others[1].mkdir()
+    for path in (old, new, others[0]):
+        path.touch()
+    for path in (old, *others):
+        os.utime(path, (0, 0))
+    Standing(0.05, tmp_path / "standing.json").save()
+    assert {*tmp_path.iterdir()} == {new, *others, tmp_path / "standing.json"}
 
 
 def test_a_process_that_is_killed_forgets_no_stop(tmp_path: Path) -> None:

@@ -569,16 +569,19 @@ def test_networks_that_transform_their_input_do_so_as_with_published_weights(nam
     assert load_model(f"torchvision:{name}").module.transform_input
 
 
-def test_auxiliary_classifiers_that_a_checkpoint_lacks_are_left_out(tmp_path: Path) -> None:
-    """torchvision drops those of GoogLeNet with its published weights, from which most training starts."""
+@pytest.mark.parametrize("auxiliaries", ["left out", "of other classes"])
+def test_a_checkpoint_needs_no_auxiliary_classifiers(auxiliaries: str, tmp_path: Path) -> None:
+    """They only run in training. With published weights, torchvision drops those of GoogLeNet only."""
     pytest.importorskip("PIL")
     state = load_model("torchvision:googlenet").module.state_dict()
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("aux")}
-    torch.save(kept, tmp_path / "tuned.pt")
+    tuned = {**(kept if auxiliaries == "left out" else state), "fc.bias": torch.zeros(7)}
+    tuned["fc.weight"] = torch.zeros(7, 1024)
+    torch.save({f"module.{name}": tensor for name, tensor in tuned.items()}, tmp_path / "tuned.pt")
     found = load_model("torchvision:googlenet", tmp_path / "tuned.pt").module
-    assert list(found.state_dict()) == list(kept)
-    del kept["fc.bias"]
-    torch.save(kept, tmp_path / "tuned.pt")
+    assert list(found.state_dict()) == list(kept) and len(found.state_dict()["fc.bias"]) == 7
+    del tuned["fc.bias"]
+    torch.save(tuned, tmp_path / "tuned.pt")
     assert "missing key fc.bias, no unexpected" in error_of("torchvision:googlenet", tmp_path / "tuned.pt")
 
 

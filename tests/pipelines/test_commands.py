@@ -29,7 +29,7 @@ def test_a_check_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixt
     written(tmp_path, ["x", "y"], ", accuracy = 0.9, latency_ms = 2.0")
     assert run(["pipeline", "check", str(file)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "  one: 90.0 % right, 2.00 ms, 95th percentile 2.00 ms",
+        "  one: 90.0 % right, mean 2.00 ms, 95th percentile 2.00 ms",
         f"next: gati serve {file}",
     ]
 

@@ -319,6 +319,12 @@ def test_what_is_activated_in_the_repository_serves_once_it_is_proven(made: Path
         kill(running)  # it goes on where it was
         document = ask(running)
         assert document["model_version"] == str(first) and "base" not in exits(document)
+        repository.activate(MODEL, second)
+        until(lambda: standing(running)["pending"] is not None)
+        kill(running)  # also while another one, which is active in the repository, is on trial
+        document = ask(running, 1)
+        assert document["model_version"] == str(first) and "base" not in exits(document)
+        assert standing(running)["pending"]["version"] == str(second)
 
 
 def _versions(running: Server) -> list[str]:

@@ -281,15 +281,20 @@ class Loads:
     def __init__(self, error: Exception | None) -> None:
         self.error = error
         self.loaded: list[str] = []
+        self.last_run = SimpleNamespace(served=None, goes_on=lambda post: post == "the same")
+        self.post = "the same"
+        self.activated: list[str] = []
         self.active = SimpleNamespace(name="default")
 
-    async def load(self, name: str, folder: Path) -> None:
+    async def load(self, name: str, folder: Path) -> Any:
         assert (folder / "composition.json").is_file()
         self.loaded.append(name)
         if self.error is not None:
             raise self.error
+        return SimpleNamespace(post=self.post)
 
     def activate(self, name: str) -> None:
+        self.activated.append(name)
         self.active = SimpleNamespace(name=name)
 
     def unload(self, name: str) -> None:
@@ -333,6 +338,33 @@ def test_a_version_without_room_is_served_once_another_is_unloaded(tmp_path: Pat
         versions.error = None
         await followed.look()
         assert versions.loaded == ["1"] * 3 and versions.active.name == "1"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("served", "post", "activated"),
+    [
+        (None, "the same", ["2"]),
+        ("default", "the same", ["2"]),
+        ("1", "the same", ["1", "2"]),
+        ("1", "of another repository", ["2"]),
+        ("2", "the same", ["2"]),
+        ("9", "the same", ["2"]),
+    ],
+)
+def test_what_served_last_goes_on_before_the_active_version(
+    tmp_path: Path, served: str | None, post: str, activated: list[str]
+) -> None:
+    """The active one may wait for its proof; what served was forgotten. Version 9 is not there any more."""
+    publish(tmp_path)
+    publish(tmp_path)
+
+    async def main() -> None:
+        versions: Any = Loads(None)
+        versions.last_run.served, versions.post, versions.unload = served, post, lambda name: None
+        await Followed(str(tmp_path), "m", versions).look()
+        assert versions.activated == activated
 
     asyncio.run(main())
 

@@ -144,6 +144,16 @@ def test_one_query_that_waited_long_does_not_refuse_those_after_it() -> None:
     assert LaterStages(Planner(found, "static")).least_ms == 1.0
 
 
+def test_a_refusal_says_what_takes_the_slo() -> None:
+    """It was "expected to take 1.6 ms, but 0.0 ms are left" for an SLO of 5 ms."""
+    error = OverloadError("expected to take 1.6 ms, but 0.0 ms of the SLO are left", retry_after_s=2.0)
+    served = serve(chain(2.0 * HOUR_MS), Model("a", lambda asked: error), Model("b"))
+    why = f"stages after 'a' take at least {2.0 * HOUR_MS:.1f} ms: too long for the SLO of 3600000 ms"
+    with pytest.raises(OverloadError, match=why) as raised:
+        asyncio.run(served.answer(None, timing()))
+    assert raised.value.retry_after_s == 2.0
+
+
 def test_figures_that_refuse_every_query_are_doubted() -> None:
     """After a stall of a later stage all queries were refused, and nothing corrected its figures."""
 

@@ -157,9 +157,9 @@ def test_admission_counts_those_ahead() -> None:
             put(queue, number)
         queue.admit(1, 2, 0.041)
         queue.admit(1, 1, 0.021)  # two with the usual priority wait behind it
-        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 39.0 ms are left"):
+        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 39.0 ms of the SLO are left"):
             queue.admit(1, 2, 0.039)
-        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 0.0 ms are left"):
+        with pytest.raises(OverloadError, match="expected to take 40.0 ms, but 0.0 ms of the SLO are left"):
             queue.admit(1, 2, -0.2)  # it arrives too late
         with pytest.raises(OverloadError):
             queue.admit(2, 2, 0.041)
@@ -173,7 +173,7 @@ def test_admission_counts_inputs_of_one_request_that_run_together() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         put(queue, 0)
         queue.admit(4, 2, 0.051)
-        with pytest.raises(OverloadError, match="expected to take 50.0 ms, but 49.0 ms are left"):
+        with pytest.raises(OverloadError, match="expected to take 50.0 ms, but 49.0 ms of the SLO are left"):
             queue.admit(4, 2, 0.049)
 
     run(test, parallel=4, mean_s=0.01, least_s=0.004, seconds_an_input=0.01)

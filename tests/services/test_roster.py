@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gati.guard.posts import Post
 from services.inference.following import Answering
+from services.inference.keeping import ServedStanding
+from services.inference.roster import LastRun
 from tests.services.test_standing import Run
 
 
@@ -49,10 +53,43 @@ def test_before_any_request_both_go_on_in_any_order(tmp_path: Path, order: str) 
     run = Run(tmp_path / "small.json")
     for name in order:
         assert run.activate(run.post(name)) == (name == "5")
-    assert run.roster.serving.version.name == "5"
+    assert [each.version.name for each in run.roster.in_use[:2]] == ["5", "6"]
     run.roster.give_up()
     run.standings.close()
     assert Run(tmp_path / "small.json").last.goes_on(run.roster.serving)
+
+
+def test_what_served_last_is_named_until_it_serves_or_another_one_has_answered(tmp_path: Path) -> None:
+    path = tmp_path / "small.json"
+    assert LastRun(ServedStanding(None)).served is None
+    last_run(path)
+    run = Run(path)
+    assert not run.activate(run.post("6")) and run.last.served == "5"
+    assert run.activate(run.post("5")) and run.last.served is None
+    run.standings.close()
+    run = Run(path)
+    assert run.last.served == "5"
+    run.roster.give_up()  # after a request
+    assert run.last.served is None
+    run.standings.close()
+    run = Run(path)
+    assert run.last.served is None, "the library's own caches served"
+    run.standings.close()
+
+
+@pytest.mark.parametrize("damage", [["5"], 5])
+@pytest.mark.parametrize("part", ["serving", "trial", "version"])
+def test_a_damaged_part_of_the_last_run_names_no_version(tmp_path: Path, part: str, damage: Any) -> None:
+    path = tmp_path / "small.json"
+    last_run(path)
+    document = json.loads(path.read_text())
+    document["parts"]["answering"]["state"][part] = damage
+    path.write_text(json.dumps(document))
+    run = Run(path)
+    assert run.last.served == ("5" if part == "trial" else None)
+    assert run.last.goes_on(run.post("5")) == (part != "serving")
+    assert run.last.goes_on(run.post("6")) == (part != "trial")
+    run.standings.close()
 
 
 def test_a_run_in_which_others_answered_is_the_last_one_for_the_next(tmp_path: Path) -> None:
