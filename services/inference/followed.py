@@ -76,8 +76,8 @@ class Followed:
             version = await self._load(name)
             if self._versions.last_run.goes_on(version.post):  # else another one, of that name only
                 self._versions.activate(name)
-        except GatiError as error:
-            _log.warning("cannot go on with the version that served before", extra={"reason": str(error)})
+        except Exception as error:  # of any type: it does not keep the active version from being served
+            log_failure(_log, "cannot go on with the version that served before", error)
 
     async def _serve(self, name: str) -> None:
         if name == self._wanted:
@@ -94,7 +94,7 @@ class Followed:
         try:
             await asyncio.to_thread(self._repository.fetch, self._model, int(name), folder)
             version = await self._versions.load(name, folder=folder)
-            self._own.add(name)
-            return version
         finally:
             await asyncio.to_thread(scratch.close)
+        self._own.add(name)  # not before, as `tidy` may be called meanwhile
+        return version

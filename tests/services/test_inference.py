@@ -24,6 +24,7 @@ from services.inference.followed import Followed
 from services.inference.following import Answering
 from services.inference.loaded import LoadedVersion, TooManyVersionsError
 from services.inference.service import InferenceService
+from services.scratch import Scratch
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
@@ -365,6 +366,53 @@ def test_what_served_last_goes_on_before_the_active_version(
         versions.last_run.served, versions.post, versions.unload = served, post, lambda name: None
         await Followed(str(tmp_path), "m", versions).look()
         assert versions.activated == activated
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [TooManyVersionsError("8 are loaded"), MemoryError("it is too large")])
+def test_the_active_version_serves_though_what_served_last_cannot_be_loaded(
+    tmp_path: Path, error: Exception
+) -> None:
+    publish(tmp_path)
+    publish(tmp_path)
+
+    class LoadsOne(Loads):
+        async def load(self, name: str, folder: Path) -> Any:
+            if name == "1":
+                raise error
+            return await super().load(name, folder)
+
+    async def main() -> None:
+        versions: Any = LoadsOne(None)
+        versions.last_run.served = "1"
+        await Followed(str(tmp_path), "m", versions).look()
+        assert versions.activated == ["2"]
+
+    asyncio.run(main())
+
+
+def test_a_version_is_not_unloaded_before_it_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on trial took over while the files of the next one were removed; that one never served."""
+    publish(tmp_path)
+
+    async def main() -> None:
+        versions: Any = Loads(None)
+        followed, loop = Followed(str(tmp_path), "m", versions), asyncio.get_running_loop()
+        removed = Scratch.close
+
+        async def take_over() -> None:
+            followed.tidy()
+
+        def close(scratch: Scratch) -> None:
+            asyncio.run_coroutine_threadsafe(take_over(), loop).result()
+            removed(scratch)
+
+        monkeypatch.setattr(Scratch, "close", close)
+        await followed.look()
+        assert versions.activated == ["1"]
 
     asyncio.run(main())
 

@@ -262,6 +262,7 @@ class EmbeddingCache(nn.Module):
         found = self._find(ids)
         hits, missing = np.flatnonzero(found.slots >= 0), np.flatnonzero(found.slots < 0)
         waiting: Callable[[], None] | None = None
+        plan: _Plan | None = None  # deciding takes no time while rows are fetched; other threads void it
         if len(missing) and self._asked is not None:
             waiting = self._asked.ask(ids[missing], rows[len(hits) : -1])
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
@@ -281,11 +282,12 @@ class EmbeddingCache(nn.Module):
                 last = begin + asked.last
                 batch = RequestedRows(ids, found.places, asked.counts, last, begin, self._clock)
                 batch = self._policy.observe(batch)
-                receive()
-                slots = self._slots_now(found)
-                served = self._policy.serve(batch, slots)
-                receive()
-                plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
+                if waiting is not None:
+                    receive()
+                    slots = self._slots_now(found)
+                    served = self._policy.serve(batch, slots)
+                    receive()
+                    plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
         finally:
             if waiting is not None:
                 waiting()
@@ -316,9 +318,9 @@ class EmbeddingCache(nn.Module):
             found.slots, found.version = self._sets.find(found.ids, found.places), self._version
         return found.slots
 
-    def _served(self, batch: RequestedRows, found: _Found, plan: _Plan) -> RowChanges:
+    def _served(self, batch: RequestedRows, found: _Found, plan: _Plan | None) -> RowChanges:
         """Have the policy count a batch; returns what it replaces: the `plan`, if that still holds."""
-        if plan.turn == self._turn:
+        if plan is not None and plan.turn == self._turn:
             self._policy.commit(batch, plan.served)
             changes = plan.changes
         else:

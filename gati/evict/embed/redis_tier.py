@@ -12,7 +12,7 @@ import torch
 
 from gati.errors import EvictError
 from gati.evict.embed.redis_rows import AT_ONCE, RowReplies, commands
-from gati.evict.embed.tiers import Ids, checked_table
+from gati.evict.embed.tiers import Ids, bytes_of, checked_table
 
 _TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
 
@@ -50,7 +50,7 @@ class RedisTier:
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
         """Write a table [rows, width], replacing any of this name; its shape last. Raises EvictError."""
-        content = checked_table(weight).contiguous().view(torch.uint8).numpy()
+        content = bytes_of(checked_table(weight).contiguous())
         rows, width = weight.shape
         tier = cls.__new__(cls)
         tier._url, tier._name = _without_secrets(url), name

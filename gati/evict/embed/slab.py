@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gati.errors import EvictError
 from gati.evict.embed.pool import PagePool
-from gati.evict.embed.tiers import Ids, SlowTier
+from gati.evict.embed.tiers import Ids, SlowTier, bytes_of
 
 
 def page_bytes_for(row_bytes: int) -> int:
@@ -33,7 +33,7 @@ def one_by_row(rows: torch.Tensor) -> NDArray[np.void]:
     NumPy copies rows in the calling thread, as fast as one thread of torch does. Further threads of torch
     would wait for more work for a while after each copy, on cores that the slow tier may need.
     """
-    content = rows.view(torch.uint8).numpy()
+    content = bytes_of(rows)
     return content.view(np.dtype((np.void, content.shape[1])))[:, 0]
 
 

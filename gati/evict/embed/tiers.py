@@ -60,6 +60,12 @@ def checked_table(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach()
 
 
+def bytes_of(rows: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor of rows [n, width], n at least 1, as an array [n, bytes of a row]."""
+    # of one column, as `linear.weight.t()`, torch views no bytes: its stride may be anything
+    return rows.view(-1).view(torch.uint8).view(len(rows), -1).numpy()
+
+
 class MemoryTier:
     """A table in memory. If rows of `weight` change later, call `forget` on the caches in front of it."""
 
@@ -105,7 +111,7 @@ class FileTier:
     @classmethod
     def write(cls, path: str | Path, weight: torch.Tensor) -> FileTier:
         """Write a table [rows, width] atomically, and map it. Raises StorageError, EvictError."""
-        content = checked_table(weight).contiguous().view(torch.uint8).numpy()
+        content = bytes_of(checked_table(weight).contiguous())
         atomic_write(Path(path), lambda part: content.tofile(part))
         return cls(path, width=weight.shape[1], dtype=weight.dtype)
 

@@ -223,9 +223,11 @@ def test_a_row_forgotten_while_it_is_fetched_is_not_kept() -> None:
     assert torch.equal(cache(ids)[0], old + 1.0)
 
 
-def test_two_threads_that_lack_one_row_keep_it_once() -> None:
+def test_two_threads_that_lack_one_row_keep_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Gate(table())
     cache = EmbeddingCache(slow, 100, mode="sum", policy="lru")
+    decide, decided = cache._policy.plan, []
+    monkeypatch.setattr(cache._policy, "plan", lambda *given: decided.append(given) or decide(*given))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(cache, torch.tensor([[3, 4]]))
         assert slow.asked.wait(60.0)
@@ -235,6 +237,7 @@ def test_two_threads_that_lack_one_row_keep_it_once() -> None:
         slow.open.set()
         first.result(), second.result()
     assert cache.figures()["rows"] == 3
+    assert len(decided) == 2  # not in vain before rows are fetched: the other thread would void it
 
 
 class Asked(MemoryTier):
@@ -380,7 +383,7 @@ def test_no_rows_are_fetched_for_a_batch_that_has_ended(monkeypatch: pytest.Monk
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache._policy, "serve", stopped)
+    monkeypatch.setattr(cache._policy, "observe", stopped)
     with pytest.raises(KeyboardInterrupt):
         cache(torch.tensor([[13]]))
 
@@ -393,8 +396,9 @@ def test_a_slow_tier_that_returns_other_rows_is_named() -> None:
         EmbeddingCache(slow, 100)(torch.tensor([[1]]))
 
 
-def test_a_slow_tier_may_return_rows_in_any_layout() -> None:
-    weight = table().requires_grad_()
+@pytest.mark.parametrize("width", [8, 1])
+def test_a_slow_tier_may_return_rows_in_any_layout(width: int) -> None:
+    weight = table(width=width).requires_grad_()
 
     class Columns(Gate):
         def fetch(self, ids: Ids) -> torch.Tensor:
@@ -422,6 +426,11 @@ def test_rows_of_a_file_are_those_of_memory(tmp_path: object) -> None:
     cache = EmbeddingCache(slow, 50, mode="sum")
     for _ in range(3):
         assert same_bits(cache(ids), bag(weight, "sum")(ids))
+
+
+def test_the_weights_of_a_linear_layer_are_a_table_of_one_column(tmp_path: Path) -> None:
+    weight = torch.nn.Linear(400, 1).weight.t()
+    assert torch.equal(FileTier.write(tmp_path / "table.rows", weight).fetch(np.arange(400)), weight)
 
 
 @pytest.mark.parametrize(
