@@ -114,11 +114,11 @@ def without_auxiliaries(network: nn.Module, state: Mapping[str, Tensor]) -> dict
     They only run in training, so users leave them out, or with the number of classes they had. torchvision
     itself removes those of GoogLeNet when it loads published weights.
     """
-    removed = tuple(f"{name}." for name in _AUXILIARY if getattr(network, name, None) is not None)
-    for prefix in removed:
-        setattr(network, prefix[:-1], None)
+    removed = [name for name in _AUXILIARY if getattr(network, name, None) is not None]
+    for name in removed:
+        setattr(network, name, None)
         network.aux_logits = False  # type: ignore[assignment]
-    return {key: tensor for key, tensor in state.items() if not key.startswith(removed)}
+    return {key: tensor for key, tensor in state.items() if key.partition(".")[0] not in removed}
 
 
 def classes_argument(classes: int | None) -> dict[str, int]:

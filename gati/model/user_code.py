@@ -94,10 +94,10 @@ def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
     named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
     named = {name: _in_copy(each, memo) for name, each in named.items() if not isinstance(each, FunctionType)}
     named = {name: each for name, each in named.items() if each is not value.__globals__.get(name)}
-    defaults = tuple(_in_copy(each, memo) for each in value.__defaults__ or ())
-    keywords = {name: _in_copy(each, memo) for name, each in (value.__kwdefaults__ or {}).items()}
-    given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    are_same = all(map(operator.is_, (*defaults, *keywords.values()), given))
+    positional, by_name = value.__defaults__ or (), value.__kwdefaults__ or {}
+    defaults = tuple(_in_copy(each, memo) for each in positional)
+    keywords = {name: _in_copy(each, memo) for name, each in by_name.items()}
+    are_same = all(map(operator.is_, (*defaults, *keywords.values()), (*positional, *by_name.values())))
     if not named and not value.__closure__ and are_same:
         return value
     cells = tuple(CellType() for _ in value.__closure__ or ())

@@ -262,7 +262,7 @@ class EmbeddingCache(nn.Module):
         found = self._find(ids)
         hits, missing = np.flatnonzero(found.slots >= 0), np.flatnonzero(found.slots < 0)
         waiting: Callable[[], None] | None = None
-        plan: _Plan | None = None  # deciding takes no time while rows are fetched; other threads void it
+        plan: _Plan | None = None  # made only while a tier was asked: else other threads would void it
         if len(missing) and self._asked is not None:
             waiting = self._asked.ask(ids[missing], rows[len(hits) : -1])
         receive: Callable[[], None] = getattr(waiting, "receive", _nothing)  # after each step
