@@ -99,7 +99,7 @@ def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
 def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
     @torch.no_grad()
     def answer(images: Tensor) -> Tensor:
-        with training_precision(device, caching=False):
+        with training_precision(device):
             rows: Tensor = base(images)
         return rows.float()
 

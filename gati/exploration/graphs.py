@@ -70,7 +70,7 @@ def capture_training(forward: nn.Module, example: Tensor) -> None:
     if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # as intended here
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     try:
-        with training_precision(example.device, caching=False):
+        with training_precision(example.device):
             torch.cuda.make_graphed_callables(forward, (example.detach().clone(),), allow_unused_input=True)
     except RuntimeError as error:
         _log.info("training is not captured as a CUDA graph: %s", first_line(error))

@@ -23,13 +23,12 @@ def gains_by_bfloat16(module: nn.Module) -> bool:
 
 
 @contextmanager
-def training_precision(
-    device: torch.device, gains: bool = True, *, caching: bool | None = None
-) -> Iterator[None]:
+def training_precision(device: torch.device, gains: bool = True) -> Iterator[None]:
     """Train in bfloat16 if hardware and network gain from it; measurements are always in float32.
 
-    `caching` False casts weights each time they are used, as a CUDA graph must.
+    Weights are cast each time they are used. Autocast would otherwise keep what it has cast, and inside
+    another autocast, even one that is off, it would keep that however the weights change.
     """
     enabled = device.type == "cuda" or (device.type == "cpu" and gains and bfloat16_pays())
-    with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=caching):
+    with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
         yield

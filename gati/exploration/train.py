@@ -224,7 +224,7 @@ class SharedTraining:
         self, hidden: Mapping[str, Tensor], images: Tensor
     ) -> tuple[dict[Front, Tensor], Tensor, Tensor | None]:
         """What learners read, the base model's answers, and weights; its forward pass fills `hidden`."""
-        with training_precision(self.device, caching=False), torch.no_grad():
+        with training_precision(self.device), torch.no_grad():
             rows = self._base(images).float()
             weights = None if self.emphasis is None else self.emphasis(images)
         return self._fronts.look(hidden), rows, weights

@@ -13,6 +13,7 @@ from torch import Tensor
 from gati.caches import build_predictor
 from gati.exploration.augment import Augmentation, choose_augmentation, choose_augmentations
 from gati.exploration.groups import timekeeper
+from gati.exploration.modes import modes_of_training
 from gati.exploration.state import RunState, StagePlan
 from gati.exploration.train import Learner, SharedTraining
 from gati.types import TrialId
@@ -84,6 +85,17 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
     assert second.step == whole.step == 12
     for expected, found in zip(_weights(whole), _weights(second), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_in_bfloat16_each_step_computes_with_the_weights_that_the_last_one_left(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast keeps what it has cast until the outermost one ends: explore runs within one that is off."""
+    monkeypatch.setattr("gati.exploration.precision.bfloat16_pays", lambda: True)
+    outside = list(_training(net).run())
+    with modes_of_training():
+        inside = list(_training(net).run())
+    assert inside == outside
 
 
 def test_training_lowers_the_loss_and_leaves_the_base_model_as_it_was(net: Net) -> None:
