@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from services.inference.settings import InferenceSettings
@@ -60,9 +61,13 @@ class Hosted(Protocol):
 
 
 class Hosting(Protocol):
-    """Where the services of all models run. Their clients need `secret`; None if there is none."""
+    """Where the services of all models run. Their clients need `secret`; None if there is none.
+
+    `pausing` is the file by which requests pause retraining (see `services.pausing`); None where none can.
+    """
 
     secret: bytes | None
+    pausing: Path | None
 
     def threads(self, replicas: int) -> int:
         """The number of threads of each of `replicas` replicas if the configuration does not set it."""

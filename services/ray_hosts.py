@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -243,6 +244,8 @@ class RayReplica:
 
 class RayCluster:
     """The nodes of a Ray cluster: a `services.hosted.Hosting`."""
+
+    pausing: Path | None = None  # requests run on other machines than retraining
 
     def __init__(self) -> None:
         self.secret: bytes | None = secrets.token_hex(32).encode()

@@ -8,9 +8,10 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -37,6 +38,7 @@ from services.cores import own_cores
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.model_settings import ModelSettings
+from services.pausing import make_shared
 from services.process import on_signals
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -47,6 +49,7 @@ from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.replicas import Link
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
+from services.scratch import Scratch
 from services.supervisor import Supervised
 from services.web import answering, listen, renew_certificate, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
@@ -93,15 +96,19 @@ class ThisMachine:
 
     secret: bytes | None = None  # only this user can reach their sockets
 
+    def __init__(self, pausing: Path | None = None) -> None:
+        self.pausing = pausing
+
     def threads(self, replicas: int) -> int:
         """The number of cores that this process may use, divided by the number of replicas."""
         return max(1, core_count() // replicas)
 
     def host(self, settings: InferenceSettings) -> Hosted:
         """A supervised process."""
+        more: dict[str, Any] = {"pausing": self.pausing}
         if settings.replicas > 1:
-            cores = own_cores(settings.replica, settings.replicas)
-            settings = settings.model_copy(update={"cores": cores})
+            more["cores"] = own_cores(settings.replica, settings.replicas)
+        settings = settings.model_copy(update=more)
         return Supervised(settings.label, "services.inference", settings, spare=settings.spare)
 
 
@@ -118,7 +125,7 @@ def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Sche
         for name, each in config.models.items()
         if each.replicas_max is not None
     ]
-    return Scheduler(config, models, pipelines, _adaptation(config), autoscalers)
+    return Scheduler(config, models, pipelines, _adaptation(config, where.pausing), autoscalers)
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -127,7 +134,11 @@ def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Sche
 @contextmanager
 def _hosting(config: ServeConfig) -> Iterator[Hosting]:
     if config.ray is None:
-        yield ThisMachine()
+        with ExitStack() as stack:
+            pausing = None
+            if config.adaptation is not None and config.adaptation.niceness:  # otherwise it need not give way
+                pausing = make_shared(stack.enter_context(closing(Scratch("pausing"))).path)
+            yield ThisMachine(pausing)
         return
     if find_spec("ray") is None:
         raise ConfigError("--ray needs Ray; install it with pip install 'gati[ray]'")
@@ -270,7 +281,7 @@ def _settings(
     )
 
 
-def _adaptation(config: ServeConfig) -> Supervised | None:
+def _adaptation(config: ServeConfig, pausing: Path | None) -> Supervised | None:
     """The adaptation process, if it is configured. Raises `ConfigError` if it would have no model."""
     if config.adaptation is None:
         return None
@@ -288,7 +299,12 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
     )
     if not models:
         raise ConfigError("[adaptation] has no model; give one a library, records and a repository")
-    settings = AdaptationSettings(models=models, log_level=config.log_level, **config.adaptation.model_dump())
+    settings = AdaptationSettings(
+        models=models,
+        log_level=config.log_level,
+        pausing=pausing,
+        **config.adaptation.model_dump(),
+    )
     return Supervised("adaptation", "services.adaptation", settings)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from gati.errors import NotFoundError, UnavailableError, first_line
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.again import keep_on
+from services.pausing import Pausable
 from services.wire.gen.ttypes import AdaptationStatus, Health
 
 _LONGEST_PAUSE_S = 60.0
@@ -91,6 +92,7 @@ class Adaptations:
         self._waiting: dict[str, list[_Job]] = {}
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-adaptation")
+        self._pausable = Pausable(settings.pausing)
         self._started = False
 
     def start(self) -> None:
@@ -193,6 +195,7 @@ class Adaptations:
         torch.set_num_threads(self._settings.threads)
         began_s = time.thread_time()
         try:
-            return work(), None, time.thread_time() - began_s
+            with self._pausable.computing():
+                return work(), None, time.thread_time() - began_s
         except Exception as error:  # raised in the caller; other models continue
             return None, error, time.thread_time() - began_s

@@ -28,3 +28,4 @@ class AdaptationSettings(AdaptationConfig, ProcessSettings):
 
     models: tuple[AdaptedModel, ...]
     threads: int = Field(default=1, ge=1)
+    pausing: Path | None = None  # by which inference processes pause it, see `services.pausing`

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.recall_records import Looked
+from gati.cores import core_count
 from gati.engine.exits import Prediction
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.guard.auditor import Decided
@@ -30,6 +31,7 @@ from services.inference.requests import Requests, UnderWay
 from services.inference.rows import LARGE_INPUT_BYTES, rows_of, spectrograms_of, tokens_of
 from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
+from services.pausing import Pausing
 from services.pool import BoundedPool
 from services.states import BASE_VERSION, BROKEN, STUCK
 from services.wire.gen.ttypes import (
@@ -85,6 +87,7 @@ class InferenceService:
         self._versions = Versions(settings, self._counts, self._writer)
         self._polling: list[asyncio.Task[None]] = []
         self._requests = Requests()
+        self._pausing = Pausing(settings.pausing, core_count())
         # It refuses nothing that a queue has admitted: each priority can fill one.
         self._pool = BoundedPool("gati-rows", waiting=_LOWEST * settings.queue_capacity)
         self._state = "starting"
@@ -120,7 +123,8 @@ class InferenceService:
     async def infer(self, request: Any) -> Any:
         """Answer a request; one version answers all of its inputs."""
         try:
-            return await self._infer(request)
+            with self._pausing:
+                return await self._infer(request)
         except GatiError as error:
             self._counts.refused[error.thrift_code] += 1
             raise

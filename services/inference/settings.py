@@ -25,6 +25,7 @@ class InferenceSettings(ModelSettings, ProcessSettings):
     poll_s: float = Field(default=2.0, gt=0.0)
     replica: int = Field(default=0, ge=0)  # number of this service among the replicas of its model
     replicas: int = Field(default=1, ge=1)  # most that there may be; they share the error of their proofs
+    pausing: Path | None = None  # by which it pauses the adaptation process, see `services.pausing`
     cores: tuple[int, ...] | None = None  # for engines that reserve some of them for lookups; default: all
 
     @field_validator("size", mode="before")

@@ -108,6 +108,7 @@ class _ThisProcess:
     """A `services.hosted.Hosting` whose services run in the event loop of the scheduler."""
 
     secret: bytes | None = None
+    pausing: Path | None = None
 
     def threads(self, replicas: int) -> int:
         return 1

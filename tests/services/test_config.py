@@ -15,10 +15,11 @@ from sqlalchemy import make_url
 
 from gati.errors import ConfigError
 from services import serve
-from services.config import ModelConfig, ServeConfig, read_config
+from services.config import AdaptationConfig, ModelConfig, ServeConfig, read_config
 from services.hosted import Hosted
 from services.inference.settings import InferenceSettings
 from services.serve import ThisMachine, build_scheduler, with_pipeline_models
+from services.supervisor import Supervised
 from tests.waiting import LONG_S
 
 
@@ -121,9 +122,11 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
             for key in ("replicas_delay_ms", "replicas_cooldown_s", "replicas_idle_s")
         ),
         ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_idle_s=9", "no effect without replicas_min = 0"),
+        ("[models.m]\nlibrary='l'\nrepository='r'\nmost_versions=2", "but a repository takes 3: the first"),
         ("[models.m]\nmodel='x:y'\ncomposition='fast'", "composition would have no effect with a model"),
         ("[models.m]\nlibrary='l'\ncheckpoint='c'", "checkpoint would have no effect without a model"),
         ("[models.m]\nlibrary='l'\ncaches=false\ncomposition='c'", "no effect with caches = false"),
+        ("certificate_key='k'\n[models.m]\nlibrary='l'", "serve.toml: certificate_key needs its certificate"),
         ("", "nothing to serve"),
         ("port =", "not readable as TOML"),
         ('[models.m]\nmodel = "a\\u0000.pt2"', "setting 'models.m.model' contains a null character"),
@@ -257,6 +260,26 @@ def test_a_link_to_a_library_gives_its_own_name_and_is_followed_once(folder: Pat
     assert [each.library for each in told] == 2 * [(folder / "library").resolve()]
     build_scheduler(config.model_copy(update={"ray": "auto"}), Told())
     assert told[-1].library == link, "on another machine the link may lead elsewhere"
+
+
+@pytest.mark.parametrize("niceness", [15, 0])
+def test_requests_pause_what_retrains_unless_that_need_not_give_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, niceness: int
+) -> None:
+    told = dict[str, Any]()
+
+    class Told(Supervised):
+        def __init__(self, name: str, package: str, settings: Any, **options: Any) -> None:
+            told[name] = settings.pausing
+            super().__init__(name, package, settings, **options)
+
+    monkeypatch.setattr(serve, "Supervised", Told)
+    model = ModelConfig(library=folder / "library", records="sqlite:///r.db", repository="versions")
+    config = ServeConfig(models={"m": model}, adaptation=AdaptationConfig(niceness=niceness))
+    with serve._hosting(config) as hosting:
+        build_scheduler(config, hosting)
+        assert told["m"] == told["adaptation"]
+        assert (told["m"] is not None and told["m"].is_file()) == (niceness > 0)
 
 
 @pytest.mark.parametrize("name", ["gone", 300 * "n"])  # no file system has names of that length
