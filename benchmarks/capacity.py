@@ -124,7 +124,8 @@ def replica_costs(library: Path, composition: str, data: str, seconds: float) ->
     from gati.model.preprocess import Preprocessing
 
     preprocessing = Preprocessing.from_json(Library.open(library).manifest.preprocessing)
-    inputs = load_data(data, preprocessing, what="data").images(list(range(1000)))
+    known = load_data(data, preprocessing, what="data")
+    inputs = known.images(range(min(1000, len(known))))
     torch.set_num_threads(1)
     engine = gati.load(library, composition=composition)
     times = []

@@ -98,10 +98,10 @@ def fitting(part: bytes, value_bytes: int) -> int:
     return int(0.99 * ServeConfig().largest_json_bytes) // (3 * len(part) + value_bytes)
 
 
-def just_parsed(part: bytes, value_bytes: int, numbers: int = 1) -> bytes:
+def just_parsed(part: bytes, value_bytes: int) -> bytes:
     """Return a tensor whose data are as many parts as the server parses, with an invalid trailing comma."""
     count = fitting(part, value_bytes)
-    return tensor_of(b"[" + (part * count)[:-1] + b"]", numbers * count)
+    return tensor_of(b"[" + (part * count)[:-1] + b"]", count)
 
 
 def text_of(character: bytes, width: int = 1) -> bytes:

@@ -39,7 +39,6 @@ from tests.waiting import until
 OTHER = "other"
 REFUSALS = (429, 503, 504)
 FAULT_AT = (0.25, 0.6)  # share of the run: a replica fails, then a node
-LOOK_S = 0.1
 LEAST_SLO_MS = 50.0
 SLO_FACTOR = 4.0  # times the undisturbed p99, since other programs run, too
 

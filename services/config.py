@@ -22,6 +22,7 @@ from services.model_settings import ModelSettings
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
 MOST_REPLICAS = 1000
+_LEAST_VERSIONS = 3  # to follow a repository
 _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
@@ -83,6 +84,11 @@ class ModelConfig(ModelSettings):
             raise ValueError("replicas is the number at startup; give at least replicas_min")
         if self.replicas_max is not None and max(self.replicas_min, self.replicas or 1) > self.replicas_max:
             raise ValueError("replicas and replicas_min must not be above replicas_max")
+        if self.repository is not None and self.most_versions < _LEAST_VERSIONS:
+            raise ValueError(
+                f"most_versions is {self.most_versions}, but a repository takes {_LEAST_VERSIONS}: the first "
+                "version, the one that serves, and a newer one"
+            )
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
@@ -321,4 +327,6 @@ def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -
         *table, given = map(str, invalid.place)
         known: type[BaseModel] = _TABLES[table[0]] if table else ServeConfig
         reason = no_such_setting(given, known.model_fields)
+    if not invalid.place:  # it is about several settings, and names them
+        return f"{target}: {reason}"
     return f"{where}: setting '{invalid.where}': {reason}"

@@ -1,12 +1,11 @@
 """Limits for HTTP connections: their number, the size of headers, and the time for each part of a request.
 
 uvicorn's protocol does not limit headers, incomplete requests, or clients that do not read. Here a connection
-is closed if its client sends nothing, an incomplete head, or a body that is too slow, or does not read its
-reply; earlier if all replies that are not read take too much memory. If there are too many connections, the
-one that has waited longest for a complete request is closed, so silent clients cannot keep others out. If all
-of them are active, new ones wait to be accepted (`places`), and connections whose request is refused for
-overload are closed after the reply (`should_leave`). With TLS, uvloop does not tell whether the last reply of
-a connection was read, so these limits do not apply to it.
+is closed if its client sends nothing, an incomplete head, long trailers, or a body that is too slow, or does
+not read its reply; earlier if replies that are not read take too much memory. If there are too many, the one
+that has waited longest for a complete request is closed, so silent clients cannot keep others out. If all are
+active, new ones wait to be accepted (`places`), and those whose request is refused for overload are closed
+after the reply (`should_leave`). With TLS, the limits do not apply to the last reply: uvloop does not tell.
 
 Requests to switch to another protocol, as Java's HTTP client makes for HTTP/2, are answered in HTTP/1.1.
 uvicorn's parser would skip their body and take it for the next request.
@@ -184,7 +183,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.parser = _Parser(self)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = self._body_bytes = 0  # received of the current head, and body
+        self._head_bytes = self._body_bytes = 0  # received of the current head (or trailers), and body
         self._body_began_s = 0.0
         self._in_head = self._in_body = False
         self._answered = False  # whether any request was answered
@@ -220,8 +219,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        long_head = not self._in_body and self._head_bytes > self._limits.head_bytes
-        if long_head or len(self.pipeline) > _MOST_PIPELINED:
+        if self._head_bytes > self._limits.head_bytes or len(self.pipeline) > _MOST_PIPELINED:
             self._hang_up()
         elif self._timer is None:
             if self._in_body:  # the body did not arrive completely with its head
@@ -256,9 +254,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._answering = self.cycle
         self._in_body, self._body_bytes, self._body_began_s = True, 0, self.loop.time()
+        self.headers = []  # for trailers: those of the request are in its scope, and nothing may follow them
 
     def on_body(self, body: bytes) -> None:
         """Part of a body has arrived."""
+        self._head_bytes = 0
         self._body_bytes += len(body)
         super().on_body(body)
 

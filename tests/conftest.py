@@ -142,14 +142,6 @@ def directory(tmp_path: Path) -> Path:
     return make_served(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder with CIFAR-10 and public checkpoints, for tests on real files."""
-    if not (SHARED_DATA / "cifar10" / "cifar10_val.npz").is_file():
-        pytest.skip("needs CIFAR-10 and checkpoints in ../shared/data, which is not part of the repository")
-    return SHARED_DATA
-
-
 @pytest.fixture(autouse=True)
 def _no_log_of_a_test_goes_on() -> Iterator[None]:
     """A server that a test starts in this process logs to the stderr of that test, which ends with it."""

@@ -334,6 +334,11 @@ def test_a_query_needs_nothing_that_only_servers_need(
     assert "no gati serve responds at http://127.0.0.1:9" in capsys.readouterr().err
 
 
+def test_a_text_in_another_encoding_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was an unexpected error of Gati's, to be reported."""
+    assert "the text is not UTF-8" in refused(capsys, ["query", "cats", "caf\udce9"])
+
+
 class Server(BaseHTTPRequestHandler):
     """Answers every GET with an empty JSON object."""
 

@@ -55,15 +55,15 @@ PIPELINE = {
 }
 
 
-def write_tones(folder: Path, count: int, seed: int, rate: int = RATE) -> None:
+def write_tones(folder: Path, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     folder.mkdir()
     for number in range(count):
         name, hertz = list(HERTZ.items())[number % 3]
-        moments = np.arange(int(rate * random.uniform(0.15, 0.35))) / rate
+        moments = np.arange(int(RATE * random.uniform(0.15, 0.35))) / RATE
         wave = np.sin(2 * np.pi * hertz * random.uniform(0.8, 1.25) * moments)
         noisy = 0.3 * wave + 0.05 * random.standard_normal(len(moments))
-        wavfile.write(folder / f"{name}_{number}.wav", rate, np.round(noisy * 32767).astype(np.int16))
+        wavfile.write(folder / f"{name}_{number}.wav", RATE, np.round(noisy * 32767).astype(np.int16))
 
 
 @pytest.fixture(scope="module")

@@ -38,9 +38,9 @@ def until(condition: Callable[[], bool], timeout_s: float = LONG_S, every_s: flo
         pause_s = min(1.2 * pause_s, 0.1)
 
 
-async def in_the_end(condition: Callable[[], bool], timeout_s: float = LONG_S) -> None:
+async def in_the_end(condition: Callable[[], bool]) -> None:
     """`until`, for something that happens in the running event loop."""
-    end_s = time.monotonic() + timeout_s
+    end_s = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < end_s, "it did not happen"
         await asyncio.sleep(0.002)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # vLLM with 32 GiB of CPU memory behind the GPU's KV cache, of which Gati decides what leaves.
-export GATI_EVICT_CONFIG='{"policy": "gati", "predictor": "reuse"}'
-exec vllm serve "${1:-Qwen/Qwen2.5-7B-Instruct}" --kv-transfer-config '{
+[ -n "$GATI_EVICT_CONFIG" ] || export GATI_EVICT_CONFIG='{"policy": "gati", "predictor": "reuse"}'
+[ $# -gt 0 ] || set -- Qwen/Qwen2.5-7B-Instruct
+exec vllm serve "$@" --kv-transfer-config '{
   "kv_connector": "OffloadingConnector",
   "kv_role": "kv_both",
   "kv_connector_extra_config": {

@@ -223,8 +223,15 @@ class Adaptation:
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if self._may_answer_early else None,
                 on_trial=self._succession.on_trial,
-                resting=self._succession.may_hit and (self._follow.late or not self._rest.lookups_pay),
+                resting=self._has_caches
+                and self._succession.may_hit
+                and (self._follow.late or not self._rest.lookups_pay),
             )
+
+    @property
+    def _has_caches(self) -> bool:
+        """Whether the version that serves looks anything up."""
+        return bool(self.served.composition.exits)
 
     @property
     def _may_answer_early(self) -> bool:
@@ -313,7 +320,7 @@ class Adaptation:
         instead = 0.0
         if self._recall is not None:
             instead = self._recall.more_alone(after_memory=self._succession.after_memory)
-        if self.settings.rest and self._rest.answered(prediction.exit, instead):
+        if self.settings.rest and self._rest.answered(prediction.exit, instead) and self._has_caches:
             why = "memory answers more without them" if instead else "they cost more than they save"
             self._tell("resting", f"lookups pause for a while: {why}")
 

@@ -109,7 +109,6 @@ class Scenes:
             if len(self._names) > self._most_places + 1:  # one too many says that there are too many
                 first = next(iter(self._names))
                 del self._names[first]
-                self._only_names.discard(first)
                 self._showing_new.discard(first)
         if scene is not None:
             return scene

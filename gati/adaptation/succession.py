@@ -16,7 +16,7 @@ from gati.composition.composition import Composition
 from gati.errors import GatiError, first_line
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
-from gati.guard.standing import Standing, created_s, identity_of, is_proven, of_rest
+from gati.guard.standing import Standing, created_s, identity_of, is_proven, is_reference, of_rest
 from gati.guard.watch import Event, Watch
 
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
@@ -211,7 +211,7 @@ class Succession(Roster[Deployed]):
             kept,
             [setting.composition for setting in deployed.settings],
             nested=deployed.nested,
-            rest=lambda: watch(proven=False, rest=True),
+            rest=lambda: watch(proven=is_reference(chosen), rest=True),
             is_after_memory=lambda: self.is_after_memory(post),
         )
         if kept.level and not post.may_hit:  # proven in an earlier run

@@ -67,9 +67,13 @@ def query(
 
 def _query_texts(server: AskedServer, name: str, texts: Sequence[str], parameters: Mapping[str, Any]) -> None:
     """Send texts to a pipeline one by one, or to a model all at once."""
+    try:
+        encoded = [one.encode() for one in texts]
+    except UnicodeEncodeError as error:  # bytes of another encoding, as the shell has passed them on
+        raise DataError("the text is not UTF-8; write it in UTF-8") from error
     if _is_pipeline(server, name):
-        for one in texts:
-            _show_answer(server.ask("POST", _query_of(name), parameters, one.encode(), _TEXT))
+        for one in encoded:
+            _show_answer(server.ask("POST", _query_of(name), parameters, one, _TEXT))
         return
     taken = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
     body = json.dumps({"inputs": [taken], "parameters": dict(parameters)}).encode()

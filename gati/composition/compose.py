@@ -26,7 +26,7 @@ from gati.composition.plans import (
     placement_rank,
     plan_published,
 )
-from gati.composition.preconditions import check_library, check_settings, placements
+from gati.composition.preconditions import check_checkpoint, check_library, check_settings, placements
 from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
@@ -106,6 +106,7 @@ def compose(
     check_settings(settings)
     opened = Library.open(directory)
     check_library(opened, settings)
+    check_checkpoint(opened)
     further = None if certify_data is None else _further(opened, certify_data, settings)
     pieces = Pieces(opened)
     with using_threads(wanted_threads(opened, settings, pieces)):

@@ -95,7 +95,7 @@ def disturbance(library: Library) -> str:
     if not profile.disturbance:
         return ""
     kept = kept_paths(library, profile.backend, profile.conditions)
-    again = f"delete {kept[0]}, then compose" if kept else "explore"
+    again = f"delete {kept[0]}, then compose" if kept else "explore again with another --out"
     return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
 
 

@@ -21,7 +21,7 @@ from gati.composition.ledger import Ledger, split_identity
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings, placement_rank
-from gati.composition.preconditions import check_library, check_settings, placements
+from gati.composition.preconditions import check_checkpoint, check_library, check_settings, placements
 from gati.composition.threads import using_threads, wanted_threads
 from gati.composition.verdicts import certify_one, count_losses, replay_of, with_certificate
 from gati.documents import DocumentKind, values_of
@@ -267,6 +267,7 @@ def _opened(
             "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore again"
         )
     check_library(opened, settings)
+    check_checkpoint(opened)
     pieces = Pieces(opened)
     with using_threads(wanted_threads(opened, settings, pieces)):
         library = choose_backend(opened, settings, None, pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from gati.composition.binomial import check_confidence
@@ -10,7 +11,7 @@ from gati.composition.composition import Objective
 from gati.composition.plans import Settings
 from gati.composition.solvers import check_solver
 from gati.errors import BackendError, CompositionError, CutError, VariantError
-from gati.exploration.library import Library
+from gati.exploration.library import Library, file_sha256
 from gati.types import NAME_RULE, Placement, Trial, is_name, why_no_exits
 from gati.units import format_bytes
 
@@ -84,6 +85,18 @@ def _check_families(trials: tuple[Trial, ...]) -> None:
                 f"the library has caches {variant}, a family that is not registered here, so they cannot be "
                 "loaded: compose in a program that registers it with gati.caches.register_predictor"
             ) from error
+
+
+def check_checkpoint(library: Library) -> None:
+    """Raise LibraryError if the checkpoint's file has changed since explore: later verbs would refuse it.
+
+    One that is not there may come back; composing alone does not need it.
+    """
+    path = library.manifest.checkpoint_path
+    if path is not None and Path(path).is_file():
+        from gati.exploration.network import check_weights  # imports torch
+
+        check_weights(library, file_sha256(Path(path)))
 
 
 def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:

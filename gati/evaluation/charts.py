@@ -111,9 +111,9 @@ def _scale(low: float, high: float, start: float, end: float) -> _Scale:
     return _Scale(low, (end - start) / ((high - low) or 1.0), start)
 
 
-def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round values between low and high."""
-    rough = ((high - low) or 1.0) / wanted
+def _ticks(low: float, high: float) -> list[float]:
+    """Return about five round values between low and high."""
+    rough = ((high - low) or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

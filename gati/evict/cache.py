@@ -127,18 +127,21 @@ class BlockCache:
     def _serve(
         self, ids: list[int], path: list[BlockRun], hits: int, time_s: float
     ) -> tuple[list[BlockRun], list[int]]:
+        self._tell(ids, hits, time_s)
         serving = self._begin(ids, path, hits, time_s)
         count = self.tree.used + len(serving.missing) - self.capacity
         evicted = self.policy.evict(count, serving.missing) if count > 0 else []
         self.evicted += len(evicted)
         return self._finish(serving, serving.missing), evicted
 
+    def _tell(self, ids: list[int], hits: int, time_s: float) -> None:
+        if self.watch is not None:
+            self.watch(ids, hits, time_s)
+
     def _begin(self, ids: list[int], path: list[BlockRun], hits: int, time_s: float) -> Serving:
         """Report a request to predictor and policy; its matched blocks stay locked until it is finished."""
         number = self._requests
         self._requests += 1
-        if self.watch is not None:
-            self.watch(ids, hits, time_s)
         ends = None if self.predictor is None else self.predictor.observe(ids, number, time_s)
         held = path if self.tree.flat else path[-1:]  # a lock on the deepest run also keeps those above it
         for run in held:

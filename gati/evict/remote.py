@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from reprlib import repr as shortened
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,9 @@ class ContinuationClient:
             p = client.probability([{"role": "user", "content": "Thanks, bye!"}])
             cache.insert(match, hints={"continue": p})
 
-    Raises EvictError if httpx is not installed (`pip install 'gati[serve]'`).
+    A service on this machine is asked without the proxy that the environment may name. Raises EvictError if
+    httpx is not installed (`pip install 'gati[serve]'`), or cannot use the address, the proxy, or the
+    certificates that the environment names.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1.0) -> None:
@@ -36,7 +39,17 @@ class ContinuationClient:
         headers = {"Content-Type": "application/json"}
         if api_key is not None:
             headers["X-API-Key"] = api_key
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
+        try:
+            # for https only: the certificates of all authorities take long to read
+            verify = url.lower().startswith("https:") and httpx.create_ssl_context()
+            # a proxy would look for this machine's service on its own; with a transport, none is used
+            direct = httpx.HTTPTransport(verify=verify) if _is_here(httpx.URL(url).host) else None
+            self._client = httpx.Client(
+                base_url=url, headers=headers, timeout=timeout_s, verify=verify, transport=direct
+            )
+        # ImportError and OSError: of a SOCKS proxy and of a file of certificates
+        except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
+            raise EvictError(f"the eviction service at {url} cannot be asked: {error}") from error
 
     def probability(self, messages: Sequence[Message]) -> float:
         """The probability that another prompt follows the newest one; like `probabilities`, for one."""
@@ -99,6 +112,14 @@ class ContinuationClient:
             f"what responds at {self._url} is no eviction service: it answered {shortened(found)} instead of "
             "a probability per conversation"
         )
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name or address is this machine's."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _with_messages(messages: Sequence[Message]) -> dict[str, Any]:

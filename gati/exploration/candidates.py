@@ -119,6 +119,18 @@ def trial_name(block: str, variant: str) -> TrialId:
     return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
 
 
+def check_names(variants: Iterable[str]) -> None:
+    """Raise `VariantError` for two of the variants whose trials would have one name, and so one file."""
+    known: dict[TrialId, str] = {}
+    for variant in variants:
+        other = known.setdefault(name := trial_name("", variant), variant)
+        if parse_variant(other) != parse_variant(variant):
+            raise VariantError(
+                f"the caches {other} and {variant} would both be stored as {name.lstrip('-')}: register one "
+                "of them under another name, such as one that does not end in a number"
+            )
+
+
 def measured_costs(traced: TracedModel, module: nn.Module, base_ms: float) -> Measure:
     """Return a function that measures untrained lookups, once per variant and shape of hidden output.
 

@@ -14,7 +14,7 @@ from gati.engine.cores import check_lookup_cores
 from gati.engine.threads import on_granted_threads
 from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
-from gati.exploration.candidates import wanted
+from gati.exploration.candidates import check_names, wanted
 from gati.exploration.claims import check_nothing_depends_on, claim_folder, is_finished
 from gati.exploration.companions import (
     is_accompanying,
@@ -163,6 +163,7 @@ def explore(
     )
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
+    check_names(asked.variants)
     reporting = progress or SilentProgress()
     with told_if_long(reporting, "reading the inputs"):
         loaded, held = fitted(named, data)

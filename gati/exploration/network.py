@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gati.errors import BackendError, LibraryError
+from gati.errors import BackendError, LibraryError, ModelError
 from gati.exploration.library import HiddenProbe, Library, NetworkProbe
+from gati.exploration.state import gone
 from gati.model.entry import INPUT_KIND
 from gati.model.hooks import collect_hidden
 from gati.model.lengths import with_lengths
@@ -40,17 +41,20 @@ def load_network(library: Library, device: torch.device) -> Network:
     """Load the base model on `device`; this runs the model's own code.
 
     **Raises:** `LibraryError` if the weights are not those the library was made from, or if the code has
-    changed and computes a different result or other hidden outputs; and as `load_model`.
+    changed and computes a different result or other hidden outputs; `ModelError` naming the library if its
+    network or checkpoint has moved; and as `load_model`.
     """
     manifest = library.manifest
-    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
-    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"but {manifest.checkpoint_path or manifest.model_source} now has "
-            f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint, or run gati explore again with "
-            "another --out"
-        )
+    try:
+        loaded = load_model(manifest.model_source, manifest.checkpoint_path)
+    except ModelError as error:
+        if (place := gone(manifest.model_source) or gone(manifest.checkpoint_path)) is None:
+            raise
+        raise ModelError(
+            f"the library in {library.directory} was made from {place}, which is not there any more: put it "
+            "back, or repeat the gati explore command of this library with its new place"
+        ) from error
+    check_weights(library, loaded.checkpoint_sha256)
     preprocessing = library.preprocessing
     tensors = preprocessing.tensors
     module = loaded.module if tensors is None else packed(loaded.module, tensors)
@@ -68,6 +72,17 @@ def load_network(library: Library, device: torch.device) -> Network:
             "code, or run gati explore again with another --out"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))
+
+
+def check_weights(library: Library, sha256: str) -> None:
+    """Raise `LibraryError` unless `sha256`, of the network's weights now, is that of the library."""
+    manifest = library.manifest
+    if sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"but {manifest.checkpoint_path or manifest.model_source} now has {sha256[:12]}; restore the old "
+            "checkpoint, or run gati explore again with another --out"
+        )
 
 
 def probe_of(network: Network, example: Tensor) -> NetworkProbe:

@@ -55,9 +55,13 @@ def settings_of(
 
 
 def _asked(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Without the ranges of arrays: an older Gati did not look for them, and its libraries are the same."""
+    """Without what is found and not asked for, the ranges of arrays and how a network's processor rounds.
+
+    An older Gati did not look for them, and its libraries are the same.
+    """
     tensors = preprocessing.tensors
-    return replace(preprocessing, tensors=tensors and tensors.without_ranges()).to_json()
+    asked = replace(preprocessing, tensors=tensors and tensors.without_ranges(), crop_rounds_down=False)
+    return asked.to_json()
 
 
 def sources_of(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

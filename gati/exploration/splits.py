@@ -16,7 +16,6 @@ simulated best, because selectors and variants, which the simulation leaves out,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from gati.errors import DataError, LibraryError
 from gati.exploration.alike import warning_of_copies
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
+from gati.exploration.state import gone
 from gati.model.data import load_data
 from gati.model.identity import CopyCounts, Identities, group_copies
 from gati.model.sequence import Data
@@ -239,6 +239,7 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
             f"the library was explored from an object ({source.partition(',')[0]}), so its held-out inputs "
             "cannot be read again; explore from a file, a folder or package.module:callable"
         )
+    _check_there(library, source)
     held = load_data(source, library.preprocessing, what="held-out data")
     record = library.input_record()
     if record is None:
@@ -258,11 +259,11 @@ def explored_inputs(library: Library, data: Any | None, train_data: Any | None) 
             "another --out"
         )
     preprocessing = library.preprocessing
-    source = _source(manifest.settings, "data", data)
+    source = _source(library, "data", data)
     held = load_data(source, preprocessing, what="--data")
     held.name = manifest.data["held_out"].rpartition(" ")[0]  # fingerprints include the name as it was typed
     measured_on = recorded_inputs(held, record, source)
-    more = _source(manifest.settings, "train_data", train_data)
+    more = _source(library, "train_data", train_data)
     name, _, explored = manifest.data["train"].rpartition(" ")
     if more is None:
         unique = bool(manifest.settings.get("unique"))
@@ -281,12 +282,24 @@ def explored_inputs(library: Library, data: Any | None, train_data: Any | None) 
     return Inputs(train, measured_on, library.base_outcomes().split, record)
 
 
-def _source(settings: Mapping[str, Any], name: str, given: Any | None) -> Any:
+def _source(library: Library, name: str, given: Any | None) -> Any:
     """The inputs `given`, or where those of the exploration are; `name` is the argument."""
-    if given is None and name in settings.get("objects", ()):
+    settings = library.manifest.settings
+    if given is not None:
+        return given
+    if name in settings.get("objects", ()):
         was = settings[name].partition(",")[0]
         raise DataError(f"the library was explored from an object ({was}): pass {name}= again")
-    return settings.get(name) if given is None else given
+    _check_there(library, settings.get(name))
+    return settings.get(name)
+
+
+def _check_there(library: Library, source: str | None) -> None:
+    if (place := gone(source)) is not None:
+        raise DataError(
+            f"the library in {library.directory} was explored with {place}, which is not there any more: put "
+            "it back, or repeat the gati explore command of this library with its new place"
+        )
 
 
 def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:

@@ -47,6 +47,15 @@ def by_content(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def gone(source: str | None) -> str | None:
+    """The path in the stored name of a network, a checkpoint or inputs, if nothing is there; else None."""
+    if source is None:
+        return None
+    place, _, _ = source.rpartition(":")
+    path = Path(place if place.endswith(".py") else source)
+    return str(path) if path.is_absolute() and not path.exists() else None
+
+
 class FinishedTrial(NamedTuple):
     """A row of the trials table with its operating points."""
 
@@ -233,7 +242,9 @@ def locked(directory: Path) -> Iterator[None]:
         real.mkdir(parents=True, exist_ok=True)
         handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - closing it releases the lock
     except OSError as error:
-        raise StorageError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+        raise StorageError(
+            f"cannot write to {directory}: {error.strerror}; choose another folder, or make it writable"
+        ) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +255,7 @@ def locked(directory: Path) -> Iterator[None]:
             owner = handle.read().strip() or "unknown"
             raise LibraryError(
                 f"another gati explore (process {owner}) is writing to {directory}: "
-                "wait for it or choose another --out"
+                "wait for it or choose another folder"
             ) from error
         except OSError as error:
             _leave_nothing(directory, made)

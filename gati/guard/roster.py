@@ -13,6 +13,7 @@ from typing import Generic, Literal
 from gati.composition.composition import Composition
 from gati.guard.posts import Post, Version, cost_ms
 from gati.guard.proof import Proof
+from gati.guard.standing import is_reference
 from gati.guard.watch import Event, Watch
 
 RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept", "probation"]
@@ -156,9 +157,10 @@ class Roster(ABC, Generic[Version]):
         else:
             self._serves(before)
         requests = "the requests that memory leaves" if after_memory else "all requests, without memory"
-        if self.serving.may_hit:
+        has_caches = self.trial is not None or self._costs is None or not is_reference(self._costs)
+        if has_caches and self.serving.may_hit:
             self.tell("returned", f"caches answer {requests}: they are proven on them")
-        else:
+        elif has_caches:
             self.tell("probation", f"caches must prove themselves on {requests}: {self.how_far}")
         self.settle()
 

@@ -66,13 +66,14 @@ def created_s(composition: Composition) -> float | None:
         return None
 
 
-def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
-    """Whether a certificate covers agreement of `accuracy` at `confidence`.
+def is_reference(composition: Composition) -> bool:
+    """Whether there is nothing to prove: no caches, and a network as precise as the reference."""
+    return not composition.exits and not composition.backend.endswith(REDUCED)
 
-    True without caches, if the network computes as precisely as the reference.
-    """
-    is_reference = not composition.exits and not composition.backend.endswith(REDUCED)
-    return is_reference or composition.proves(accuracy, confidence)
+
+def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
+    """Whether a certificate covers agreement of `accuracy` at `confidence`, or there is nothing to prove."""
+    return is_reference(composition) or composition.proves(accuracy, confidence)
 
 
 class Standing:

@@ -41,12 +41,14 @@ class Preprocessing:
 
     `mean` and `std` have one value per channel and apply after division by 255. `resize` is the length in
     pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square taken after
-    that; `size` (height, width) stretches to exactly that size before both. None skips a step. With `tensors`
-    the network takes those arrays unchanged instead of images. With `sound` it takes recordings, and `mean`
-    and `std` apply to their spectrograms, 0 to 1. With `text` a tokenizer makes `tensors` from text.
-    `lengths` are the lengths at which sequences are executed, each with its share of the explored inputs;
-    empty if all are executed as they come. `unknown`: how images become the network's input is not known, as
-    all inputs came as tensors, or its image processor does what is not possible here.
+    that; `size` (height, width) stretches to exactly that size before both. None skips a step. Half
+    a pixel of the margin at the top or left is rounded to even, as in torchvision, or, if `crop_rounds_down`,
+    down, as in transformers. With `tensors` the network takes those arrays unchanged instead of images. With
+    `sound` it takes recordings, and `mean` and `std` apply to their spectrograms, 0 to 1. With `text` a
+    tokenizer makes `tensors` from text. `lengths` are the lengths at which sequences are executed, each with
+    its share of the explored inputs; empty if all are executed as they come. `unknown`: how images become the
+    network's input is not known, as all inputs came as tensors, or its image processor does what is not
+    possible here.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -61,6 +63,7 @@ class Preprocessing:
     text: TextTokens | None = None
     lengths: tuple[tuple[int, float], ...] = ()
     unknown: bool = False
+    crop_rounds_down: bool = False
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -98,8 +101,9 @@ class Preprocessing:
             plain["lengths"] = [list(each) for each in self.lengths]
         if self.sound is None:
             del plain["sound"]
-        if not self.unknown:
-            del plain["unknown"]
+        for name in ("unknown", "crop_rounds_down"):
+            if not plain[name]:
+                del plain[name]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     @classmethod
@@ -119,6 +123,7 @@ class Preprocessing:
             text=TextTokens.from_json(values["text"], folder) if "text" in values else None,
             lengths=tuple((int(length), float(share)) for length, share in values.get("lengths", ())),
             unknown=bool(values.get("unknown", False)),
+            crop_rounds_down=bool(values.get("crop_rounds_down", False)),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -271,7 +276,8 @@ class Preprocessing:
                 f"images of {height}x{width} pixels are smaller than the network's crop of {self.crop}; "
                 f"give --resize {self.crop} or larger images"
             )
-        top, left = round((height - self.crop) / 2), round((width - self.crop) / 2)
+        margins = (height - self.crop, width - self.crop)
+        top, left = (each // 2 if self.crop_rounds_down else round(each / 2) for each in margins)
         return pixels[:, :, top : top + self.crop, left : left + self.crop]
 
 

@@ -2,7 +2,7 @@
 
 The processor is `transformers`' own, because its file leaves out what are defaults of its class, and each
 class reads its sizes in its own way. Mean and deviation are what it makes of a black and a white picture. Of
-the ways to resize that its settings may mean, the one is taken that gives the same pixels.
+the ways to resize and crop that its settings may mean, the one is taken that gives the same pixels.
 """
 
 from __future__ import annotations
@@ -93,7 +93,19 @@ def _equal_to(processor: Any, channels: int) -> Preprocessing | None:
         for order, each in enumerate(_possible(settings, plain, tuple(wanted[0].shape[2:])))
     ]
     difference, _, closest = min(tried)
-    return closest if difference <= _CLOSE else None
+    return _cut_alike(closest, processor, mode) if difference <= _CLOSE else None
+
+
+def _cut_alike(found: Preprocessing, processor: Any, mode: str) -> Preprocessing:
+    """`found` with the way to cut the centre out that gives the same pixels as `processor`."""
+    if found.crop is None:
+        return found
+    shorter = found.resize or found.crop
+    longer = shorter + (found.crop + 3 - shorter) % 4  # only margins of 3, 7, 11 and so on are cut otherwise
+    picture = _picture(longer, shorter).convert(mode)
+    wanted = [_processed(processor, picture)]
+    ways = (found, replace(found, crop_rounds_down=True))
+    return min(ways, key=lambda each: _difference(each, [picture], wanted))
 
 
 def _processed(processor: Any, image: Image) -> Tensor:

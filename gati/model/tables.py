@@ -125,8 +125,12 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
 
 def _columns_of(file: Iterable[str], wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
     lines: list[str] = []  # of the row that is being read
-    reader = csv.DictReader(_noted(file, lines))
-    names = [str(name) for name in reader.fieldnames or ()]
+    noted = _noted(file, lines)
+    header = _header(noted)
+    named = any(name in wanted for name in header if name != name.strip())  # by the user, with the spaces
+    spaced = not named and any(name.startswith(" ") for name in header)  # after commas, and so in all rows
+    names = header if named else [name.strip() for name in _header(lines, skipinitialspace=spaced)]
+    reader = csv.DictReader(noted, names, skipinitialspace=spaced)
     _check_separator(names, wanted[0], where)
     _check_once(names, wanted, where)
     kept: dict[str, list[Any]] = {name: [] for name in wanted if name in names}
@@ -148,6 +152,12 @@ def _columns_of(file: Iterable[str], wanted: Sequence[str], where: str) -> dict[
             "row; close it, or double it if it belongs to the text"
         )
     return {**dict.fromkeys(names), **kept}
+
+
+def _header(lines: Iterable[str], *, skipinitialspace: bool = False) -> list[str]:
+    """The first row that is not blank; empty if there is none."""
+    rows = csv.reader(lines, skipinitialspace=skipinitialspace)
+    return next((row for row in rows if any(map(str.strip, row))), [])
 
 
 def _check_separator(columns: Sequence[str], text_column: str, where: str) -> None:

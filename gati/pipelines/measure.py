@@ -329,16 +329,14 @@ class _Turn:
 
 def _first_images(data: Any) -> npt.NDArray[np.uint8]:
     """The first two images of the data, for a network that does not state its input size."""
+    from gati.model.archives import read_npz
+
     if not isinstance(data, str | Path) or Path(data).suffix != ".npz":
         raise DataError("measuring a pipeline with plain models needs an .npz with images; give one")
-    try:
-        with np.load(data, allow_pickle=False) as archive:
-            images: npt.NDArray[np.uint8] = archive["images"][:2]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"pipeline data: {data} is not an .npz with `images` ({error}); correct it"
-        ) from error
-    return images[..., None] if images.ndim == 3 else images
+    images = read_npz(Path(data), "pipeline data").get("images")
+    if images is None or images.ndim not in (3, 4):
+        raise DataError(f"pipeline data: {data} has no `images` [N, H, W, C]; plain models need them")
+    return images[:2, ..., None] if images.ndim == 3 else images[:2]
 
 
 def open_engine(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from gati.errors import VideoError
+from gati.errors import VideoError, first_line
 from gati.video.frames import Frame
 from gati.video.policies import Reconnect
 from gati.video.sinks import Result
@@ -199,8 +199,12 @@ def _client(headers: Mapping[str, str] | None, timeout_s: float) -> httpx.Client
     try:
         import httpx
     except ImportError:
-        missing = 'webhooks need the package httpx; run: pip install "gati[stream]"'
-    else:
-        given = {"content-type": "application/json", **(headers or {})}
+        raise VideoError('webhooks need the package httpx; run: pip install "gati[stream]"') from None
+    given = {"content-type": "application/json", **(headers or {})}
+    try:
         return httpx.Client(headers=given, timeout=timeout_s, follow_redirects=False)
-    raise VideoError(missing)
+    except (ImportError, OSError, ValueError) as error:
+        raise VideoError(
+            "webhooks cannot be posted with the proxy or the certificates that the environment names "
+            f"({first_line(error)}); correct ALL_PROXY, HTTP_PROXY, HTTPS_PROXY or SSL_CERT_FILE"
+        ) from error

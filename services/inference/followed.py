@@ -83,7 +83,14 @@ class Followed:
         if name == self._wanted:
             return
         if name not in self._own:
-            await self._load(name)
+            try:
+                await self._load(name)
+            except TooManyVersionsError:
+                if self._wanted in (None, self._versions.active.name):
+                    raise
+                self._wanted = None  # the newer version ends its trial anyway
+                self.tidy()
+                await self._load(name)
         self._wanted = name
         self._versions.activate(name)
         self.tidy()

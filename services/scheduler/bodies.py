@@ -51,7 +51,8 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
     if len(body) <= _SMALL_BYTES:
         with suppress(TooLargeError):  # decompressed it may be large all the same
             return _unpack(body, window, min(_STEP_BYTES, largest_bytes), charge)
-    return await pool.run(_unpack, body, window, largest_bytes, charge, owner=charge.owner)
+    unpacking = pool.run(_unpack, body, window, largest_bytes, charge, owner=charge.owner)
+    return await unless_gone(request, unpacking)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -56,7 +56,7 @@ _TENSOR = {
             "type": "string",
             "description": "`input`, `text`, `recording`, or the name of an input in the model metadata.",
         },
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8},
         "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL", "BYTES"]},
         "parameters": {
             "type": "object",

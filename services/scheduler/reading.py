@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from services.collecting import uncollected
 from services.config import ServeConfig
-from services.scheduler.bodies import read_body
+from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge, check_json
 from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
 from services.scheduler.scheduler import Scheduler
@@ -49,7 +49,7 @@ async def parse_inference(
     read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, info)
     if len(body) < _LONG_BYTES:
         return read()
-    return await scheduler.pool.run(_long, read, owner=charge.owner)
+    return await unless_gone(request, scheduler.pool.run(_long, read, owner=charge.owner))
 
 
 def _long(read: Callable[[], InferenceRequest]) -> InferenceRequest:

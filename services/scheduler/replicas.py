@@ -297,10 +297,15 @@ class Replica:
             address = await self._hosted.address()
         if address is None:
             raise AssertionError("a replica has an address or a process")
-        if self._fixed_address:
+        if self._fixed_address and self._state != "not connected":  # else it is known why
             self._cause, self._state = f"nothing answers at {address}", "not connected"
         self._client = client = connect_to(_SERVICE, address, secret=self._link.secret, tls=self._link.tls)
-        await client.connect()
+        try:
+            await client.connect()
+        except UnavailableError as error:
+            if self._fixed_address:  # its certificate may not be trusted, or the secret be another
+                self._cause = str(error)
+            raise
         self._restarts = self.restarts
         try:
             self._cause, self._state = "it is loading", "loading"

@@ -85,9 +85,9 @@ async def model_ready(request: Request, model: str) -> Response:
     responses=documents.READY,
 )
 async def version_ready(request: Request, model: str, version: str) -> Response:
-    """200 or 503 as for the model; 404 if the model is ready, but this version is not loaded."""
+    """200 or 503 as for the model; 404 if the model is ready or asleep, but this version is not loaded."""
     found = scheduler_of(request).model(model)
-    if found.ready:
+    if found.available:
         found.version(version)
     return await model_ready(request, model)
 

@@ -66,8 +66,11 @@ class WireClient:
         try:
             async with asyncio.timeout(timeout_s):
                 reader, self._writer = await self._open()
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", None) or error.reason
+            raise UnavailableError(f"TLS with {self.address} failed ({why})", retry_after_s=1.0) from error
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: an invalid name
-            raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
+            raise UnavailableError(f"nothing answers at {self.address}", retry_after_s=1.0) from error
         if self._secret is not None:
             await self._prove(reader, self._writer, self._secret, timeout_s)
         self._reading = asyncio.create_task(self._read(reader))
@@ -89,8 +92,8 @@ class WireClient:
         except (NotAllowedError, asyncio.IncompleteReadError, OSError, TimeoutError) as error:
             writer.close()
             ours = isinstance(error, NotAllowedError)
-            why = f"{self.address} is {error}" if ours else f"{self.address} does not accept our secret"
-            raise UnavailableError(why, retry_after_s=1.0) from error
+            why = f"is {error}" if ours else "does not accept our secret, or uses TLS"
+            raise UnavailableError(f"{self.address} {why}", retry_after_s=1.0) from error
 
     async def call(self, name: str, *arguments: Any, timeout_s: float) -> Any:
         """Make a call and wait for its result.

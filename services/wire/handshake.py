@@ -45,8 +45,14 @@ def server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | N
             raise ConfigError("certificate_key needs its certificate; give both")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def ask() -> bytes:  # OpenSSL would ask on the terminal, and a server that renews it would stand still
+        raise ConfigError(
+            f"the key in {key or certificate} has a passphrase; write one without (openssl pkey)"
+        )
+
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, ask)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"cannot use certificate {certificate} and its key ({error}); give both, as PEM files"

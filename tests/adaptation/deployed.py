@@ -72,8 +72,6 @@ def even_profile(traced: TracedModel) -> Profile:
 def make_deployed(
     folder: Path,
     *,
-    backend: str = "torch",
-    threshold: float = 0.6,
     variants: Mapping[str, str] | None = None,
 ) -> Served:
     """A library with caches trained on familiar digits, as `explore` and `compose` leave it.
@@ -114,12 +112,12 @@ def make_deployed(
         trial_id = TrialId(f"trial-{index}")
         save_cache(library.cache_path(trial_id), cache)
         exits.append(
-            Exit(trial_id, block, index, variant, "maximum-probability", threshold, "inline", 0.4,
+            Exit(trial_id, block, index, variant, "maximum-probability", 0.6, "inline", 0.4,
                  0.99, 0.1, cache.memory_bytes, 0.2 + 0.6 * index)
         )  # fmt: skip
     Composition(
         name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.95,
-        confidence=0.95, memory_limit_bytes=None, backend=backend, placement="inline", exits=tuple(exits),
+        confidence=0.95, memory_limit_bytes=None, backend="torch", placement="inline", exits=tuple(exits),
         expected=Expected(1.0, BASE_MS, 2.0, 0.8, 0.99, 2000), certificate=CERTIFICATE,
         checkpoint_sha256=loaded.checkpoint_sha256, created="2026-01-01T00:00:00Z",
     ).save(library.composition_path())  # fmt: skip

@@ -266,6 +266,26 @@ def test_memory_has_room_for_as_many_places_as_it_is_asked_to(served: Served, to
     assert recalled[2] == 0 and recalled[3] > 400
 
 
+def test_without_caches_nothing_is_said_of_them(served: Served, told: Told) -> None:
+    """They rested, and were on probation for ever, though the base model answers in any case."""
+    none = replace(
+        served,
+        composition=replace(served.composition, exits=(), certificate=None),
+        engine=Engine(served.engine.traced, [], outputs_kind="logits"),
+    )
+    pictures = stream(FAMILIAR, 6, seed=5)
+    noise = torch.randn(1200, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat_interleave(20, 0).repeat(10, 1, 1, 1) + 0.005 * noise
+    with adapting(none, told, replace(SETTINGS, rest=True, falls_to=0.0)) as adaptation:
+        spent = adaptation._succession.standing.spending.used
+        for number, x in enumerate(inputs.split(1)):
+            adaptation.answer(x, time_s=0.1 * number, place="gate")
+        status = adaptation.status
+        assert adaptation._succession.standing.spending.used == spent, "nothing but memory is proven"
+    assert set(told.kinds) <= {"recalling", "tightened"} and status.recalled > 600
+    assert (status.state, status.proof, status.on_trial, status.resting) == ("serving", "", None, False)
+
+
 def test_without_a_place_nothing_is_recalled(served: Served, told: Told) -> None:
     still = stream(FAMILIAR, 1, seed=5).repeat(500, 1, 1, 1)
     with adapting(served, told, replace(SETTINGS, falls_to=0.0)) as adaptation:

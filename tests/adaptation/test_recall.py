@@ -597,8 +597,8 @@ def audits_to_a_release(
     return math.inf
 
 
-def ladder_of(*, alone: bool, delta: float = 0.05) -> RecallLadder:
-    ladder = RecallLadder(AGREEMENT, lambda: delta, alone=alone)
+def ladder_of(*, alone: bool) -> RecallLadder:
+    ladder = RecallLadder(AGREEMENT, lambda: 0.05, alone=alone)
     ladder.expect(np.full(100, 1e-6))
     return ladder
 
@@ -613,6 +613,17 @@ def test_a_setting_that_is_withdrawn_as_it_was_in_alarm_begins_to_steer_anew() -
     assert ladder.state()["allowed"][1] < MOST[1]
     assert ladder.restrict(2) and ladder.level == 1
     assert ladder.state()["allowed"][1] == MOST[1]
+
+
+def test_audits_under_way_count_for_no_proof_that_begins_apart_from_another_process() -> None:
+    ladder = ladder_of(alone=False)
+    under_way = ladder.judge(0.0)
+    ladder.prove_apart()
+    for _ in range(2):
+        ladder.audited(under_way, wrong=False, steers=True)
+    assert ladder.proof is not None and ladder.proof.audits == 0
+    ladder.audited(ladder.judge(0.0), wrong=False, steers=True)
+    assert ladder.proof.audits == 1
 
 
 @pytest.mark.parametrize("known", [0.1, 0.5, 0.9])
@@ -641,6 +652,52 @@ def test_alone_fewer_requests_prove_it_but_half_of_the_audits_are_of_answers() -
     assert (
         count[True, 0.2] > 0.5 * required.required / 0.2 * 0.6
     )  # answers are rare: what it leaves proves little
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_looser_settings_are_not_proven_before_the_strictest_answers(alone: bool) -> None:
+    """What memory learns then is not what it learns while it answers."""
+    ladder = ladder_of(alone=alone)
+    audits_to_a_release(ladder, np.random.default_rng(0), known=1.0, wrong=0.0)
+    assert ladder.level == 1 and ladder.proof is not None and ladder.proof.audits == 0
+
+
+def test_what_it_takes_from_caches_is_what_the_setting_that_answers_would() -> None:
+    """Or without one the strictest: what is left is judged as the requests that caches will get."""
+    ladder = ladder_of(alone=False)
+    ladder.expect(np.geomspace(1e-9, 0.4, 300))
+    strictest, second, _ = (setting.threshold for setting in ladder._settings)
+    between = (strictest + second) / 2.0
+    taken = {}
+    for level in range(3):
+        ladder._ladder.grant(level)
+        taken[level] = ladder.judge(strictest / 2.0).takes, ladder.judge(between).takes
+    assert taken == {0: (True, False), 1: (True, False), 2: (True, True)}
+
+
+def test_its_guard_waits_for_as_many_audits_to_a_false_alarm_as_it_is_asked_to() -> None:
+    losses = []
+    for audits in (100.0, 1e9):
+        ladder = RecallLadder(AGREEMENT, lambda: 0.05, audits, alone=False)
+        ladder._ladder.grant(1)
+        intent = Intent((True,) * len(MOST), confident=True, known=True, epoch=0, meant=True, takes=True)
+        count = 0
+        while ladder.level:
+            ladder.audited(intent, wrong=True, steers=True)
+            count += 1
+        losses.append(count)
+    assert losses[0] < losses[1]
+
+
+def test_requests_that_memory_must_not_answer_are_no_part_of_its_share() -> None:
+    ladder = ladder_of(alone=False)
+    ladder._ladder.grant(1)
+    for _ in range(100):
+        ladder.judge(0.0)
+    before = ladder.share
+    for _ in range(100):
+        ladder.judge(1.0, asked=False)
+    assert ladder.share == before > 0.5
 
 
 def test_what_it_leaves_proves_nothing_by_itself() -> None:

@@ -145,6 +145,35 @@ def number(scenes: Scenes) -> int:
     return scenes.lookups
 
 
+def test_of_endless_new_scenes_the_latest_are_counted() -> None:
+    """As where each picture is noise: its requests are protected, and no list grows."""
+    scenes = Scenes(3)
+    scenes.settle()
+    for _ in range(500):
+        scenes.learned("gate", None, number(scenes))
+    assert [scene for scene, _ in scenes.new] == list(range(398, 501))
+
+
+def test_of_endless_places_that_begin_scenes_those_forgotten_leave_only_names() -> None:
+    """Clients choose them. The latest tell the next run that there are too many for places."""
+    scenes = Scenes(3)
+    scenes.settle()
+    for place in "abcdefgh":
+        scenes.learned(place, None, number(scenes))
+        scenes.forget(place)
+    assert not scenes._begun and scenes.names == ("e", "f", "g", "h")
+
+
+@pytest.mark.parametrize(("new", "wanted"), [([], 8), ([(9, 2)], 10)])
+def test_a_scene_that_begins_after_a_restart_is_none_of_before(
+    new: list[tuple[int, int]], wanted: int
+) -> None:
+    """It would be answered by what was checked in the other one."""
+    scenes = Scenes(64)
+    scenes.resume({"gate": 3}, [0, 7, 3], new)
+    assert scenes.learned("gate", None, number(scenes)) == wanted
+
+
 @pytest.mark.slow
 def test_the_first_picture_that_a_stream_shows_of_a_new_scene_is_not_answered_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,3 +69,40 @@ def test_they_rest_while_memory_answers_more_without_them() -> None:
     assert sum(begun) == 1 and not rest.lookups_pay
     rest.answered(BASE, 0.2)
     assert rest.lookups_pay, "memory answers less now"
+
+
+def rest_lengths(rest: Rest, count: int) -> list[int]:
+    """How many requests each of the next rests takes, of caches that never hit."""
+    lengths = []
+    for _ in range(count):
+        assert feed(rest, 0.0, 500) is not None
+        lengths.append(1)
+        while not rest.answered(BASE) and not rest.lookups_pay and lengths[-1] < 20_000:
+            lengths[-1] += 1
+    return lengths
+
+
+def test_a_rest_is_never_longer_than_16000_requests() -> None:
+    rest = Rest()
+    rest.replaced(COMPOSITION)
+    assert rest_lengths(rest, 7) == [1000, 2000, 4000, 8000, 16_000, 16_000, 16_000]
+
+
+@pytest.mark.parametrize("why", ["they have paid", "they are other caches"])
+def test_rests_begin_short_again(why: str) -> None:
+    rest = Rest()
+    rest.replaced(COMPOSITION)
+    assert rest_lengths(rest, 3) == [1000, 2000, 4000]
+    if why == "they have paid":
+        assert feed(rest, 0.9, 200) is None
+    else:
+        rest.replaced(replace(COMPOSITION, name="next"))
+    assert rest_lengths(rest, 2) == [1000, 2000]
+
+
+def test_an_early_answer_that_takes_longer_than_the_network_does_not_pay() -> None:
+    """What counts is the time of each exit, not how many leave early."""
+    late = replace(EXIT, lookup_ms=1.8, exit_ms=2.2)
+    rest = Rest()
+    rest.replaced(replace(COMPOSITION, exits=(late,)))
+    assert feed(rest, 0.99, 200) == 60

@@ -121,7 +121,7 @@ def test_what_was_learned_is_saved_before_a_retraining_is_waited_for(
     for _ in feed(adaptation, stream(FAMILIAR, 1000, seed=4), 15.0):
         if begun.wait(0.01):
             break
-    assert begun.is_set()
+    assert begun.wait(LONG_S)
     assert adaptation._workers.auditing.wait(LONG_S)
     kept = tmp_path / "standing.json", tmp_path / "standing-memory.npz"
     for file in kept:

@@ -239,6 +239,37 @@ def test_what_a_library_cannot_give_is_refused_before_anything_is_measured(
         compose(library.directory, **wanted)
 
 
+@pytest.mark.parametrize("verb", [compose, pareto.pareto, lambda at: pareto.compose_within_latency(at, 1.0)])
+def test_a_checkpoint_that_has_changed_is_refused_before_anything_is_measured(
+    library, tmp_path, monkeypatch, verb
+):
+    """Each verb after it refused the composition."""
+
+    def measured(*_):
+        raise AssertionError("measured")
+
+    checkpoint = tmp_path / "weights.pt"
+    checkpoint.write_bytes(b"trained further")
+    library.write_manifest(replace(library.manifest, checkpoint_path=str(checkpoint)))
+    for module in (compose_module, pareto):
+        monkeypatch.setattr(module, "choose_backend", measured)
+    with pytest.raises(LibraryError, match=f"made from weights abababababab, but {checkpoint} now has"):
+        verb(library.directory)
+    assert not (library.directory / "compositions").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_checkpoint_that_is_the_same_or_elsewhere_does_not_keep_from_composing(library, tmp_path, there):
+    checkpoint = tmp_path / "weights.pt"
+    checkpoint.write_bytes(b"trained")
+    sha256 = hashlib.sha256(b"trained").hexdigest()
+    changes = {"checkpoint_path": str(checkpoint), "checkpoint_sha256": sha256}
+    library.write_manifest(replace(library.manifest, **changes))
+    if not there:
+        checkpoint.unlink()
+    assert compose(library.directory, accuracy=0.9, objective="full").exits
+
+
 def test_caches_of_a_family_that_is_not_registered_are_refused(library):
     """As on the command line, after a program of the user's explored with a family of its own."""
     library = rewrite(library, variant="peek(64)")

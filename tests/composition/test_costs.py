@@ -284,6 +284,17 @@ def test_latencies_of_a_gpu_that_is_not_here_are_kept_and_the_composition_says_s
     )
 
 
+def test_disturbed_latencies_say_what_measures_them_again(library: Library) -> None:
+    """Explored again in the same folder, a library is already finished."""
+    profile = replace(library.manifest.profile, disturbance="other programs used the processor")
+    library.write_manifest(replace(library.manifest, profile=profile))
+    warning = backend_costs.disturbance(Library.open(library.directory))
+    assert warning == (
+        "chosen by latencies that may be wrong: other programs used the processor; to measure again, explore "
+        "again with another --out"
+    )
+
+
 def test_costs_of_an_older_gati_count_as_measured_here(library: Library) -> None:
     raw = json.loads(costs_of(library).to_json())
     del raw["profile"]["processor"]

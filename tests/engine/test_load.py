@@ -25,7 +25,7 @@ from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
 from gati.engine.engine import Engine
 from gati.engine.threads import one_thread
-from gati.errors import BackendError, CompositionError, DataError, LibraryError
+from gati.errors import BackendError, CompositionError, DataError, LibraryError, ModelError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
 from gati.exploration.library import Library
@@ -163,6 +163,25 @@ def test_a_changed_checkpoint_is_refused(directory: Path) -> None:
     save_file(network(seed=6).state_dict(), directory.parent / "weights.safetensors")
     with pytest.raises(LibraryError, match="was made from weights .*restore the old checkpoint"):
         load(directory)
+
+
+@pytest.mark.parametrize("moved", ["checkpoint", "code"])
+def test_a_network_that_has_moved_is_named_with_the_library_that_needs_it(
+    directory: Path, tmp_path: Path, moved: str
+) -> None:
+    """Users of a library did not say that path: those who explored it did."""
+    own = Path(shutil.copy(networks.__file__, tmp_path / "own.py"))
+    library = Library(directory)
+    library.write_manifest(replace(library.manifest, model_source=f"{own}:Network"))
+    load(directory).close()
+    gone = own if moved == "code" else tmp_path / "weights.safetensors"
+    gone.unlink()
+    with pytest.raises(ModelError) as refused:
+        load(directory)
+    assert str(refused.value) == (
+        f"the library in {directory} was made from {gone}, which is not there any more: put it back, or "
+        "repeat the gati explore command of this library with its new place"
+    )
 
 
 def probed(library: Library, source: Path) -> str:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 import gati
@@ -29,7 +28,7 @@ from gati.exploration.splits import LEAST_HELD_OUT, split_inputs
 from gati.model.data import load_data
 from gati.model.preprocess import Preprocessing
 from tests.engine.networks import traced_network
-from tests.exploration.networks import Net, digits, trained_state, write_digits
+from tests.exploration.networks import Net, digit_files, digits
 from tests.waiting import Clock
 
 HERE = Path(__file__).resolve().parent
@@ -73,10 +72,7 @@ class Blind(Rare):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder)
-    save_file(trained_state(), folder / "net.safetensors")
-    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+    return digit_files(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")

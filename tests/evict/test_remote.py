@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
 import pytest
 
-from gati.errors import RequestError, UnavailableError
+from gati.errors import EvictError, RequestError, UnavailableError
 from gati.evict import ContinuationClient
+from tests.waiting import LONG_S
 
 BYE = [{"role": "user", "content": "Thanks, bye!"}]
 
@@ -127,3 +131,60 @@ def test_any_time_for_a_retry_is_a_number_of_seconds(header: str, pause_s: float
     with client(busy) as service, pytest.raises(UnavailableError, match="busy") as caught:
         service.probability(BYE)
     assert caught.value.retry_after_s == pause_s
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment with a SOCKS proxy, and without the package that httpx needs for one."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    return monkeypatch
+
+
+class Likely(BaseHTTPRequestHandler):
+    """Answers that any conversation continues."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"p": 0.75}')
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+def test_a_service_of_this_machine_is_asked_without_a_proxy(proxied: pytest.MonkeyPatch) -> None:
+    proxied.setenv("SSL_CERT_FILE", "/nowhere")  # it needs no certificates, either
+    with HTTPServer(("127.0.0.1", 0), Likely) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for host in ("127.0.0.1", "localhost"):
+                with ContinuationClient(f"http://{host}:{server.server_port}", timeout_s=LONG_S) as service:
+                    assert service.probability(BYE) == 0.75
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "url", "says"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:9", "http://service", "SOCKS proxy.* httpx\\[socks\\]"),
+        ("ALL_PROXY", "gopher://127.0.0.1:9", "http://service", "scheme"),
+        ("SSL_CERT_FILE", "/nowhere", "https://service", "No such file"),
+        ("SSL_CERT_FILE", "/nowhere", "https://localhost", "No such file"),
+        ("SSL_CERT_DIR", "", "http://[::1", "cannot be asked: Invalid port"),
+    ],
+)
+def test_what_the_environment_or_the_address_makes_impossible_is_told_at_once(
+    proxied: pytest.MonkeyPatch, name: str, value: str, url: str, says: str
+) -> None:
+    proxied.setenv(name, value)
+    with pytest.raises(EvictError, match=f"the eviction service at .*{says}") as caught:
+        ContinuationClient(url)
+    assert "\n" not in str(caught.value)

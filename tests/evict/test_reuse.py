@@ -29,6 +29,7 @@ from gati.evict.trace.records import Kind, Trace, make_trace
 from gati.evict.train import train, train_continuation
 from tests.evict.naive import build, tree_trace
 from tests.evict.strategies import long_trees
+from tests.waiting import LONG_S
 
 QUICK = ReuseSettings(first_fit=150, growth=1.5, rounds=20)
 
@@ -316,7 +317,7 @@ def test_no_request_waits_for_a_fit_and_the_next_one_uses_its_model(monkeypatch:
     may_end, given = threading.Event(), list[Any]()
 
     def slow(labels: Any, **options: Any) -> Any:
-        assert may_end.wait(60.0)
+        assert may_end.wait(LONG_S)
         given.append((labels, options))
         return fit_hazards(labels, **options)
 

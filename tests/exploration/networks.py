@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -108,6 +109,14 @@ def write_digits(folder: Path, count: int = 900) -> tuple[Path, Path]:
     np.savez(held, images=images[:count], labels=labels[:count])
     np.savez(more, images=images[count:], labels=labels[count:])
     return held, more
+
+
+def digit_files(folder: Path, count: int = 900) -> dict[str, str]:
+    """Files for `explore`: weights of `Net`, held-out and training inputs; see `write_digits`."""
+    held, more = write_digits(folder, count)
+    checkpoint = folder / "net.safetensors"
+    save_file(trained_state(), checkpoint)
+    return {"checkpoint": str(checkpoint), "data": str(held), "train_data": str(more)}
 
 
 def fitted_on_digits(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -36,7 +36,7 @@ from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
-from tests.exploration.networks import Pictures, trained_state, write_digits
+from tests.exploration.networks import Pictures, digit_files
 from tests.exploration.quick import quick_selectors
 
 pytestmark = pytest.mark.slow
@@ -76,10 +76,7 @@ def long_enough() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder)
-    save_file(trained_state(), folder / "net.safetensors")
-    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+    return digit_files(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")

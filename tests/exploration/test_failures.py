@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gati
@@ -35,7 +34,7 @@ from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import trace
 from gati.types import Trial, TrialId
-from tests.exploration.networks import Net, trained_state, write_digits
+from tests.exploration.networks import Net, digit_files
 from tests.exploration.quick import few_steps
 from tests.exploration.test_defaults import profile_of
 from tests.exploration.test_train import RandomInputs
@@ -79,10 +78,7 @@ def unreadable(answers: Tensor, module: nn.Module) -> Tensor:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder, count=300)
-    save_file(trained_state(), folder / "net.safetensors")
-    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+    return digit_files(tmp_path_factory.mktemp("digits"), count=300)
 
 
 @pytest.fixture(scope="module")
@@ -544,3 +540,22 @@ def test_a_companion_that_gives_nan_is_refused_by_name(
             companions=[(f"{__file__}:FailsInTheLight", None)],
         )
     assert not (tmp_path / "out" / ".state").exists(), "the next command may leave it out"
+
+
+def test_variants_whose_caches_would_have_one_name_are_refused(
+    files: dict[str, str], tmp_path: Path, families: None
+) -> None:
+    """One of them was left out without a word."""
+    for family in ("net", "net-2"):
+
+        @register_predictor(family)
+        def of_net(hidden_shape: tuple[int, ...], classes: int, *numbers: int) -> nn.Module:
+            return build_predictor("grid(8)", hidden_shape, classes)
+
+    with pytest.raises(VariantError) as refused:
+        explored(files, tmp_path / "out", "net-2(64)", "net(3)", "net(2,64)")
+    assert str(refused.value) == (
+        "the caches net-2(64) and net(2,64) would both be stored as net-2-64: register one of them under "
+        "another name, such as one that does not end in a number"
+    )
+    assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ from gati.model.data import load_data
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
-from tests.exploration.networks import Net, trained_state, write_digits
+from tests.exploration.networks import Net, digit_files, trained_state
 from tests.exploration.quick import quick_selectors
 
 pytestmark = pytest.mark.slow
@@ -48,10 +48,7 @@ def _quick() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder)
-    save_file(trained_state(), folder / "net.safetensors")
-    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+    return digit_files(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from gati.errors import DataError, LibraryError
 from gati.exploration import stages
 from gati.exploration.explore import explore
+from gati.exploration.further import explore_more
 from gati.exploration.library import Library
 from gati.exploration.network import load_network
 from gati.exploration.progress import SilentProgress
@@ -129,6 +130,24 @@ def test_an_exploration_of_arrays_by_an_older_gati_is_finished(tmp_path: Path) -
     library.manifest_path.write_text(json.dumps(older))
     explore(f"{tmp_path / 'own.py'}:OfArrays", **given)
     assert json.loads(library.manifest_path.read_text()) == older
+
+
+@pytest.mark.parametrize("name", ["val.npz", "more.npz"])
+def test_inputs_that_have_moved_are_named_with_the_library_that_needs_them(tmp_path: Path, name: str) -> None:
+    """The user of a library did not name them, as `--data` or otherwise."""
+    project(tmp_path / "project")
+    library = explored(tmp_path / "project", variants=["grid(8)"])
+    gone = tmp_path / "project" / name
+    gone.rename(tmp_path / "elsewhere.npz")
+    with pytest.raises(DataError) as refused:
+        explore_more(library.directory, epochs=0.1)
+    assert str(refused.value) == (
+        f"the library in {library.directory} was explored with {gone}, which is not there any more: put it "
+        "back, or repeat the gati explore command of this library with its new place"
+    )
+    if name == "val.npz":
+        with pytest.raises(DataError, match=f"was explored with {gone}, which is not there any more"):
+            held_out(library)
 
 
 @pytest.mark.parametrize("changed", ["fewer", "more", "labels", "names", "train", "code"])

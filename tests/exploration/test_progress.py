@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from gati.exploration.progress import LiveProgress, PlainProgress, SilentProgress, told_if_long
+from tests.waiting import LONG_S
 
 
 def test_a_log_gets_the_stage_the_share_done_the_detail_and_the_time_left() -> None:
@@ -90,7 +91,7 @@ class _Heard(SilentProgress):
 def test_what_takes_long_is_told_while_it_goes_on() -> None:
     progress = _Heard()
     with told_if_long(progress, "reading the inputs", after_s=0.01):
-        assert progress.heard.wait(60)
+        assert progress.heard.wait(LONG_S)
     assert progress.notes == ["reading the inputs"]
 
 

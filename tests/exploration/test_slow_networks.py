@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gati.errors import DataError
@@ -42,20 +41,18 @@ from gati.exploration.schedule import (
 from gati.exploration.state import RunState
 from gati.types import Trial, TrialId
 from tests.exploration.killing import Killed
-from tests.exploration.networks import Net, trained_state, write_digits
+from tests.exploration.networks import Net, digit_files
 from tests.exploration.quick import quick_selectors
 from tests.exploration.slow_networks import TIME, SlowNet, on_fake_time, works
+from tests.waiting import LONG_S
 
 NET = "tests.exploration.slow_networks:SlowNet"
 _TOLERANCE = 1.08  # of the budget: a step or a measurement that has begun is ended
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("digits")
-    held, more = write_digits(folder, count=240)
-    save_file(trained_state(), folder / "net.safetensors")
-    return {"checkpoint": folder / "net.safetensors", "data": str(held), "train_data": str(more)}
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return digit_files(tmp_path_factory.mktemp("digits"), count=240)
 
 
 @pytest.fixture
@@ -341,7 +338,7 @@ def test_that_inputs_are_read_is_told_while_it_goes_on(
     progress = _Listening()
 
     def reads_until_it_is_told(*_: Any, **__: Any) -> Any:
-        raise Killed if progress.heard.wait(60) else AssertionError("nothing was said")
+        raise Killed if progress.heard.wait(LONG_S) else AssertionError("nothing was said")
 
     monkeypatch.setattr("gati.exploration.prepare.split_inputs", reads_until_it_is_told)
     with pytest.raises(Killed):

@@ -252,14 +252,14 @@ def test_counting_every_copy_would(tmp_path: Path) -> None:
 def test_common_inputs_that_are_answered_differently_are_not_certified(tmp_path: Path, common: int) -> None:
     """Independent draws of which more than 3 % are of a few inputs, always lost: copies are evidence."""
     random = np.random.default_rng(0)
-    different = np.concatenate([pictures(common, 5), pictures(3000, 6)])
+    different = data_of(tmp_path, np.concatenate([pictures(common, 5), pictures(3000, 6)]))
+    assert len(different.identities) == common + 3000  # read once
+    more = data_of(tmp_path, pictures(60, 1), "more")
     passed, draws = 0, 300
     for draw in range(draws):
         is_common = random.random(1500) < 0.032
         which = np.where(is_common, random.integers(common, size=1500), common + np.arange(1500))
-        np.savez(tmp_path / "drawn.npz", images=different[which])
-        held = load_data(tmp_path / "drawn.npz", GREY)
-        inputs = split_inputs(held, data_of(tmp_path, pictures(60, 1), "more") if draw % 2 else None, draw)
+        inputs = split_inputs(different.subset(which), more if draw % 2 else None, draw)
         certify, record = inputs.split == CERTIFY, inputs.record
         lost = is_common[record.rows[certify]]
         rows = counted(lost, record.copies[certify], record.new[certify].astype(np.int64))

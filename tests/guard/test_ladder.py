@@ -20,8 +20,8 @@ AGREEMENT, DELTA = 0.9, 0.1
 ALPHA = 1.0 - AGREEMENT
 
 
-def ladder_of(count: int, *, agreement: float = AGREEMENT, proven: bool = False) -> Ladder:
-    return Ladder(count, agreement, Spending(DELTA).next, proven=proven)
+def ladder_of(count: int, *, proven: bool = False) -> Ladder:
+    return Ladder(count, AGREEMENT, Spending(DELTA).next, proven=proven)
 
 
 def allowed(streams: int, delta: float = DELTA) -> float:

@@ -33,7 +33,7 @@ class Looked(NamedTuple):
     taken: bool = False
 
 
-def proven_on_what_is_left(seed: int, *, requests: int = 400) -> bool:
+def proven_on_what_is_left(seed: int) -> bool:
     """Caches that are right about all that memory alone leaves, and wrong about much that it answers."""
     random = np.random.default_rng(seed)
     spend, draws = Spending(DELTA).next, Draws(0.1, trials=1.0, seed=seed)
@@ -44,7 +44,7 @@ def proven_on_what_is_left(seed: int, *, requests: int = 400) -> bool:
         rest=lambda: Watch(AGREEMENT, spend=spend, proven=False),
         is_after_memory=lambda: True,
     )
-    for _ in range(requests):
+    for _ in range(400):
         decided = auditor.decide(post, None, draws, room=lambda: True)
         recalled = bool(random.random() < RECALLED)
         lost = recalled and bool(random.random() < WRONG_THERE)

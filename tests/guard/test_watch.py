@@ -15,9 +15,9 @@ from gati.guard.proof import Spending
 from gati.guard.watch import Event, Watch
 
 
-def watch_over(agreement: float = 0.97, *, proven: bool = True, events: list[Event] | None = None) -> Watch:
+def watch_over(*, proven: bool = True, events: list[Event] | None = None) -> Watch:
     told = None if events is None else events.append
-    return Watch(agreement, spend=Spending(0.05).next, proven=proven, on_event=told)
+    return Watch(0.97, spend=Spending(0.05).next, proven=proven, on_event=told)
 
 
 def stream(

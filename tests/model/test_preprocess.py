@@ -108,3 +108,20 @@ def test_arrays_that_may_not_be_written_to_are_read() -> None:
     wave = np.frombuffer(np.linspace(-1, 1, 400, dtype=np.float32).tobytes(), np.float32)
     sound = LogMel(sample_rate=1000, seconds=0.5)
     assert torch.equal(sound.fitted(wave), sound.fitted(wave.copy()))
+
+
+def test_how_a_centre_is_rounded_is_stored_and_older_libraries_are_read_as_they_were_explored() -> None:
+    plain = Preprocessing(resize=8, crop=4)
+    assert "crop_rounds_down" not in plain.to_json()
+    assert Preprocessing.from_json(plain.to_json()) == plain
+    down = Preprocessing(resize=8, crop=4, crop_rounds_down=True)
+    assert Preprocessing.from_json(down.to_json()) == down
+
+
+@pytest.mark.parametrize("length", range(4, 12))
+def test_the_centre_is_where_torchvision_has_it_unless_it_is_rounded_down(length: int) -> None:
+    columns = np.tile(np.arange(length, dtype=np.uint8), (1, 4, 1))[..., None]
+    grey: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "channels": 1, "crop": 4}
+    first = int(Preprocessing(**grey).fitted(columns)[0, 0, 0, 0])
+    assert first == round((length - 4) / 2.0)  # torchvision.transforms.functional.center_crop
+    assert int(Preprocessing(**grey, crop_rounds_down=True).fitted(columns)[0, 0, 0, 0]) == (length - 4) // 2

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +47,11 @@ def stretched(width: int, height: int) -> Resizing:
     return lambda image: image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def cut(shorter: int, side: int) -> Resizing:
+def cut(shorter: int, side: int, rounded: Callable[[float], int] = round) -> Resizing:
     def resized(image: Image.Image) -> Image.Image:
         width, height = (shorter * length // min(image.size) for length in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC)
-        left, top = round((width - side) / 2), round((height - side) / 2)
+        left, top = rounded((width - side) / 2), rounded((height - side) / 2)
         return image.crop((left, top, left + side, top + side))
 
     return resized
@@ -101,6 +102,16 @@ def loaded_with(
             id="BiT: shorter side, then the centre",
         ),
         pytest.param(
+            Processor(cut(256, 224, math.floor), IMAGENET, size={"shortest_edge": 256}, resample=2),
+            Preprocessing(**IMAGENET, resize=256, crop=224, crop_rounds_down=True),
+            id="BiT: with the centre of transformers itself",
+        ),
+        pytest.param(
+            Processor(cut(224, 224, math.floor), HALVES, size={"shortest_edge": 224}),
+            Preprocessing(**HALVES, resize=224, crop=224, interpolation="bicubic", crop_rounds_down=True),
+            id="CLIP: the centre is as high as the picture",
+        ),
+        pytest.param(
             Processor(cut(256, 224), IMAGENET, size={"shortest_edge": 224}, crop_pct=0.875),
             Preprocessing(**IMAGENET, resize=256, crop=224, interpolation="bicubic"),
             id="ConvNeXt: the size is that of the centre",
@@ -129,6 +140,20 @@ def test_pictures_are_prepared_as_by_the_processor(
     assert loaded.preprocessing == expected
     assert loaded.note.startswith("pictures are prepared as by the image processor of /models/mine: ")
     assert loaded.preprocessing_from == "published"
+
+
+@pytest.mark.parametrize("rounded", [round, math.floor])
+@pytest.mark.parametrize("length", range(224, 232))
+def test_the_centre_is_cut_out_where_the_processor_cuts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounded: Callable[[float], int], length: int
+) -> None:
+    """One pixel off where what is left over is 3, 7 and so on."""
+    processor = Processor(cut(224, 224, rounded), HALVES, size={"shortest_edge": 224})
+    loaded = loaded_with(tmp_path, monkeypatch, processor)
+    noise = np.random.default_rng(0).integers(0, 256, (224, length, 3), dtype=np.uint8)
+    for image in (Image.fromarray(noise), Image.fromarray(noise.swapaxes(0, 1))):
+        wanted = processor(images=[image], return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(loaded.preprocessing.from_pil([image]), wanted)
 
 
 def test_of_a_network_for_grey_pictures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

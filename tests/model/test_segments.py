@@ -442,6 +442,22 @@ def test_masked_classes_do_not_hide_that_a_network_mixes_the_inputs_of_a_batch(f
         small(Masked())
 
 
+def test_a_mask_that_is_added_to_most_scores_does_not_hide_that_either() -> None:
+    """The rounding of -10,000 is more than what one input here changes of the other's score."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 0.05 * x.mean() - 1e4 * (torch.arange(4) > 0)
+
+    class Alone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 0.05 * x.mean(1, keepdim=True) - 1e4 * (torch.arange(4) > 0)
+
+    with pytest.raises(ModelError, match="depends on the other inputs of its batch"):
+        small(Masked())
+    small(Alone())
+
+
 def test_scores_that_rounding_changes_are_not_said_to_depend_on_the_batch() -> None:
     class Rounding(nn.Module):
         """Probabilities in bfloat16; a single row runs in other kernels."""

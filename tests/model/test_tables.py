@@ -90,6 +90,35 @@ def test_a_text_that_its_own_comma_cuts_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("blank", ["", "  ", ",", '"",""'])
+def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path, blank: str) -> None:
+    """As spreadsheets write them for empty rows."""
+    table = read_lines(tmp_path, blank, blank, "text,label", "my card,3", "where is it?,1")
+    assert table.texts == ["my card", "where is it?"]
+    assert table.labels is not None and table.labels.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("header", ["text, label", "text ,label ", " text,\tlabel", '"text", "label"'])
+def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path, header: str) -> None:
+    """Without its column of classes, a table was read as one without labels."""
+    table = read_lines(tmp_path, header, "my card, 3", "where is it?, 1")
+    assert table.texts == ["my card", "where is it?"]
+    assert table.labels is not None and table.labels.tolist() == [3, 1]
+
+
+def test_a_column_may_still_be_named_with_its_spaces(tmp_path: Path) -> None:
+    """As libraries of an older Gati name it."""
+    (tmp_path / "texts.csv").write_text("label, text\n3, my card\n", encoding="utf-8")
+    assert read_texts(tmp_path / "texts.csv", " text", None, "--data").texts == [" my card"]
+
+
+def test_spaces_after_the_commas_of_a_table_are_no_part_of_quoted_texts(tmp_path: Path) -> None:
+    table = read_lines(tmp_path, '"notes, old", label, "text"', 'none, 3, "hello, world"')
+    assert table.texts == ["hello, world"]
+    assert table.labels is not None and table.labels.tolist() == [3]
+    assert read_lines(tmp_path, "label,text", "3, a text that begins so").texts == [" a text that begins so"]
+
+
 @pytest.mark.parametrize("twice", ["text", "label"])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path, suffix: str, twice: str) -> None:

@@ -179,11 +179,11 @@ def test_one_query_that_waited_for_a_start_leaves_the_plan_as_it_was(count: int)
     assert query(planner, 13.0, lambda _, name: networks[name]) == usual
 
 
-def run_until(planner: LivePlanner, times: Times, wanted: str, most: int, slo_ms: float = 10.0) -> int:
+def run_until(planner: LivePlanner, times: Times, wanted: str, most: int) -> int:
     """Queries until nine of ten run option `wanted` at stage b, at most `most`."""
     late: list[str] = []
     for count in range(1, most + 1):
-        late.append(query(planner, slo_ms, times)["b"])
+        late.append(query(planner, 10.0, times)["b"])
         if len(late) >= 20 and Counter(late[-20:])[wanted] >= 18:
             return count
     raise AssertionError(f"{Counter(late[-100:])} after {most} queries")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,36 @@ def test_a_limit_does_not_follow_the_order_of_classes(engine: Engine, tmp_path: 
     taken = measure_outcomes(parse_pipeline(SHAPES, measured=False), tmp_path / "known.npz", limit=100)[1]
     assert taken.labels is not None and len(taken) == 100
     assert np.bincount(taken.labels, minlength=3).min() > 20
+
+
+def npy(array: Any = None, **arrays: Any) -> bytes:
+    """An array as a file, or several as an archive."""
+    out = io.BytesIO()
+    if array is None:
+        np.savez(out, **arrays)
+    else:
+        np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04 cut off", "is not a readable .npz"),
+        (npy(np.zeros((2, 2, 2, 1), np.uint8)), "is not a readable .npz"),
+        (npy(other=np.zeros((2, 4), np.float32)), "has no `images`"),
+        (npy(images=np.uint8(3)), "has no `images`"),
+    ],
+)
+def test_an_archive_without_images_for_a_plain_model_is_told_in_one_line(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    """One that was cut off, or an array by its name, ended in an error that called for a report."""
+    (tmp_path / "known.npz").write_bytes(content)
+    stages = {"only": {"options": {"one": {"model": "torchvision:resnet18"}}}}
+    pipeline = parse_pipeline({"class_names": ["car", "cat"], "stages": stages}, measured=False)
+    with pytest.raises(DataError, match=message):
+        measure_outcomes(pipeline, tmp_path / "known.npz")
 
 
 def test_a_library_with_classes_in_another_order_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -76,9 +76,8 @@ def put(value: Any, *path: str | int) -> Callable[[Document], None]:
     return change
 
 
-def add_edge(source: str, target: str, when: str | None = None) -> Callable[[Document], None]:
-    edge = {"from": source, "to": target} | ({} if when is None else {"when": when})
-    return lambda document: document["edges"].append(edge)
+def add_edge(source: str, target: str) -> Callable[[Document], None]:
+    return lambda document: document["edges"].append({"from": source, "to": target})
 
 
 def add_stage(name: str) -> Callable[[Document], None]:

@@ -273,7 +273,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(folder: Path, monkeypatch:
     def slow(hasher: TextHasher, texts: Sequence[str], newest: int, most: int | None = None) -> Any:
         if newest > 1:
             hashing.set()
-            waited.append(answered.wait(60.0))  # without an end, the event loop could wait for it forever
+            waited.append(answered.wait(LONG_S))  # without an end, the event loop could wait for it forever
         return hashed(hasher, texts, newest, most)
 
     monkeypatch.setattr(TextHasher, "texts_within", slow)

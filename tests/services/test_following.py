@@ -65,8 +65,8 @@ def compose(folder: Path, **changes: Any) -> Composition:
     return chosen
 
 
-def uncertified(folder: Path, target: float = TARGET) -> Composition:
-    return compose(folder, accuracy_target=target, certificate=None, confidence=None)
+def uncertified(folder: Path) -> Composition:
+    return compose(folder, accuracy_target=TARGET, certificate=None, confidence=None)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -19,6 +21,7 @@ from starlette.requests import Request
 
 from gati.errors import CancelledError, OverloadError, RequestError, UnavailableError
 from services.config import ServeConfig
+from services.pool import BoundedPool
 from services.scheduler.app import create_app
 from services.scheduler.bodies import unless_gone
 from services.scheduler.entrance import Demand
@@ -27,6 +30,7 @@ from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.models import Model
 from services.scheduler.parameters import priority
 from services.scheduler.protocol import parse_request
+from services.scheduler.reading import read_inference
 from services.scheduler.reasons import without_folders
 from services.scheduler.replicas import Asked
 from services.scheduler.scheduler import Scheduler
@@ -165,6 +169,23 @@ def test_before_a_model_is_known_no_version_is_called_unknown() -> None:
         assert reply.status_code == 503 and reply.headers["Retry-After"]
 
     run(test)
+
+
+def test_a_model_that_is_asleep_has_only_its_versions() -> None:
+    """It said of every name that this version is ready."""
+
+    async def main() -> None:
+        dead: Any = Dead()
+        model = Model("m", host=lambda number: dead)
+        model.info = SimpleNamespace(versions=[SimpleNamespace(version="1")])
+        model.sleep.fall_asleep()
+        transport = httpx.ASGITransport(Front(create_app(Scheduler(ServeConfig(), {"m": model}, {}))))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for version, status in (("1", 200), ("2", 404)):
+                reply = await client.get(f"/v2/models/m/versions/{version}/ready")
+                assert reply.status_code == status, reply.text
+
+    asyncio.run(main())
 
 
 def test_clients_get_no_more_time_or_haste_than_is_allowed() -> None:
@@ -429,6 +450,42 @@ def test_an_answer_is_given_and_nobody_listens_any_more() -> None:
         connection = Connection()
         assert await unless_gone(gone(connection), asyncio.sleep(0, "answer")) == "answer"
         assert connection.tell is None
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_waits_to_be_read_ends_with_its_client(packed: bool) -> None:
+    """What clients had given up was still decompressed and parsed, before the requests that came later."""
+
+    async def test() -> None:
+        scheduler, held = Scheduler(ServeConfig(), {}, {}), threading.Event()
+        scheduler.pool = BoundedPool("test", threads=1)
+        busy = asyncio.create_task(scheduler.pool.run(held.wait))
+        body = b" " * 2**20 + json.dumps(BODY).encode()
+        sent, connection = gzip.compress(body) if packed else body, Connection()
+        headers = [(b"content-encoding", b"gzip" if packed else b"identity")]
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": sent}
+
+        request = Request({"type": "http", "headers": headers, "gati.connection": connection}, receive)
+
+        async def read() -> None:
+            with scheduler.under_way() as charge:
+                await read_inference(request, scheduler, charge)
+
+        try:
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0)
+            assert connection.tell is not None
+            connection.tell()
+            with pytest.raises(CancelledError, match="the client has gone"):
+                await reading
+        finally:
+            held.set()
+            await busy
+            scheduler.pool.close()
 
     asyncio.run(test())
 

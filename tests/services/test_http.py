@@ -172,6 +172,7 @@ def room_for_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+ECHO_CHUNKS = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 POST = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
 
 
@@ -229,16 +230,27 @@ def test_who_waits_for_an_answer_is_not_cut_off() -> None:
 
 
 def test_a_head_that_never_ends_is_not_kept() -> None:
-    """64 MB of it were, and the connection with them."""
+    """64 MB of it were, and the connection with them; of trailers, all that fitted into memory."""
 
     async def test(app: App, connect: Connect) -> None:
-        for start in (b"GET /", b"GET /now HTTP/1.1\r\nX: ", ASK.replace(b"now", b"later") + b"GET /"):
+        heads = (b"GET /", b"GET /now HTTP/1.1\r\nX: ", ASK.replace(b"now", b"later") + b"GET /")
+        for start in (*heads, ECHO_CHUNKS + b"1;", ECHO_CHUNKS + b"1\r\nx\r\n0\r\nX: "):
             _, writer = await connect()
             writer.write(start)
             with pytest.raises(ConnectionError):
                 for _ in range(1000):
                     writer.write(b"x" * 65_536)
                     await writer.drain()
+
+    run(PATIENT, test)
+
+
+def test_trailers_are_no_headers() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        connection = await connect()
+        trailers = b"Connection: trailer\r\nUpgrade: trailer\r\n"
+        assert await status(connection, ECHO_CHUNKS + b"1\r\nx\r\n0\r\n" + trailers + b"\r\n" + ASK) == 200
+        assert await connection[0].readexactly(13) == b"xHTTP/1.1 200"
 
     run(PATIENT, test)
 

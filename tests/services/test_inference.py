@@ -343,6 +343,36 @@ def test_a_version_without_room_is_served_once_another_is_unloaded(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_a_newer_version_takes_the_place_of_one_on_trial(tmp_path: Path) -> None:
+    """With as many versions as are allowed, one whose proof had failed kept all later ones out for good."""
+
+    class HasOnePlace(Loads):
+        async def load(self, name: str, folder: Path) -> Any:
+            if self.loaded:
+                raise TooManyVersionsError("3 versions are loaded")
+            return await super().load(name, folder)
+
+        def activate(self, name: str) -> None:
+            self.activated.append(name)
+
+        def unload(self, name: str) -> None:
+            self.loaded.remove(name)
+
+    async def main() -> None:
+        versions: Any = HasOnePlace(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        for _ in range(2):
+            publish(tmp_path)
+            await followed.look()
+        assert versions.activated == ["1", "2"] and versions.loaded == ["2"]
+        versions.active = SimpleNamespace(name="2")
+        publish(tmp_path)
+        await followed.look()
+        assert versions.activated == ["1", "2"] and versions.loaded == ["2"], "what serves keeps its place"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("served", "post", "activated"),
     [

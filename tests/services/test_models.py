@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,9 @@ from services.scheduler.scheduler import Scheduler
 from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.gen.ttypes import MemoryInfo, ProofProgress, Tensor, VersionInfo
+from services.wire.handshake import client_tls, server_tls
 from services.wire.server import WireServer
+from tests.services.certificates import certify
 from tests.services.engines import SERVICE, Engine, reply_of, served
 from tests.waiting import LONG_S, in_the_end
 
@@ -300,6 +303,28 @@ def test_addresses_that_are_none_are_told(address: str) -> None:
         await model.stop(LONG_S)
 
     asyncio.run(main())
+
+
+def test_why_a_service_elsewhere_is_not_connected_is_told(tmp_path: Path) -> None:
+    """Whatever was wrong with its certificate, or with the secret, nothing answered there."""
+
+    async def main() -> None:
+        (tmp_path / "other").mkdir()
+        (certificate, key), (other, _) = certify(tmp_path), certify(tmp_path / "other")
+        server = WireServer(SERVICE, {}, secret=b"x" * 16, tls=server_tls(certificate, key))
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        for told, link in (
+            (f"TLS with {address} failed", Link(secret=b"x" * 16, tls=client_tls(other))),
+            (f"{address} does not accept our secret", Link(secret=b"y" * 16, tls=client_tls(certificate))),
+        ):
+            model = Model("m", address=address, link=link)
+            await model.start()
+            while not model.cause.startswith(told):
+                await asyncio.sleep(0.01)
+            await model.stop(LONG_S)
+        await server.drain(0.0)
+
+    asyncio.run(asyncio.wait_for(main(), LONG_S))
 
 
 def test_versions_that_were_loaded_come_back_with_the_process() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import resource
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from gati.errors import ConfigError
 from services import web
 from services.config import ModelConfig, ServeConfig
+from tests.services.certificates import certify
 
 
 @pytest.mark.parametrize(("hard", "connections"), [(100_000, 1000), (1000, 372)])
@@ -50,6 +53,17 @@ def test_a_port_in_use_is_told_as_such() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf":{port} \(Address already in use\); choose another --port$"):
             web.listen(ServeConfig(port=port))
+
+
+def test_a_key_with_a_passphrase_is_refused(tmp_path: Path) -> None:
+    """OpenSSL asked for it on the terminal: a server that read its certificate again stood still."""
+    certificate, key = certify(tmp_path)
+    locked = tmp_path / "locked.pem"
+    command = ("openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:word", "-out", str(locked))
+    subprocess.run(command, check=True, capture_output=True)
+    config = ServeConfig(certificate=certificate, certificate_key=locked)
+    with pytest.raises(ConfigError, match=r"the key in .*locked\.pem has a passphrase; write one without"):
+        web.web_server(config, lambda *_: None)  # type: ignore[arg-type]
 
 
 def test_clients_that_do_not_speak_http_cannot_fill_the_log() -> None:

@@ -305,7 +305,7 @@ def test_a_machine_that_has_gone_silently_is_noticed_by_the_system() -> None:
 
 def test_nobody_answers_where_nobody_listens() -> None:
     async def main() -> None:
-        with pytest.raises(UnavailableError, match=r"no service answers at 127\.0\.0\.1:9"):
+        with pytest.raises(UnavailableError, match=r"nothing answers at 127\.0\.0\.1:9"):
             await WireClient(SERVICE, "127.0.0.1", 9).connect()
 
     asyncio.run(main())
@@ -563,7 +563,7 @@ def test_a_unix_socket_serves_and_goes(tmp_path: Path) -> None:
         assert (await client.call("health", timeout_s=LONG_S)).ready
         await server.drain(0.0)
         assert not path.exists()
-        with pytest.raises(UnavailableError, match="no service answers at unix:"):
+        with pytest.raises(UnavailableError, match="nothing answers at unix:"):
             await connect_to(SERVICE, f"unix:{path}").connect()
 
     asyncio.run(main())
@@ -642,10 +642,12 @@ def test_tls_between_machines(tmp_path: Path) -> None:
         client = await connect(port, secret=SECRET, tls=client_tls(certificate))
         assert (await client.call("health", timeout_s=LONG_S)).ready
         await client.close()
-        for believed in (None, client_tls(other)):
-            stranger = WireClient(SERVICE, "127.0.0.1", port, secret=SECRET, tls=believed)
-            with pytest.raises(UnavailableError):
-                await stranger.connect(timeout_s=0.2)
+        stranger = WireClient(SERVICE, "127.0.0.1", port, secret=SECRET)
+        with pytest.raises(UnavailableError):
+            await stranger.connect(timeout_s=0.2)
+        stranger = WireClient(SERVICE, "127.0.0.1", port, secret=SECRET, tls=client_tls(other))
+        with pytest.raises(UnavailableError, match=r"TLS with 127\.0\.0\.1:\d+ failed \(self-signed"):
+            await stranger.connect(timeout_s=LONG_S)
 
     (tmp_path / "other").mkdir()
     other, _ = certify(tmp_path / "other")

@@ -189,6 +189,17 @@ def test_what_is_no_address_is_refused_and_not_shown(url: str) -> None:
     assert caught.value.__context__ is None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("ALL_PROXY", "gopher://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/certificates.pem")]
+)
+def test_what_the_environment_names_in_vain_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(VideoError, match="with the proxy or the certificates that the environment names"):
+        WebhookSink("https://127.0.0.1:1/hush")
+
+
 def test_a_queue_of_none_is_refused() -> None:
     with pytest.raises(VideoError, match="queue_size=0 and attempts=5: give 1 or more"):
         WebhookSink("http://127.0.0.1:1/", queue_size=0)

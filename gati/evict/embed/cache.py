@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from gati.evict.embed.checks import (
     padding_of,
 )
 from gati.evict.embed.distinct import DistinctIds, distinct
+from gati.evict.embed.forking import SERVING, free_in_children
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows, RowChanges, ServedRows
@@ -114,7 +116,7 @@ class EmbeddingCache(nn.Module):
         self._sets = RowSets(most)
         self._policy = row_policy(policy, self._sets, most, seed=seed)
         self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # position in the slab, by slot
-        self._lock = threading.RLock()
+        self._lock = free_in_children(threading.RLock(), SERVING)
         self._rooms = threading.local()
         self._version = 0  # changes with the cache's contents
         self._turn = 0  # grows with every batch that is served, and with the version
@@ -288,9 +290,13 @@ class EmbeddingCache(nn.Module):
                     served = self._policy.serve(batch, slots)
                     receive()
                     plan = _Plan(self._turn, served, self._policy.foresee(batch, slots, served))
-        finally:
+        except BaseException:  # as by Ctrl-C, which an error of the tier must not replace
             if waiting is not None:
-                waiting()
+                with suppress(Exception):
+                    waiting()  # until then, the tier writes to `rows`, which the next batch uses, too
+            raise
+        if waiting is not None:
+            waiting()
         late = lacking if waiting is None else gone  # only now: a thread has one connection at a time
         if len(late):
             self._fetch(ids[late], rows[len(hits) : len(hits) + len(late)])

@@ -14,6 +14,7 @@ from gati.errors import EvictError
 from gati.evict.embed.redis_rows import AT_ONCE, RowReplies, commands
 from gati.evict.embed.tiers import Ids, bytes_of, checked_table
 
+_BEGUN = "begun"  # the field with the number of rows that may be there, while a table is written
 _TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
 
 
@@ -49,24 +50,35 @@ class RedisTier:
 
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
-        """Write a table [rows, width], replacing any of this name; its shape last. Raises EvictError."""
+        """Write a table [rows, width], replacing any of this name; its shape last.
+
+        Raises EvictError; if the server becomes full, nothing is left of the table. Of a write that was
+        interrupted, the next one removes the rows.
+        """
         content = bytes_of(checked_table(weight).contiguous())
         rows, width = weight.shape
         tier = cls.__new__(cls)
         tier._url, tier._name = _without_secrets(url), name
         tier._prefix, tier._client = f"{name}:".encode(), _client(url)
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
-        former = tier._asked("HGET", name, "rows") or b""
-        tier._asked("DEL", name)
-        end = int(former) if former.isdigit() else 0
-        for begin in range(rows, end, AT_ONCE):
-            tier._asked("DEL", *tier._keys(np.arange(begin, min(begin + AT_ONCE, end))))
-        for begin in range(0, rows, AT_ONCE):
-            ids = np.arange(begin, min(begin + AT_ONCE, rows))
-            pairs = zip(tier._keys(ids), content[ids], strict=True)
-            tier._asked("MSET", *(part for key, row in pairs for part in (key, row.tobytes())))
-        dtype = str(weight.dtype).removeprefix("torch.")
-        tier._asked("HSET", name, "rows", rows, "width", width, "dtype", dtype)
+        known = tier._asked("HMGET", name, "rows", _BEGUN)
+        end = max(int(former) for former in (*known, b"0") if former and former.isdigit())
+        tier._asked("HSET", name, _BEGUN, max(rows, end))
+        tier._asked("HDEL", name, "rows", "width", "dtype")
+        tier._remove(rows, end)
+        try:
+            for begin in range(0, rows, AT_ONCE):
+                ids = np.arange(begin, min(begin + AT_ONCE, rows))
+                pairs = zip(tier._keys(ids), content[ids], strict=True)
+                tier._asked("MSET", *(part for key, row in pairs for part in (key, row.tobytes())))
+            dtype = str(weight.dtype).removeprefix("torch.")
+            tier._asked("HSET", name, "rows", rows, "width", width, "dtype", dtype)
+        except EvictError as error:
+            if _is_full(error.__cause__):  # and else stays full, for its other clients, too
+                tier._remove(0, rows)
+                tier._asked("DEL", name)
+            raise
+        tier._asked("HDEL", name, _BEGUN)
         return tier
 
     def fetch(self, ids: Ids) -> torch.Tensor:
@@ -115,9 +127,14 @@ class RedisTier:
             wrong = next(at for at, row in enumerate(found) if row is None or len(row) != row_bytes)
             raise EvictError(
                 f"{self._url} has no row {ids[wrong]} of {row_bytes} bytes in table {self._name} "
-                f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write"
+                f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write, to a "
+                "server that evicts no keys"
             )
         return torch.frombuffer(bytearray().join(rows), dtype=self.dtype).view(-1, self.width)
+
+    def _remove(self, begin: int, end: int) -> None:
+        for first in range(begin, end, AT_ONCE):
+            self._asked("DEL", *self._keys(np.arange(first, min(first + AT_ONCE, end))))
 
     def _keys(self, ids: Ids) -> list[bytes]:
         packed = ids.astype("<i8").tobytes()
@@ -130,8 +147,10 @@ class RedisTier:
             return self._client.execute_command(*command)
         except RedisError as error:
             raise self._failed(error) from error
-        except TypeError as error:  # of its constructor
-            raise EvictError(f"the address of {self._url} has an unknown option: {error}") from error
+        except (TypeError, ValueError) as error:  # of its constructor, or of the socket's
+            raise EvictError(
+                f"the address of {self._url} has an option that cannot be used: {error}"
+            ) from error
 
     def _failed(self, error: Exception) -> EvictError:
         return EvictError(f"Redis at {self._url} failed ({error}): {_remedy(error)}")
@@ -186,13 +205,25 @@ def _without_secrets(url: str) -> str:
     return re.sub(r"^(\w+://)?.*@", r"\1", url.partition("?")[0])
 
 
+def _is_full(error: BaseException | None) -> bool:
+    from redis.exceptions import OutOfMemoryError
+
+    return isinstance(error, OutOfMemoryError)
+
+
 def _remedy(error: Exception) -> str:
     from redis import exceptions
 
+    if "max number of clients" in str(error):  # its class is that of any failed connection
+        return "its limit maxclients is reached: close other connections, or raise maxclients"
+    if "Too many connections" in str(error):
+        return "the address limits max_connections; allow one for each thread"
+    if _is_full(error):
+        return "its limit maxmemory is reached: raise it, or write a smaller table"
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         return "give its user and password in the URL, redis://USER:PASSWORD@HOST:PORT/0"
     if isinstance(error, exceptions.AskError | exceptions.ClusterCrossSlotError | exceptions.ClusterError):
         return "it is part of a cluster, which divides the rows of a table; use a server of its own"
     if isinstance(error, exceptions.ResponseError):
         return "the server refuses the command"
-    return "is the server running?"
+    return "is the server running, and has it room for another client (maxclients)?"  # or it just hangs up

@@ -52,6 +52,11 @@ class AskedTier(SlowTier, Protocol):
 
 def checked_table(weight: torch.Tensor) -> torch.Tensor:
     """The table without its gradient. Raises EvictError for what is no table of rows."""
+    if not isinstance(weight, torch.Tensor):
+        raise EvictError(
+            f"the table is of type {type(weight).__name__}; give a tensor [rows, width] of floating-point "
+            "numbers on the CPU, as torch.from_numpy makes one"
+        )
     if weight.ndim != 2 or 0 in weight.shape or weight.device.type != "cpu" or not weight.is_floating_point():
         raise EvictError(
             f"the table has shape {tuple(weight.shape)}, type {weight.dtype}, on {weight.device}; give a "

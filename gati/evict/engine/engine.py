@@ -354,7 +354,7 @@ class PrefixEngine:
         if generation.table is not None:
             if generation.computed == len(generation.tokens) - 1:  # all tokens but the last are computed
                 known = generation.tokens[: generation.computed]
-                self._pages.keep(generation.table, known, self._clock())
+                self._pages.keep(generation.table, known, self._clock(), generation.request.goes_on)
             self._leave(generation)
         generation.ending = ending
         generation.tell(token)

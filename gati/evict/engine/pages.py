@@ -225,10 +225,12 @@ class PrefixPages:
         """Mark leading tokens as computed; they are, before another request reads them."""
         self._ready.update(table.numbers[: min(tokens // self.page_tokens, len(table.names))])
 
-    def keep(self, table: PageTable, tokens: Sequence[int], time_s: float) -> None:
+    def keep(
+        self, table: PageTable, tokens: Sequence[int], time_s: float, goes_on: float | None = None
+    ) -> None:
         """Name the pages of generated tokens, so that they are found when the conversation continues.
 
-        `tokens` are all computed tokens.
+        `tokens` are all computed tokens; `goes_on` is as in `open`.
         """
         names = self.names(tokens)
         if len(names) <= len(table.names):
@@ -241,6 +243,8 @@ class PrefixPages:
                 self._ready.add(page)
                 self._unnamed -= 1
         self._limit()
+        if not table.names:  # a prompt shorter than a page: `open` had nothing to begin with
+            books.hint(goes_on)
         books.resume(names, time_s)
         books.stored(names)
         books.finish()

@@ -59,6 +59,7 @@ class EngineBooks(BlockCache):
         path_ids = cast("list[int]", list(ids[: self.capacity]))
         try:
             path, hits = self._find(path_ids)
+            self._tell(path_ids, hits, time_s)
             self._serving = self._begin(path_ids, path, hits, time_s)
         except TraceError:  # two blocks with one name: those that are cached age like strays
             self._conflicts += 1
@@ -104,16 +105,19 @@ class EngineBooks(BlockCache):
         self._stray_rest()
 
     def resume(self, ids: Sequence[Hashable], time_s: float) -> None:
-        """Resume a request that was already counted; if no block of its path is left, count it again."""
+        """Resume a request that was already counted.
+
+        If no block of its path is cached, policy and predictor begin with it anew; the log has it already.
+        """
         self.finish()
         path_ids = cast("list[int]", list(ids[: self.capacity]))
         try:
             path, hits = self._find(path_ids)
+            if not path:
+                self._serving = self._begin(path_ids, path, hits, time_s)
+                return
         except TraceError:
             self._conflicts += 1
-            return
-        if not path:
-            self.begin(path_ids, time_s)
             return
         self._serving = Serving(path_ids, path, path_ids[hits:], self._requests, None, path[-1:], False)
         self._requests += 1

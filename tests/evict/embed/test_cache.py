@@ -26,6 +26,7 @@ from gati.evict.embed.pool import PagePool
 from gati.evict.embed.redis_tier import RedisTier
 from gati.evict.embed.tiers import FileTier, Ids, MemoryTier
 from tests.evict.embed.naive import NaiveLru
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +182,7 @@ class Gate:
     def fetch(self, ids: Ids) -> torch.Tensor:
         rows = self.weight[torch.from_numpy(ids)]
         self.asked.set()
-        assert self.open.wait(60.0)
+        assert self.open.wait(LONG_S)
         return rows
 
 
@@ -214,7 +215,7 @@ def test_a_row_forgotten_while_it_is_fetched_is_not_kept() -> None:
     ids = torch.tensor([[3]])
     with ThreadPoolExecutor(1) as threads:
         before = threads.submit(cache, ids)
-        assert slow.asked.wait(60.0)
+        assert slow.asked.wait(LONG_S)
         old = weight[3].clone()
         weight[3] += 1.0
         cache.forget(torch.tensor([3]))
@@ -230,10 +231,10 @@ def test_two_threads_that_lack_one_row_keep_it_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cache._policy, "plan", lambda *given: decided.append(given) or decide(*given))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(cache, torch.tensor([[3, 4]]))
-        assert slow.asked.wait(60.0)
+        assert slow.asked.wait(LONG_S)
         slow.asked.clear()
         second = threads.submit(cache, torch.tensor([[3, 5]]))
-        assert slow.asked.wait(60.0)  # the lock is not held while rows are fetched
+        assert slow.asked.wait(LONG_S)  # the lock is not held while rows are fetched
         slow.open.set()
         first.result(), second.result()
     assert cache.figures()["rows"] == 3
@@ -444,10 +445,16 @@ def test_the_weights_of_a_linear_layer_are_a_table_of_one_column(tmp_path: Path)
 )
 @pytest.mark.parametrize(
     "weight",
-    [torch.ones(3), torch.ones(0, 4), torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, device="meta")],
+    [
+        torch.ones(3),
+        torch.ones(0, 4),
+        torch.ones(3, 4, dtype=torch.int64),
+        torch.ones(3, 4, device="meta"),
+        np.ones((3, 4), dtype=np.float32),
+    ],
 )
 def test_what_is_no_table_is_refused_before_anything_is_written(
-    write: Callable[[torch.Tensor], object], weight: torch.Tensor
+    write: Callable[[Any], object], weight: Any
 ) -> None:
     with pytest.raises(
         EvictError, match=r"give a tensor \[rows, width\] of floating-point numbers on the CPU"

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gati.errors import EvictError
 from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.learned import GuardedRows
 from gati.evict.embed.policies import ROW_POLICIES
+from gati.evict.embed.tiers import Ids, MemoryTier
 from tests.evict.embed.test_cache import Asked, skewed, table
 
 
@@ -44,3 +46,29 @@ def test_an_outage_changes_neither_the_cache_nor_the_guard(policy: str) -> None:
         for name, value in contents().items():
             np.testing.assert_array_equal(value, before[name], err_msg=name)
         assert {**cache.figures(), "refits": None} == {**figures, "refits": None}
+
+
+class Arriving:
+    """Rows that never arrive from a tier that is away; Ctrl-C is pressed while the policy decides."""
+
+    waited = 0
+
+    def receive(self) -> None:
+        raise KeyboardInterrupt
+
+    def __call__(self) -> None:
+        self.waited += 1
+        raise EvictError("away")
+
+
+def test_ctrl_c_ends_a_batch_although_the_tier_fails_too() -> None:
+    arriving = Arriving()
+
+    class Away(MemoryTier):
+        def ask(self, ids: Ids, out: torch.Tensor) -> Arriving:
+            return arriving
+
+    cache = EmbeddingCache(Away(table()), 100)
+    with pytest.raises(KeyboardInterrupt):
+        cache(torch.arange(20).view(4, 5))
+    assert arriving.waited == 1  # the tier may write to rows until it is waited for

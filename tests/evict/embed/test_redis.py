@@ -9,8 +9,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,11 @@ def test_a_table_of_an_unknown_shape_or_type_is_named(url: str, key: str, wrong:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("decode_responses=True", "rows are bytes, not text"), ("wide=1", "unknown option: .*wide")],
+    [
+        ("decode_responses=True", "rows are bytes, not text"),
+        ("wide=1", "cannot be used: .*wide"),
+        ("socket_timeout=-1", "cannot be used"),
+    ],
 )
 def test_an_address_with_an_option_that_cannot_be_used_says_so(url: str, option: str, message: str) -> None:
     at = f"{url}?{option}"
@@ -154,6 +159,76 @@ def test_a_smaller_table_leaves_no_rows_of_the_one_that_it_replaces(url: str) ->
     assert torch.equal(slow.fetch(np.arange(7)), torch.zeros(7, 4))
     client = redis.Redis.from_url(url)
     assert len(client.keys("items:*")) == 7 and len(client.keys("others:*")) == 30
+
+
+def test_a_write_that_was_interrupted_leaves_no_rows_after_the_next(url: str) -> None:
+    client = redis.Redis.from_url(url)
+    RedisTier.write(url, "items", torch.ones(2_500, 4))
+    before = RedisTier._asked
+    commands: list[str] = []
+
+    def until_the_second(tier: RedisTier, *command: Any) -> Any:
+        commands.append(command[0])
+        if commands.count("MSET") == 2:
+            raise KeyboardInterrupt
+        return before(tier, *command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RedisTier, "_asked", until_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            RedisTier.write(url, "items", torch.ones(4_000, 4))
+    with pytest.raises(EvictError, match="has no table items: write it"):
+        RedisTier(url, "items")
+    RedisTier.write(url, "items", torch.zeros(7, 4))
+    assert len(client.keys("items*")) == 8
+
+
+def test_an_address_that_allows_too_few_connections_says_so(url: str) -> None:
+    RedisTier.write(url, "items", torch.ones(3, 4))
+    slow = RedisTier(f"{url}?max_connections=1", "items")
+    rows = torch.empty((3, 4))
+    waiting = slow.ask(np.arange(3), rows)
+    with pytest.raises(EvictError, match="limits max_connections; allow one for each thread"):
+        slow.fetch(np.arange(3))
+    waiting()
+    assert torch.equal(rows, torch.ones(3, 4))
+
+
+def test_a_server_that_is_full_says_so_and_keeps_nothing_of_the_table() -> None:
+    with running("--maxmemory", "3mb") as process:
+        url = url_of(process)
+        client = redis.Redis.from_url(url)
+        client.set("other", "x")
+        with pytest.raises(EvictError, match="its limit maxmemory is reached: raise it, or write a smaller"):
+            RedisTier.write(url, "items", torch.ones(20_000, 64))
+        assert client.keys() == [b"other"]
+        slow = RedisTier.write(url, "items", torch.ones(20, 64))
+        assert torch.equal(slow.fetch(np.arange(20)), torch.ones(20, 64))
+
+
+def test_a_server_without_room_for_another_client_names_the_limit() -> None:
+    with running("--maxclients", "1") as process:
+        first = RedisTier.write(url_of(process), "items", torch.ones(3, 4))
+        with pytest.raises(EvictError, match="maxclients"):
+            RedisTier(url_of(process), "items")
+        first.close()
+
+
+def test_what_a_server_says_of_its_limit_is_told() -> None:
+    with socket.socket() as server, ThreadPoolExecutor(1) as threads:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        making = threads.submit(RedisTier, f"redis://127.0.0.1:{server.getsockname()[1]}/0", "items")
+        refused = []
+        while not making.done():
+            server.settimeout(0.1)
+            with suppress(TimeoutError):
+                refused.append(server.accept()[0])
+                refused[-1].sendall(b"-ERR max number of clients reached\r\n")
+        for each in refused:
+            each.close()
+        with pytest.raises(EvictError, match="its limit maxclients is reached: close other connections"):
+            making.result()
 
 
 class Mute:

@@ -521,6 +521,22 @@ def test_a_service_gets_the_accesses_of_policies_that_cannot_use_its_predictors(
     until(lambda: logged() == [0, 2])
 
 
+def test_a_service_gets_no_answer_to_a_prompt_shorter_than_a_page(tmp_path: Path) -> None:
+    """It was logged as a request that missed all pages of its answer."""
+    running = engine(kept=KeptPrefixes("lru", service=str(tmp_path)))
+    answer = generated(running, [1, 2], 3 * PAGE_TOKENS).generated
+    going_on = [1, 2, *answer, 3]
+    assert generated(running, going_on).hit_tokens == 3 * PAGE_TOKENS
+    running.close()
+
+    def logged() -> list[tuple[int, int]]:
+        lines = [line for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
+        return [(len(row["hash_ids"]), row["hits"]) for row in map(json.loads, lines)]
+
+    until(lambda: logged() == [(3, 3)])
+    assert running.figures()["pages_requested"] == 3
+
+
 def test_policies_that_predict_reuse_use_the_predictors_of_a_service() -> None:
     assert not KeptPrefixes("gati", service="served").only_logs
     assert not KeptPrefixes("lru").only_logs
@@ -599,6 +615,20 @@ def test_how_likely_a_conversation_goes_on_decides_under_lpc() -> None:
         return generated(running, [1] * 9).hit_tokens
 
     assert (found("lpc"), found("lru")) == (8, 4)
+
+
+def test_it_decides_about_answers_to_prompts_shorter_than_a_page_too() -> None:
+    def found(policy: str) -> int:
+        running = engine(5, KeptPrefixes(policy, gap_s=1e9))
+        said = {}
+        for prompt, goes_on in ((1, 0.9), (2, 0.1), (3, 0.5)):
+            asked = replace(request([prompt], 2 * PAGE_TOKENS), goes_on=goes_on)
+            generation = running.submit(asked)
+            running.run_until_idle()
+            said[prompt] = [prompt, *generation.generated]
+        return generated(running, said[1]).hit_tokens
+
+    assert found("lpc") == 2 * PAGE_TOKENS > found("lru")
 
 
 def test_names_depend_on_every_token_before() -> None:

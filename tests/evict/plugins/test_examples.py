@@ -17,18 +17,18 @@ from gati.evict.plugins.settings import VARIABLE, PluginSettings, plugin_setting
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def started(script: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+def started(script: str, folder: Path, *more: str, **variables: str) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment that a script starts its engine with."""
     program = (
         "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv, dict(os.environ)]))\n"
     )
-    for name in ("vllm", "python"):
+    for name in ("vllm", "sglang"):
         path = folder / name
         path.write_text(program)
         path.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
     told = subprocess.run(
-        [REPOSITORY / "examples" / "evict" / script],
+        [REPOSITORY / "examples" / "evict" / script, *more],
         env=environment,
         stdout=subprocess.PIPE,
         check=True,
@@ -41,6 +41,17 @@ def started(script: str, folder: Path) -> tuple[list[str], dict[str, str]]:
 def test_its_settings_are_read(script: str, tmp_path: Path) -> None:
     _, environment = started(script, tmp_path)
     assert plugin_settings({VARIABLE: environment[VARIABLE]}) == PluginSettings()
+
+
+@pytest.mark.parametrize("script", ["vllm.sh", "sglang.sh", "lmcache.sh"])
+def test_it_passes_on_arguments_and_keeps_settings(script: str, tmp_path: Path) -> None:
+    arguments, _ = started(script, tmp_path)
+    assert "Qwen/Qwen2.5-7B-Instruct" in arguments
+    mine = '{"policy": "lru"}'
+    arguments, environment = started(script, tmp_path, "my model", "--port", "80", **{VARIABLE: mine})
+    at = arguments.index("my model")
+    assert arguments[at : at + 3] == ["my model", "--port", "80"]
+    assert environment[VARIABLE] == mine
 
 
 def test_vllm_is_told_where_the_policy_is(tmp_path: Path) -> None:
